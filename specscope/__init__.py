@@ -1,0 +1,30 @@
+"""specscope: the debugger for speculative decoding.
+
+`Engine` and the drafters need torch and are imported when first asked for, so that `import specscope.trace`,
+`specscope replay` and the screens start without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specscope.engine.config import EngineConfig
+    from specscope.engine.engine import Engine, Result
+    from specscope.trace.params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "Engine": "specscope.engine.engine",
+    "EngineConfig": "specscope.engine.config",
+    "Result": "specscope.engine.engine",
+    "SamplingParams": "specscope.trace.params",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import the public names on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specscope' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

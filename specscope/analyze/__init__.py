@@ -1,0 +1,1 @@
+"""Reports over captures. Nothing here imports torch."""

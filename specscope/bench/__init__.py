@@ -1,0 +1,1 @@
+"""What `specscope bench` measures."""

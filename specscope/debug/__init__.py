@@ -1,0 +1,1 @@
+"""Run, pause and step over anything that steps. Nothing here imports torch."""

@@ -1,0 +1,1 @@
+"""Requests, their schedule, and the phases of a step."""

@@ -1,0 +1,128 @@
+"""From an EngineConfig to the parts of an engine."""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+import specscope
+from specscope.engine.config import EngineConfig
+from specscope.errors import UserError
+from specscope.model.kv_cache import BLOCK_SIZE, KVCache
+from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.runner import ModelRunner
+from specscope.model.tokens import read_vocabulary
+from specscope.speculate.draft_model import DraftModel
+from specscope.speculate.drafter import Drafter, NoDrafter
+from specscope.speculate.ngram import NgramDrafter
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RunInfo
+from specscope.trace.vocabulary import Vocabulary
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is made of."""
+
+    runner: ModelRunner
+    drafter: Drafter
+    tokenizer: Any  # a Hugging Face tokenizer
+    vocabulary: Vocabulary
+    max_context: int
+    run_info: RunInfo
+
+
+def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
+    """Load the models and make the drafter. Raises UserError for what does not fit together."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    target = load_model(config.target, device, dtype, progress)
+    tokenizer = load_tokenizer(config.target, progress)
+    max_context = target.max_context if config.max_context is None else config.max_context
+    if not 2 <= max_context <= target.max_context:
+        raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
+    blocks = count_blocks(target, config.kv_memory)
+    drafter = _make_drafter(config, target, tokenizer, blocks, progress)
+    return Parts(
+        runner=ModelRunner(target, blocks),
+        drafter=drafter,
+        tokenizer=tokenizer,
+        vocabulary=read_vocabulary(tokenizer),
+        max_context=max_context,
+        run_info=_run_info(config, target, drafter, max_context, blocks),
+    )
+
+
+def count_blocks(loaded: LoadedModel, gib: float) -> int:
+    """KV blocks that fit into `gib` GiB."""
+    blocks = int(gib * GIB) // KVCache.block_bytes(loaded.layers, loaded.dtype)
+    if blocks < 2:
+        raise UserError(f"--kv-memory {gib} GiB holds less than two KV blocks of {loaded.name}")
+    return blocks
+
+
+def _make_drafter(
+    config: EngineConfig,
+    target: LoadedModel,
+    tokenizer: Any,  # noqa: ANN401
+    blocks: int,
+    progress: Callable[[str], None],
+) -> Drafter:
+    if config.drafter == "none":
+        return NoDrafter()
+    shape = config.shape
+    if config.drafter == "ngram":
+        return NgramDrafter(shape.max_depth, config.width, config.ngram_max, config.ngram_min)
+    draft = load_model(config.draft_model, target.device, target.dtype, progress)
+    _check_same_vocabulary(target, draft, tokenizer, config)
+    return DraftModel(ModelRunner(draft, blocks), shape)
+
+
+def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"the draft model's vocabulary ({draft.vocab_size}) is not the target's ({target.vocab_size}): "
+            "a drafter must speak the target's tokens"
+        )
+    if draft.folder is not None and not (draft.folder / "tokenizer.json").exists():
+        return  # the sizes agree and there is nothing more to compare
+    theirs = load_tokenizer(config.draft_model).get_vocab()
+    if theirs != tokenizer.get_vocab():
+        raise UserError(f"the tokenizers of {draft.name} and {target.name} differ: a drafter must speak its tokens")
+
+
+def _run_info(config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int) -> RunInfo:
+    on_gpu = target.device.type == "cuda"
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=target.name,
+        revision=target.revision,
+        drafter=drafter.name,
+        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel) else "",
+        tree=str(config.shape) if len(config.shape) else "",
+        device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
+        dtype=str(target.dtype).removeprefix("torch."),
+        backend="torch",
+        seed=0,
+        eos_tokens=target.eos,
+        max_context=max_context,
+        blocks=blocks,
+        block_size=BLOCK_SIZE,
+        params=SamplingParams().to_dict(),
+        versions={
+            "specscope": specscope.__version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "python": platform.python_version(),
+        },
+    )

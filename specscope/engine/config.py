@@ -1,0 +1,67 @@
+"""EngineConfig: all that decides what an engine is. No torch: the command line and the parent process read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specscope.errors import UserError
+from specscope.trace.tree import TreeShape, parse_tree
+
+DRAFTERS = ("ngram", "draft_model", "none")
+DEFAULT_TREES = {"ngram": "3x5", "draft_model": "5"}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How to build an Engine. Raises UserError where values do not fit together."""
+
+    target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
+    drafter: str = "ngram"  # one of DRAFTERS
+    draft_model: str | None = None  # for drafter "draft_model": as target
+    tree: str | None = None  # a tree string (trace/tree.py); None: the drafter's default
+    ngram_max: int = 4  # longest suffix that prompt lookup tries
+    ngram_min: int = 2  # shortest
+    device: str = "auto"
+    dtype: str = "auto"
+    max_batch: int = 8  # requests that run at once
+    max_step_tokens: int = 512  # tokens fed in one step: decode first, prefill chunks with the rest
+    max_context: int | None = None  # None: what the model was made for
+    kv_memory: float = 1.0  # GiB for the target's KV cache
+    threads: int | None = None  # CPU threads of the engine; None: torch's choice
+
+    def __post_init__(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)}")
+        if self.drafter == "draft_model" and self.draft_model is None:
+            raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
+        if self.drafter != "draft_model" and self.draft_model is not None:
+            raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
+        if self.drafter == "none" and self.tree is not None:
+            raise UserError("--tree is given, but the drafter is none")
+        for name, least in (("max_batch", 1), ("max_step_tokens", 16), ("ngram_min", 1), ("kv_memory", 0.001)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise UserError(f"threads must be at least 1, not {self.threads}")
+        if self.ngram_max < self.ngram_min:
+            raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
+        _ = self.shape
+
+    @property
+    def shape(self) -> TreeShape:
+        """The static tree, empty for drafter none."""
+        text = self.tree or DEFAULT_TREES.get(self.drafter)
+        shape = parse_tree(text) if text else TreeShape(())
+        if self.drafter == "ngram" and str(shape) != str(_fan_of(shape)):
+            raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
+        return shape
+
+    @property
+    def width(self) -> int:
+        """Children of the root."""
+        return len(self.shape.children(-1))
+
+
+def _fan_of(shape: TreeShape) -> TreeShape:
+    width = max(len(shape.children(-1)), 1)
+    return TreeShape.fan(width, len(shape) // width)

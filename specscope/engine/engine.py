@@ -1,0 +1,396 @@
+"""The engine: sequences the phases of a step (schedule, draft, forward, verify, commit), and nothing more."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from specscope.engine.build import Parts, build_parts
+from specscope.engine.config import EngineConfig
+from specscope.engine.request import Request
+from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
+from specscope.errors import UserError
+from specscope.model.batch import Segment
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.drafter import NO_DRAFT, Draft
+from specscope.speculate.sampling import distributions
+from specscope.speculate.verify import verify
+from specscope.trace.bus import Bus, Sink, Subscription
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import (
+    FinishReason,
+    Origin,
+    Phase,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    Verdict,
+)
+from specscope.trace.stats import Acceptance, measure
+from specscope.trace.vocabulary import Detokenizer, Vocabulary
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+
+
+@dataclass
+class Result:
+    """What a request came to. Filled by Engine.generate."""
+
+    id: str
+    prompt: str
+    text: str  # the output, cut at a stop string
+    token_ids: list[int]
+    origins: list[Origin]  # where each output token came from
+    finish: FinishReason
+    counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
+    acceptance: Acceptance
+    steps: list[RequestStep]  # the request's records, whole
+    error: str = ""
+
+
+@dataclass
+class Chunk:
+    """A piece of streamed output. Filled by Engine.stream."""
+
+    request: str
+    text: str  # the characters that these tokens complete
+    token_ids: list[int]
+    origins: list[Origin]
+    finish: FinishReason | None  # set on the last one
+
+
+@dataclass
+class _Step:
+    """An engine step while it happens; each phase fills its part."""
+
+    plan: Schedule = field(default_factory=Schedule)
+    drafts: list[Draft] = field(default_factory=list)  # one for each scheduled part
+    logits: list[Tensor] = field(default_factory=list)
+    verdicts: list[Verdict | None] = field(default_factory=list)
+    parts: list[RequestStep] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+
+
+class Engine:
+    """A target, a drafter, and the requests that they serve.
+
+    Engine(target="folder", drafter="ngram") or Engine(EngineConfig(...)). Not thread-safe: one thread steps it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        if config is not None and settings:
+            raise UserError("give Engine a config or settings, not both")
+        self.config = config or EngineConfig(**settings)
+        parts: Parts = build_parts(self.config, progress)
+        self.runner = parts.runner
+        self.drafter = parts.drafter
+        self.tokenizer = parts.tokenizer
+        self.vocabulary: Vocabulary = parts.vocabulary
+        self.max_context = parts.max_context
+        self.run_info: RunInfo = parts.run_info
+        self.bus = Bus()
+        self.scheduler = Scheduler(
+            self.runner.cache, self.config.max_batch, self.config.max_step_tokens, self.drafter.max_nodes
+        )
+        self.steps = 0
+        self._names = itertools.count()
+        self._requests: dict[str, Request] = {}
+        self._ended: list[Request] = []  # cancelled or failed between steps; reported by the next one
+
+    # Requests
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Queue a request and return its id. Raises UserError for a prompt that cannot run."""
+        text, tokens = self.encode(prompt)
+        name = self._new_name() if name is None else name
+        if name in self._requests:
+            raise UserError(f"request {name!r} is running already")
+        if not tokens:
+            raise UserError("the prompt is empty: it has no tokens")
+        if len(tokens) >= self.max_context:
+            raise UserError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
+        if not self.scheduler.fits(len(tokens)):
+            raise UserError(f"the prompt has {len(tokens)} tokens, more than the KV cache holds: raise --kv-memory")
+        request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns())
+        self._requests[name] = request
+        self.scheduler.waiting.append(request)
+        return name
+
+    def _new_name(self) -> str:
+        return next(name for i in self._names if (name := f"r{i}") not in self._requests)
+
+    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+        """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids."""
+        if isinstance(prompt, str):
+            return prompt, list(self.tokenizer(prompt)["input_ids"])
+        if prompt and isinstance(prompt[0], Mapping):
+            if not self.tokenizer.chat_template:
+                raise UserError("chat messages need a model with a chat template: give the prompt as text")
+            try:
+                text = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+            except Exception as error:
+                raise UserError(f"the chat template refuses these messages: {error}") from error
+            return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
+        bad = next((t for t in tokens if not 0 <= t < self.runner.loaded.vocab_size), None)
+        if bad is not None:
+            raise UserError(f"token id {bad} is outside the vocabulary (0 to {self.runner.loaded.vocab_size - 1})")
+        return "", tokens
+
+    def cancel(self, name: str) -> None:
+        """End a request now; what it has emitted stays. Unknown or ended ids are ignored."""
+        request = self._requests.get(name)
+        if request is not None:
+            request.finish = FinishReason.CANCELLED
+            self._retire(request)
+            self._ended.append(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests or self._ended)
+
+    def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
+        """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""
+        return self.bus.subscribe(sink, lossless=lossless)
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        self.bus.close()
+
+    # A step
+
+    def step(self) -> StepRecord:
+        """Run one step over all requests and publish its record."""
+        now = _Step()
+        for name, phase in (
+            ("schedule", self._schedule),
+            ("draft", self._draft),
+            ("forward", self._forward),
+            ("verify", self._verify),
+            ("commit", self._commit),
+        ):
+            start = time.time_ns()
+            phase(now)
+            now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+        record = self._record(now)
+        self.steps += 1
+        self.bus.publish(record)
+        return record
+
+    def _schedule(self, now: _Step) -> None:
+        now.plan = self.scheduler.schedule(time.time_ns())
+        for request in now.plan.preempted:
+            self.drafter.release(request.id)
+        for request in now.plan.failed:
+            self._retire(request)
+        now.finished = [*self._ended, *now.plan.failed]
+        self._ended = []
+
+    def _draft(self, now: _Step) -> None:
+        """Trees for the requests that decode in this step and have room for one in their context."""
+        fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
+        able = [part.request.context for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
+        proposed = iter(self.drafter.propose(able)) if able else iter(())
+        now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
+
+    def _forward(self, now: _Step) -> None:
+        """Root and drafts of every request, and prefill chunks, as one ragged batch."""
+        segments = [
+            Segment.of_tree(
+                part.request.table,
+                part.request.computed,
+                part.request.tokens[part.request.computed : part.request.computed + part.feed],
+                draft.tree,
+                logits=part.decodes,
+            )
+            for part, draft in zip(now.plan.parts, now.drafts, strict=True)
+        ]
+        now.logits = self.runner.forward(segments) if segments else []
+
+    def _verify(self, now: _Step) -> None:
+        parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
+        now.verdicts = [self._judge(part.request, draft, x) if part.decodes else None for part, draft, x in parts]
+
+    def _judge(self, request: Request, draft: Draft, logits: Tensor) -> Verdict:
+        """The verdict on one request's tree. logits [n + 1, V]: the root's row, then each node's."""
+        tree, params, context = draft.tree, request.params, request.context
+        tokens = tree.token.tolist()
+        paths = (
+            [[], *([tokens[node] for node in tree.path_to(i)] for i in range(len(tree)))]
+            if params.penalised
+            else [()] * (len(tree) + 1)
+        )
+        p = distributions(logits, params, request.prompt_tokens, request.output, paths)
+        coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
+        return verify(tree, p, draft.q, coin)
+
+    def _commit(self, now: _Step) -> None:
+        for part, draft, verdict in zip(now.plan.parts, now.drafts, now.verdicts, strict=True):
+            now.parts.append(self._commit_one(part, draft, verdict))
+            if part.request.finish is not None:
+                self._retire(part.request)
+                now.finished.append(part.request)
+
+    def _commit_one(self, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
+        """Keep the accepted path's KV, append what was committed, and write the record."""
+        request, start = part.request, part.request.computed
+        emitted = 0
+        request.computed += part.feed
+        if verdict is not None:
+            if len(draft.tree):
+                self.drafter.commit(request.context, draft.tree, verdict)
+            self._keep_path(request, verdict)
+            tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
+            emitted = request.accept(tokens, self.run_info.eos_tokens, self.max_context, self.vocabulary)
+        step = RequestStep(
+            request=request.id,
+            index=request.steps,
+            context_len=start,
+            prefill_tokens=part.feed - (1 if part.decodes else 0),
+            drafter=self.drafter.name if len(draft.tree) else "none",
+            tree=draft.tree,
+            verdict=verdict,
+            emitted=emitted,
+        )
+        request.steps += 1
+        return step
+
+    def _keep_path(self, request: Request, verdict: Verdict) -> None:
+        """Move the accepted path from where the tree lay to the slots after the root."""
+        path, base = verdict.path, request.computed
+        if len(path) and not np.array_equal(path, np.arange(len(path))):
+            slots = request.table.slots(0, base + int(path.max()) + 1)
+            self.runner.cache.move(slots[base + path], slots[base : base + len(path)])
+        request.computed = base + len(path)
+
+    def _retire(self, request: Request) -> None:
+        self.scheduler.retire(request)
+        self.drafter.release(request.id)
+        self._requests.pop(request.id, None)
+
+    def _record(self, now: _Step) -> StepRecord:
+        pool = self.runner.cache.pool
+        end_ns = now.phases[-1].end_ns
+        return StepRecord(
+            step=self.steps,
+            phases=tuple(now.phases),
+            running=len(now.plan.parts),
+            waiting=len(self.scheduler.waiting),
+            blocks_used=pool.used,
+            blocks_free=pool.free,
+            speculation=self.drafter.max_nodes > 0,
+            speculation_off="" if self.drafter.max_nodes > 0 else "the drafter is none",
+            admitted=tuple(request.info for request in now.plan.admitted),
+            requests=tuple(now.parts),
+            preempted=tuple(request.id for request in now.plan.preempted),
+            finished=tuple(request.end(end_ns) for request in now.finished),
+        )
+
+    # Whole runs
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]:
+        """Run prompts to their ends, batched; one Result each, in their order.
+
+        `params`: one for all, or one for each. Requests that were added before run along.
+        """
+        names = self._add_all(prompts, params)
+        records: dict[str, list[RequestStep]] = {name: [] for name in names}
+        ended: dict[str, Result] = {}
+        while len(ended) < len(names):
+            record = self.step()
+            for part in record.requests:
+                if part.request in records:
+                    records[part.request].append(part)
+            for end in record.finished:
+                if end.info.id in records:
+                    ended[end.info.id] = self._result(end.info.prompt, end.reason, end, records[end.info.id])
+        return [ended[name] for name in names]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[Chunk]:
+        """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
+        names = self._add_all(prompts, params)
+        left = {name: Detokenizer(self.vocabulary) for name in names}
+        try:
+            while left:
+                record = self.step()
+                ends = {end.info.id: end.reason for end in record.finished}
+                for part in record.requests:
+                    if part.request in left and (part.emitted or part.request in ends):
+                        yield self._chunk(part, left[part.request], ends.get(part.request))
+                for name in ends:
+                    left.pop(name, None)
+        finally:
+            for name in left:
+                self.cancel(name)
+
+    def _add_all(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[str]:
+        many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        if len(each) != len(many):
+            raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
+        names: list[str] = []
+        try:
+            for prompt, wanted in zip(many, each, strict=True):
+                names.append(self.add(prompt, wanted))
+        except UserError:
+            for name in names:
+                self.cancel(name)
+            raise
+        return names
+
+    def _result(self, prompt: str, reason: FinishReason, end: Any, steps: list[RequestStep]) -> Result:  # noqa: ANN401
+        origins = [o for s in steps if s.verdict for o in s.verdict.origins()[: s.emitted]]
+        text = self.vocabulary.text(end.output.tolist())
+        if reason is FinishReason.STOP and end.stop in text:
+            text = text[: text.index(end.stop)]
+        acceptance = measure(steps)
+        return Result(
+            id=end.info.id,
+            prompt=prompt,
+            text=text,
+            token_ids=end.output.tolist(),
+            origins=origins,
+            finish=reason,
+            counts=acceptance.counts,
+            acceptance=acceptance,
+            steps=steps,
+            error=end.error,
+        )
+
+    def _chunk(self, part: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
+        tokens = part.tokens()[: part.emitted]
+        text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
+        origins = part.verdict.origins()[: part.emitted] if part.verdict else []
+        return Chunk(part.request, text, tokens, origins, finish)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is a single prompt: text, token ids, or one conversation."""
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))

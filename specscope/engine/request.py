@@ -1,0 +1,100 @@
+"""Request: one sequence on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.model.kv_cache import BlockTable
+from specscope.speculate.drafter import Context
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinishReason, RequestEnd, RequestInfo
+from specscope.trace.vocabulary import Vocabulary
+
+
+@dataclass
+class Request:
+    """Live state of a request. The engine and its scheduler are the only writers."""
+
+    id: str
+    prompt: str  # the text that was tokenised, "" for a prompt of token ids
+    prompt_tokens: list[int]
+    params: SamplingParams
+    labels: Mapping[str, str]
+    arrival_ns: int
+    tokens: list[int] = field(default_factory=list)  # prompt and output; the last is the root
+    computed: int = 0  # tokens whose KV is in the target's cache
+    table: BlockTable = field(default_factory=BlockTable)
+    steps: int = 0  # the request's own step counter
+    admitted_ns: int = 0  # 0 until it first joined the batch
+    finish: FinishReason | None = None
+    stop: str = ""  # the stop string that matched
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_tokens)
+
+    @property
+    def pending(self) -> int:
+        """Tokens to feed before the next token can be drawn; 1 in plain decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output(self) -> list[int]:
+        """Output tokens so far."""
+        return self.tokens[len(self.prompt_tokens) :]
+
+    @property
+    def context(self) -> Context:
+        """What drafters may know. The tokens are the live list: they read it before the step ends."""
+        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params)
+
+    @property
+    def info(self) -> RequestInfo:
+        """The record of its coming in."""
+        return RequestInfo(
+            id=self.id,
+            arrival_ns=self.arrival_ns,
+            admitted_ns=self.admitted_ns,
+            prompt=self.prompt,
+            prompt_tokens=np.asarray(self.prompt_tokens, dtype=np.int32),
+            params=self.params,
+            labels=dict(self.labels),
+        )
+
+    def end(self, now_ns: int) -> RequestEnd:
+        """The record of its end."""
+        assert self.finish is not None
+        output = np.asarray(self.output, dtype=np.int32)
+        return RequestEnd(self.info, now_ns, self.finish, self.stop, output, self.error)
+
+    def accept(self, tokens: Sequence[int], eos: Sequence[int], max_context: int, vocabulary: Vocabulary) -> int:
+        """Append committed tokens until something ends the request; how many became output."""
+        for count, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            made = len(self.tokens) - len(self.prompt_tokens)
+            if token in eos and not self.params.ignore_eos:
+                self.finish = FinishReason.EOS
+            elif stop := self._stop_in_tail(vocabulary):
+                self.finish, self.stop = FinishReason.STOP, stop
+            elif made >= self.params.max_tokens or len(self.tokens) >= max_context:
+                self.finish = FinishReason.LENGTH
+            if self.finish is not None:
+                return count
+        return len(tokens)
+
+    def _stop_in_tail(self, vocabulary: Vocabulary) -> str:
+        """The stop string that the newest token completed, or ""."""
+        if not self.params.stop:
+            return ""
+        longest = max(len(text.encode()) for text in self.params.stop)
+        tail = b""
+        newest = len(vocabulary.pieces.get(self.tokens[-1], b""))
+        for token in reversed(self.output):
+            if token not in vocabulary.special:
+                tail = vocabulary.pieces.get(token, b"") + tail
+            if len(tail) >= longest + newest:
+                break
+        return next((text for text in self.params.stop if text.encode() in tail), "")

@@ -1,0 +1,117 @@
+"""The attention function that transformers' models call: paged KV, any ancestor mask, any of their variants.
+
+This is the torch backend: the default on the CPU, and the reference. It is registered with transformers'
+AttentionInterface under BACKEND; the batch and the cache arrive as keyword arguments of the model's forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from specscope.model.batch import Batch, Group
+from specscope.model.kv_cache import KVCache
+
+BACKEND = "specscope"
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(softcap(q k^T * scale) + bias) v, for grouped query heads, with attention sinks.
+
+    query [Hkv, B, G, M, D], key [Hkv, B, K, D], value [Hkv, B, K, E], bias additive [1, B, 1, M, K], sinks [H].
+    Returns [Hkv, B, G, M, E]. Scores and their softmax are float32.
+    """
+    heads, size, group, rows, _ = query.shape
+    flat = query.reshape(heads * size, group * rows, query.shape[-1])
+    scores = torch.bmm(flat, key.flatten(0, 1).transpose(1, 2)).view(heads, size, group, rows, -1).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    if sinks is not None:
+        sink = sinks.float().view(heads, 1, group, 1, 1).expand(heads, size, group, rows, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    weights = weights.to(value.dtype).view(heads * size, group * rows, -1)
+    return torch.bmm(weights, value.flatten(0, 1)).view(heads, size, group, rows, -1)
+
+
+def _group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: Group,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of one padded group. query [H, N, D], key and value [Hkv, slots, D]; returns [real rows, H, E]."""
+    kv_heads = key.shape[0]
+    if group.span is not None:
+        first, end = group.span
+        k, v = key[:, None, first:end], value[:, None, first:end]
+    else:
+        k = key.index_select(1, group.slots).view(kv_heads, group.size, -1, key.shape[-1])
+        v = value.index_select(1, group.slots).view(kv_heads, group.size, -1, value.shape[-1])
+    rows = query if group.rows is None else query.index_select(1, group.rows)
+    heads, _, size = rows.shape
+    q = rows.view(kv_heads, heads // kv_heads, group.size, -1, size).transpose(1, 2)
+    out = attend(q, k, v, group.bias(window, torch.float32), scale, softcap, sinks)
+    flat = out.permute(1, 3, 0, 2, 4).reshape(-1, heads, out.shape[-1])
+    return flat if group.real is None else flat.index_select(0, group.real)
+
+
+def specscope_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    batch: Batch,
+    cache: KVCache,
+    **kwargs: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer. query [1, H, N, D], key and value [1, Hkv, N, D].
+
+    Writes the new keys and values into the cache, then attends. Returns [1, N, H, E].
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    cache.write(layer, batch.slots, key[0], value[0])
+    parts = [
+        _group_attention(query[0], cache.key[layer], cache.value[layer], group, scale, sliding_window, softcap, s_aux)
+        for group in batch.groups
+    ]
+    if len(parts) == 1:
+        return parts[0][None], None
+    out = torch.empty(query.shape[2], *parts[0].shape[1:], dtype=parts[0].dtype, device=query.device)
+    for group, part in zip(batch.groups, parts, strict=True):
+        rows = group.rows if group.real is None else group.rows.index_select(0, group.real)  # type: ignore[union-attr]
+        out.index_copy_(0, rows, part)  # type: ignore[arg-type]
+    return out[None], None
+
+
+def register() -> None:
+    """Make `attn_implementation="specscope"` known to transformers."""
+    AttentionInterface.register(BACKEND, specscope_attention)
+    AttentionMaskInterface.register(BACKEND, lambda *args, **kwargs: None)

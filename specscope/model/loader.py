@@ -1,0 +1,211 @@
+"""From what a user names to a model that runs on the paged cache, or a refusal that says why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specscope.errors import UserError
+from specscope.model import attention
+from specscope.model.batch import Batch, Segment
+from specscope.model.bundled import NAME, bundled_model
+from specscope.model.kv_cache import BlockTable, LayerShape
+from specscope.trace.tree import DraftTree
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal LM ready for ModelRunner. Filled by `load_model`."""
+
+    model: nn.Module
+    name: str  # as people know it
+    revision: str  # hash of configuration and weight files' sizes
+    device: torch.device
+    dtype: torch.dtype
+    layers: list[LayerShape]  # what each layer keeps of a token
+    vocab_size: int
+    max_context: int
+    eos: tuple[int, ...]
+    folder: Path | None  # where it was loaded from; None for a hub name
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}: use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device was found: use --device cpu (specscope doctor says what was found)")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes in it, float32 elsewhere."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], str]:
+    """(what from_pretrained takes, its further arguments, the name for people) of a --target."""
+    if target is None:
+        return str(bundled_model(progress)), {}, NAME
+    path = Path(target).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"no such file: {target}")
+        from transformers import GgufConfig
+
+        extra = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+        return str(path.parent), extra, path.stem
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
+        return str(path), {}, path.resolve().name
+    if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
+        raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
+    return target, {}, target
+
+
+def load_model(
+    target: str | None, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] = lambda _: None
+) -> LoadedModel:
+    """Load a model and prove that it works on the paged cache. Raises UserError with the reason where it cannot."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source, extra, name = find_model(target, progress)
+    progress(f"loading {name}")
+    attention.register()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
+    except Exception as error:
+        raise UserError(f"cannot load {name}: {_first_line(error)}") from error
+    model = model.to(device).eval()
+    model.requires_grad_(False)
+    folder = Path(source) if Path(source).is_dir() else None
+    return adopt(model, name, folder)
+
+
+def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # noqa: ANN401
+    """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
+    layers = probe(model, name)
+    config = model.config.get_text_config()
+    return LoadedModel(
+        model=model,
+        name=name,
+        revision=_revision(model, folder),
+        device=next(model.parameters()).device,
+        dtype=next(model.parameters()).dtype,
+        layers=layers,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_context=int(getattr(config, "max_position_embeddings", None) or 2048),
+        eos=_eos(model),
+        folder=folder,
+    )
+
+
+def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda _: None) -> Any:  # noqa: ANN401
+    """The tokenizer that belongs to a --target. Raises UserError where there is none."""
+    from transformers import AutoTokenizer
+
+    source, extra, name = find_model(target, progress)
+    extra.pop("quantization_config", None)
+    try:
+        return AutoTokenizer.from_pretrained(source, **extra)
+    except Exception as error:
+        raise UserError(f"cannot load the tokenizer of {name}: {_first_line(error)}") from error
+
+
+class _ShapeRecorder:
+    """Stands in for a KVCache during the probe: keeps what each layer writes, and lets attention read it."""
+
+    def __init__(self) -> None:
+        self.key: dict[int, Tensor] = {}
+        self.value: dict[int, Tensor] = {}
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        if layer in self.key:
+            raise UserError("two attention layers share one layer number")
+        self.key[layer], self.value[layer] = key, value
+
+
+@torch.inference_mode()
+def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
+    """Run five tokens through the model's own attention and through ours; return what each layer keeps.
+
+    Refuses, by name and with the reason, a model in which some layer's state does not pass through the attention
+    interface (it could not be paged or rewound), or whose logits come out otherwise.
+    """
+    kind = f"{name} ({type(model).__name__})"
+    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
+        raise UserError(f"{kind} is not a decoder-only language model")
+    device = next(model.parameters()).device
+    tokens = torch.arange(3, 8, device=device)[None] % model.get_output_embeddings().weight.shape[0]
+    tokens_list = tokens[0].tolist()
+    batch = Batch.build([Segment.of_tree(BlockTable([0]), 0, tokens_list, DraftTree.empty(), logits=True)], device)
+    recorder = _ShapeRecorder()
+    try:
+        model.set_attn_implementation("eager")
+        own = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
+        model.set_attn_implementation(attention.BACKEND)
+        ours = (
+            model(input_ids=tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=recorder)
+            .logits[0, -1]
+            .float()
+        )
+    except Exception as error:
+        raise UserError(f"{kind} cannot run on the paged cache: {_first_line(error)}") from error
+    wanted = int(model.config.get_text_config().num_hidden_layers)
+    missing = sorted(set(range(wanted)) - set(recorder.key))
+    if missing:
+        raise UserError(
+            f"{kind} cannot run on the paged cache: layers {', '.join(map(str, missing[:5]))} keep state that does "
+            "not pass through transformers' AttentionInterface, so it cannot be rewound after a rejection"
+        )
+    if (own - ours).norm() > 0.05 * own.norm():
+        raise UserError(f"{kind} cannot run on the paged cache: its logits differ from its own attention's")
+    return [
+        LayerShape(recorder.key[i].shape[0], recorder.key[i].shape[2], recorder.value[i].shape[2])
+        for i in range(wanted)
+    ]
+
+
+def _eos(model: Any) -> tuple[int, ...]:  # noqa: ANN401
+    value = getattr(model.generation_config, "eos_token_id", None)
+    value = model.config.get_text_config().eos_token_id if value is None else value
+    return tuple(value) if isinstance(value, list) else (() if value is None else (int(value),))
+
+
+def _revision(model: Any, folder: Path | None) -> str:  # noqa: ANN401
+    commit = getattr(model.config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    sizes = sorted((f.name, f.stat().st_size) for f in folder.iterdir() if f.is_file()) if folder else []
+    text = json.dumps([model.config.to_dict(), sizes], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

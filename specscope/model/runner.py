@@ -1,0 +1,37 @@
+"""ModelRunner: a model, its paged KV cache, and one forward pass over a ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.model.batch import Batch, Segment
+from specscope.model.kv_cache import KVCache
+from specscope.model.loader import LoadedModel
+
+
+class ModelRunner:
+    """Runs segments through a model. The target and each drafter that is a model have one of their own."""
+
+    def __init__(self, loaded: LoadedModel, blocks: int) -> None:
+        self.loaded = loaded
+        self.cache = KVCache(loaded.layers, blocks, loaded.dtype, loaded.device)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
+        """Write the KV of every fed token and return the wanted logits, [rows, vocabulary] for each segment.
+
+        Each segment's table must have room for its length (KVCache.reserve). The dtype is the model's.
+        """
+        batch = Batch.build(segments, self.loaded.device)
+        logits = self.loaded.model(
+            input_ids=batch.tokens,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=batch.wanted,
+            batch=batch,
+            cache=self.cache,
+        ).logits[0]
+        return list(logits.split(batch.wanted_per_segment))

@@ -1,0 +1,1 @@
+"""What to guess, and what to keep."""

@@ -1,0 +1,84 @@
+"""Distributions over the vocabulary, with the few operations that verification needs.
+
+Two kinds behave alike: Dense holds every probability; Point is one-hot (greedy) and costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Distribution(Protocol):
+    """A distribution over token ids. Immutable: every operation gives a new one."""
+
+    def prob(self, token: int) -> float:
+        """Probability of a token."""
+
+    def without(self, token: int) -> tuple[Distribution, float]:
+        """The token's probability zeroed and the rest renormalised; with the mass before renormalising."""
+
+    def residual(self, other: Dense) -> tuple[Distribution, float]:
+        """norm(max(self - other, 0)), with the mass before renormalising."""
+
+    def draw(self, coin: float) -> int:
+        """The token at which the cumulative sum passes `coin`, in (0, 1)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """All probability at one token: the target's distribution at temperature 0."""
+
+    token: int
+
+    def prob(self, token: int) -> float:
+        """1 at the token, 0 elsewhere."""
+        return 1.0 if token == self.token else 0.0
+
+    def without(self, token: int) -> tuple[Distribution, float]:
+        """Unchanged: a rejected token had probability zero here."""
+        return self, 1.0
+
+    def residual(self, other: Dense) -> tuple[Distribution, float]:
+        """Unchanged but for its mass: what is left over lies at the one token."""
+        return self, max(1.0 - other.prob(self.token), 0.0)
+
+    def draw(self, coin: float) -> int:
+        """The token, whatever the coin."""
+        return self.token
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """`probs` float [V] sums to 1. It is the tensor really sampled from; it is never changed in place."""
+
+    probs: Tensor
+
+    def prob(self, token: int) -> float:
+        """Probability of a token."""
+        return float(self.probs[token])
+
+    def without(self, token: int) -> tuple[Dense, float]:
+        """The token zeroed and the rest renormalised; unchanged where nothing else has mass."""
+        left = self.probs.clone()
+        left[token] = 0
+        return self._renormalise(left)
+
+    def residual(self, other: Dense) -> tuple[Dense, float]:
+        """norm(max(p - q, 0)); where p <= q everywhere by rounding, p itself: never NaN."""
+        return self._renormalise((self.probs - other.probs).clamp_(min=0))
+
+    def _renormalise(self, left: Tensor) -> tuple[Dense, float]:
+        mass = float(left.sum())
+        return (Dense(left / mass), mass) if mass > 0 else (self, mass)
+
+    def draw(self, coin: float) -> int:
+        """Inverse of the cumulative sum, in float64. A token of probability zero is never drawn."""
+        total = self.probs.double().cumsum(0)
+        token = int(torch.searchsorted(total, coin * float(total[-1]), right=True))
+        if token < len(total):
+            return token
+        return int(self.probs.nonzero()[-1])

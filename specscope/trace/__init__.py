@@ -1,0 +1,1 @@
+"""What happened: trees, records, spans, captures, figures. Nothing here imports torch."""

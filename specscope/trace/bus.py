@@ -1,0 +1,135 @@
+"""The bus: the engine appends a record and goes on; threads of their own hand records to the sinks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from specscope.trace.records import StepRecord
+
+Sink = Callable[[StepRecord], None]
+
+POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
+
+
+class Subscription:
+    """One sink's queue and thread.
+
+    A lossless sink makes the publisher wait when `limit` records are queued, and the wait is counted; another
+    drops the oldest record, and counts it. An exception in the sink ends the subscription and is kept in `error`.
+    """
+
+    def __init__(self, sink: Sink, lossless: bool, limit: int) -> None:
+        self.sink = sink
+        self.lossless = lossless
+        self.limit = limit
+        self.dropped = 0  # records thrown away because the sink was behind
+        self.waited_ns = 0  # time the engine waited for the sink
+        self.error: Exception | None = None
+        self._queue: deque[StepRecord] = deque()
+        self._wake = threading.Event()  # set to end the wait early: on flush, on close, when the queue is full
+        self._idle = threading.Condition()
+        self._closing = False
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="specscope-sink", daemon=True)
+        self._thread.start()
+
+    def put(self, record: StepRecord) -> None:
+        """Queue a record; called on the engine's thread."""
+        if self.error is not None:
+            return
+        if len(self._queue) >= self.limit:
+            self._make_room()
+        self._queue.append(record)
+
+    def _make_room(self) -> None:
+        if not self.lossless:
+            self._queue.popleft()
+            self.dropped += 1
+            return
+        began = time.perf_counter_ns()
+        self._wake.set()
+        with self._idle:
+            self._idle.wait_for(lambda: len(self._queue) < self.limit or self.error is not None)
+        self.waited_ns += time.perf_counter_ns() - began
+
+    def _run(self) -> None:
+        while not (self._closing and not self._queue):
+            self._wake.wait(POLL_SECONDS)
+            self._wake.clear()
+            self._drain()
+
+    def _drain(self) -> None:
+        self._busy = True
+        try:
+            while self._queue:
+                self.sink(self._queue.popleft())
+                if self.lossless and len(self._queue) == self.limit - 1:
+                    with self._idle:
+                        self._idle.notify_all()
+        except Exception as error:
+            self.error = error
+            self._queue.clear()
+        self._busy = False
+        with self._idle:
+            self._idle.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything queued so far was handed over."""
+        self._wake.set()
+        with self._idle:
+            while (self._queue or self._busy) and self._thread.is_alive():
+                self._wake.set()
+                self._idle.wait(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Hand over what is queued and end the thread."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+
+
+class Bus:
+    """Publishes records to any number of sinks."""
+
+    def __init__(self) -> None:
+        self.subscriptions: list[Subscription] = []
+
+    def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int = 1024) -> Subscription:
+        """Add a sink: any callable that takes a record. It is called on a thread of its own."""
+        subscription = Subscription(sink, lossless, limit)
+        self.subscriptions.append(subscription)
+        return subscription
+
+    def publish(self, record: StepRecord) -> None:
+        """Queue a record for every sink. Raises what a lossless sink failed with: its evidence would be lost."""
+        for subscription in self.subscriptions:
+            subscription.put(record)
+            if subscription.lossless and subscription.error is not None:
+                raise subscription.error
+
+    @property
+    def dropped(self) -> int:
+        """Records thrown away over all sinks."""
+        return sum(subscription.dropped for subscription in self.subscriptions)
+
+    @property
+    def waited_ns(self) -> int:
+        """Time the engine waited for sinks."""
+        return sum(subscription.waited_ns for subscription in self.subscriptions)
+
+    def flush(self) -> None:
+        """Wait until every sink has everything published so far."""
+        for subscription in self.subscriptions:
+            subscription.flush()
+
+    def close(self) -> None:
+        """Flush and end all subscriptions; raises the first error of a lossless sink."""
+        for subscription in self.subscriptions:
+            subscription.close()
+        failed = [s.error for s in self.subscriptions if s.lossless and s.error is not None]
+        self.subscriptions = []
+        if failed:
+            raise failed[0]

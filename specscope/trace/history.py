@@ -1,0 +1,98 @@
+"""History: the records of one run in memory, indexed the ways people look at them.
+
+The live screen, replay and report are all fed from one of these, so they show the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.stats import Acceptance
+from specscope.trace.vocabulary import Vocabulary
+
+
+@dataclass
+class RequestHistory:
+    """One request: what it asked, what it did, how it ended."""
+
+    id: str
+    info: RequestInfo | None = None  # None until its admission was seen (it may have been dropped on the way)
+    end: RequestEnd | None = None  # None while it runs
+    steps: list[RequestStep] = field(default_factory=list)
+    engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    preempted: int = 0  # times its KV was taken
+
+    @property
+    def state(self) -> str:
+        """`running`, or the reason it finished."""
+        return self.end.reason.value if self.end else "running"
+
+    def output(self, upto: int | None = None) -> list[tuple[int, Origin]]:
+        """Output tokens with their origins, from the first `upto` of its steps (all by default)."""
+        out: list[tuple[int, Origin]] = []
+        for step in self.steps[:upto]:
+            if step.verdict is not None:
+                out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
+        return out
+
+    def output_text(self, vocabulary: Vocabulary) -> str:
+        """The output as text, cut at the stop string where one matched."""
+        text = vocabulary.text(token for token, _ in self.output())
+        if self.end is not None and self.end.reason is FinishReason.STOP and self.end.stop in text:
+            return text[: text.index(self.end.stop)]
+        return text
+
+
+@dataclass
+class History:
+    """All of a run that is known so far. `append` is called on one thread; readers see a growing list."""
+
+    run: RunInfo | None = None
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    steps: list[StepRecord] = field(default_factory=list)
+    requests: dict[str, RequestHistory] = field(default_factory=dict)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    dropped: int = 0  # records or spans known to be missing
+
+    def append(self, record: StepRecord) -> None:
+        """Take one more step."""
+        at = len(self.steps)
+        self.steps.append(record)
+        for info in record.admitted:
+            self.request(info.id).info = info
+        for part in record.requests:
+            request = self.request(part.request)
+            request.steps.append(part)
+            request.engine_steps.append(at)
+            request.acceptance.add(part)
+            self.acceptance.add(part)
+        for name in record.preempted:
+            self.request(name).preempted += 1
+        for end in record.finished:
+            request = self.request(end.info.id)
+            request.end = end
+            request.info = request.info or end.info
+
+    def request(self, name: str) -> RequestHistory:
+        """The request of that id, made where it is new."""
+        if name not in self.requests:
+            self.requests[name] = RequestHistory(name)
+        return self.requests[name]
+
+    def part(self, name: str, position: int) -> tuple[int, RequestStep] | None:
+        """The request's last step at or before `position` in `steps`: (its place among its steps, the step)."""
+        request = self.requests.get(name)
+        if request is None:
+            return None
+        at = _last_at_or_before(request.engine_steps, position)
+        return (at, request.steps[at]) if at >= 0 else None
+
+
+def _last_at_or_before(values: Sequence[int], limit: int) -> int:
+    """Index of the last value <= limit in an ascending list, -1 where there is none."""
+    from bisect import bisect_right
+
+    return bisect_right(values, limit) - 1

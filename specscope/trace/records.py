@@ -1,0 +1,211 @@
+"""The one data model: what an engine step leaves behind.
+
+Everything else (spans, metrics, screens, captures, replay, comparison) is derived from the stream of StepRecords
+and from nothing else. Records hold token ids, never text: a Vocabulary turns ids into bytes elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.params import SamplingParams
+from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
+
+
+class Outcome(IntEnum):
+    """What became of a node."""
+
+    UNTRIED = 0  # an ancestor was rejected, or an elder sibling was accepted
+    ACCEPTED = 1
+    REJECTED = 2
+
+
+class FinalKind(StrEnum):
+    """Where a step's final token came from."""
+
+    BONUS = "bonus"  # the path ended at an accepted leaf: drawn from the target at that leaf
+    RECOVERED = "recovered"  # every child was rejected: drawn from the residual
+    TARGET = "target"  # nothing was drafted
+
+
+class Origin(StrEnum):
+    """Where an output token came from: accepted, or one of the kinds of final token."""
+
+    ACCEPTED = "accepted"
+    BONUS = "bonus"
+    RECOVERED = "recovered"
+    TARGET = "target"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+def _same(a: object, b: object) -> bool:
+    """Equality of dataclasses that hold numpy arrays."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
+
+
+class _ArrayEq:
+    """Field-by-field equality for the records that hold arrays."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict(_ArrayEq):
+    """What verification decided about one tree, with every number behind it. Filled by speculate/verify.py.
+
+    Arrays are over the nodes of the tree. A node that was not tried has 0 in p_trial, q_trial, accept_prob and
+    residual_mass; `outcome` is what says so. DESIGN: with p_i, q_i at trial i, a node is accepted when
+    coin < min(1, p_i / q_i); after a rejection residual_mass is the sum of max(p_i - q_i, 0) over the vocabulary.
+    """
+
+    outcome: NDArray[np.uint8]  # [n] an Outcome each
+    p: Floats  # [n] the target's probability of the node's token at its parent
+    p_trial: Floats  # [n] p_i: its probability in what was left of p when it was tried
+    q_trial: Floats  # [n] q_i: likewise of q; 1 for deterministic nodes
+    accept_prob: Doubles  # [n] min(1, p_i / q_i)
+    coin: Doubles  # [n] the uniform number in (0, 1) that decides
+    residual_mass: Doubles  # [n] mass of the residual before it was renormalised, where rejected
+    path: Ints  # [a] accepted nodes from the root down
+    token: int  # the final token, drawn after the accepted path
+    kind: FinalKind
+    final_p: float  # its probability in the distribution that it was drawn from
+    final_coin: float  # the uniform number that drew it
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were accepted."""
+        return len(self.path)
+
+    def origins(self) -> list[Origin]:
+        """The origin of each token that the step committed: accepted ones, then the final one."""
+        return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestStep(_ArrayEq):
+    """One request's part in one engine step. Filled by the engine at commit."""
+
+    request: str  # the request's id
+    index: int  # the request's own step number, from 0; prefill chunks count too
+    context_len: int  # tokens whose KV was in the cache when the step began
+    prefill_tokens: int  # tokens fed besides the root and the drafts
+    drafter: str  # the drafter's name, "none" where nothing could be drafted
+    tree: DraftTree  # empty where nothing was drafted
+    verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
+    emitted: int  # committed tokens that became output, after EOS, stop and length truncation
+
+    def tokens(self) -> list[int]:
+        """The tokens the verifier committed: the accepted path, then the final token."""
+        if self.verdict is None:
+            return []
+        return [*self.tree.token[self.verdict.path].tolist(), self.verdict.token]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestInfo(_ArrayEq):
+    """A request as it came in. Filled when it is admitted to the batch for the first time."""
+
+    id: str
+    arrival_ns: int  # wall clock
+    admitted_ns: int
+    prompt: str  # the text that was tokenised; "" where the request came as ids, or text is off
+    prompt_tokens: Ints
+    params: SamplingParams
+    labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
+
+
+@dataclass(frozen=True, eq=False)
+class RequestEnd(_ArrayEq):
+    """The end of a request. Filled by the engine in the step in which it ended."""
+
+    info: RequestInfo
+    finished_ns: int
+    reason: FinishReason
+    stop: str  # the stop string that matched, "" otherwise
+    output: Ints  # all output tokens
+    error: str = ""  # what went wrong, where reason is ERROR
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step. Wall-clock nanoseconds."""
+
+    name: str  # schedule, draft, forward, verify, commit
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord(_ArrayEq):
+    """One engine step, whole. Immutable; published once by the engine."""
+
+    step: int  # stable and quotable, from 0
+    phases: tuple[Phase, ...]
+    running: int  # requests in the batch or holding KV
+    waiting: int
+    blocks_used: int  # KV blocks of the target
+    blocks_free: int
+    speculation: bool  # whether drafting was on
+    speculation_off: str  # why not, "" where it was on
+    admitted: tuple[RequestInfo, ...]
+    requests: tuple[RequestStep, ...]
+    preempted: tuple[str, ...]  # ids of requests that lost their KV to make room
+    finished: tuple[RequestEnd, ...]
+
+    @property
+    def start_ns(self) -> int:
+        """When the step began."""
+        return self.phases[0].start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When the step ended."""
+        return self.phases[-1].end_ns
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a capture says of its run, so that it stands alone. Filled when the engine has loaded."""
+
+    run_id: str  # unique; trace ids follow from it
+    target: str  # model name as people know it
+    revision: str  # hub revision or content hash of the configuration
+    drafter: str
+    draft_model: str  # "" where the drafter has none
+    tree: str  # tree string, "" where there is none
+    device: str
+    dtype: str
+    backend: str
+    seed: int
+    eos_tokens: tuple[int, ...]
+    max_context: int
+    blocks: int  # KV blocks in all
+    block_size: int
+    params: Mapping[str, Any]  # the default SamplingParams as a dict
+    versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
+    text: bool = True  # False with --no-text: prompts and text are left out

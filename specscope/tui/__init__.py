@@ -1,0 +1,1 @@
+"""The Textual screens. They see records and a debug session, never tensors."""
