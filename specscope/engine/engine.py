@@ -157,6 +157,12 @@ class Engine:
             raise UserError(f"token id {bad} is outside the vocabulary (0 to {self.runner.loaded.vocab_size - 1})")
         return "", tokens
 
+    def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
+        """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""
+        if isinstance(prompt, str) and not raw and self.tokenizer.chat_template:
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored."""
         request = self._requests.get(name)
@@ -164,6 +170,11 @@ class Engine:
             request.finish = FinishReason.CANCELLED
             self._retire(request)
             self._ended.append(request)
+
+    def cancel_all(self) -> None:
+        """End every request now; the next step reports them."""
+        for name in list(self._requests):
+            self.cancel(name)
 
     @property
     def busy(self) -> bool:

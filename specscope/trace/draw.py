@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.tree import ROOT, DraftTree
 from specscope.trace.vocabulary import Vocabulary
 
-MARKS = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}
+MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}
 
 
 def branches(tree: DraftTree) -> list[tuple[int, str]]:
     """(node, the branch characters before it) depth first, siblings in draw order."""
-    last = {above: tree.children(above)[-1] for above in {*tree.parent.tolist()}}
+    children: dict[int, list[int]] = {}
+    for node, above in enumerate(tree.parent.tolist()):
+        children.setdefault(above, []).append(node)
     rows: list[tuple[int, str]] = []
-    for node, _ in tree.walk():
-        path = tree.path_to(node)
-        lead = "".join("   " if last[int(tree.parent[a])] == a else "│  " for a in path[:-1])
-        rows.append((node, lead + ("└─ " if last[int(tree.parent[node])] == node else "├─ ")))
+
+    def below(above: int, lead: str) -> None:
+        siblings = children.get(above, [])
+        for node in siblings:
+            last = node == siblings[-1]
+            rows.append((node, lead + ("└─ " if last else "├─ ")))
+            below(node, lead + ("   " if last else "│  "))
+
+    below(ROOT, "")
     return rows
 
 
-def numbers(tree: DraftTree, verdict: Verdict, node: int) -> str:
-    """The evidence of one node in a line: p, q, and for a node that was tried the ratio and the coin."""
-    text = f"p={verdict.p[node]:.4f} q={tree.q[node]:.4f}"
-    if verdict.outcome[node] != Outcome.UNTRIED:
-        text += f" a={verdict.accept_prob[node]:.4f} u={verdict.coin[node]:.4f}"
-    return text
-
-
 def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
-    """The tree of a step with every node's verdict, and the final token where it was drawn."""
-    verdict = step.verdict
+    """The tree of a step with every node's verdict, and the final token where it was drawn.
+
+    A node shows p and q, and where it was tried its acceptance probability a and its coin u.
+    """
+    verdict, tree = step.verdict, step.tree
     if verdict is None:
         return f"prefill of {step.prefill_tokens} tokens"
     end = int(verdict.path[-1]) if len(verdict.path) else ROOT
-    final = f"{verdict.kind.value} {vocabulary.show(verdict.token)}  p={verdict.final_p:.4f}"
-    lines = [f"root @{step.context_len}" + (f"  ⇒ {final}" if end == ROOT else "")]
-    for node, lead in branches(step.tree):
-        mark = MARKS[Outcome(int(verdict.outcome[node]))]
-        token = vocabulary.show(int(step.tree.token[node]))
-        tail = f"  ⇒ {final}" if node == end else ""
-        lines.append(f"{lead}{mark} {token}  {numbers(step.tree, verdict, node)}{tail}")
+    final = f"  ⇒ {verdict.kind.value} {vocabulary.show(verdict.token)}  p={verdict.final_p:.4f}"
+    lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if end == ROOT else "")]
+    token, q, p, outcome = tree.token.tolist(), tree.q.tolist(), verdict.p.tolist(), verdict.outcome.tolist()
+    accept, coin = verdict.accept_prob.tolist(), verdict.coin.tolist()
+    for node, lead in branches(tree):
+        text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  p={p[node]:.4f} q={q[node]:.4f}"
+        if outcome[node] != Outcome.UNTRIED:
+            text += f" a={accept[node]:.4f} u={coin[node]:.4f}"
+        lines.append(text + final if node == end else text)
     return "\n".join(lines)

@@ -6,8 +6,6 @@ import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-MISSING = "·"  # shown for a token whose text is unknown
-
 
 @dataclass
 class Vocabulary:
@@ -31,6 +29,8 @@ class Vocabulary:
         if not piece:
             return "∅"
         text = piece.decode("utf-8", "backslashreplace")
+        if text.isprintable():
+            return text.replace(" ", "␣")
         return "".join(_VISIBLE.get(c) or (c if c.isprintable() else repr(c)[1:-1]) for c in text)
 
     def text(self, tokens: Iterable[int]) -> str:

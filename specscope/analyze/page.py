@@ -1,0 +1,69 @@
+"""A report as one HTML page that needs nothing else: no network, no scripts, plots inline, light and dark."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from specscope.analyze import tables
+from specscope.analyze.report import Report, RequestReport
+from specscope.analyze.tables import printable
+from specscope.errors import UserError
+from specscope.trace.records import Origin
+
+REQUESTS_SHOWN = 200  # a page of thousands of texts is slow to open; the JSON has them all
+
+
+def render_html(report: Report) -> str:
+    """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    try:
+        from specscope.analyze.plots import plots
+    except ImportError as error:
+        raise UserError(f"the HTML report needs {error.name}: pip install 'specscope[html]'") from error
+    environment = Environment(
+        loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
+    )
+    shown = tables.requests(report, REQUESTS_SHOWN)
+    return environment.get_template("page.html.j2").render(
+        title=printable(report.source),
+        header=tables.header(report),
+        warnings=[printable(warning) for warning in report.warnings],
+        headline=headline(report),
+        tables=tables.tables(report),
+        plots=[(title, Markup(svg)) for title, svg in plots(report)],  # made from figures alone
+        requests=[_request(one, row) for one, row in zip(report.requests, shown.rows, strict=False)],
+        requests_note=shown.note,
+        request_columns=shown,
+        origins=[origin.value for origin in Origin],
+    )
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """The few figures that people look for first: (name, value) pairs."""
+    pooled = report.pooled.acceptance
+    return [
+        ("mean acceptance length, pooled", tables.number(pooled.tau)),
+        ("draft acceptance rate, pooled", tables.percent(pooled.rate)),
+        ("output tokens per step, pooled", tables.number(report.pooled.tokens_per_step)),
+        ("output tokens/s, wall clock", tables.number(report.engine.tokens_per_s, 1)),
+    ]
+
+
+def _request(request: RequestReport, row: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "row": row,
+        "facts": tables.request_facts(request),
+        "prompt": None if request.prompt is None else printable(request.prompt, keep="\n\t"),
+        "spans": spans(request),
+        "has_text": request.output is not None,
+    }
+
+
+def spans(request: RequestReport) -> list[tuple[str, str]]:
+    """(origin, text) of runs of output tokens of one origin."""
+    tokens = zip(request.origins, request.pieces, strict=False)  # there are no pieces where text was left out
+    runs = ((origin, "".join(piece for _, piece in run)) for origin, run in groupby(tokens, key=lambda token: token[0]))
+    return [(origin, printable(text, keep="\n\t")) for origin, text in runs if text]

@@ -1,0 +1,145 @@
+"""The plots of the page, as SVG text that stands in HTML: no document type, no namespaces, no fixed text colour."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from specscope.analyze.report import Report
+
+INK = "#010203"  # stands for the page's text colour, and is replaced by `currentColor`: light and dark both work
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#3f7fbf", "#d98324", "#4a9c5d", "#9268b8", "#8a8f98"
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+def plots(report: Report) -> list[tuple[str, str]]:
+    """(title, SVG) of each plot that the report has figures for."""
+    drafted = [one for one in report.requests if one.figures.acceptance.drafts]
+    wanted = [
+        ("Acceptance rate by depth", _by_depth, len(drafted) > 0),
+        ("Accepted tokens per draft", _per_draft, len(drafted) > 0),
+        ("Mean acceptance length over the run", _over_time, len(drafted) > 0),
+        ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),
+        ("Time by phase", _by_phase, len(report.phases) > 0),
+    ]
+    return [(title, _svg(title, draw, report)) for title, draw, known in wanted if known]
+
+
+def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
+    """[k]: drafts of which exactly k tokens were accepted, from the counts of those that came to each depth."""
+    reached = [drafts, *accepted_at, 0]
+    return [here - deeper for here, deeper in pairwise(reached)]
+
+
+def _by_depth(axes: Axes, report: Report) -> None:
+    positions = report.pooled.positions
+    rows = [
+        ("vLLM", BLUE, [at.rate for at in positions]),
+        ("corrected", GREEN, [at.corrected for at in positions]),
+        ("conditional", ORANGE, [at.conditional or 0.0 for at in positions]),
+    ]
+    for at, (name, colour, values) in enumerate(rows):
+        axes.bar([p.depth + (at - 1) * 0.27 for p in positions], values, 0.25, label=name, color=colour)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    _whole_ticks(axes)
+    axes.set_xlabel("depth")
+    _legend(axes, 3)
+
+
+def _per_draft(axes: Axes, report: Report) -> None:
+    acceptance = report.pooled.acceptance
+    counts = accepted_per_draft(acceptance.accepted_at, acceptance.drafts)
+    axes.bar(range(len(counts)), [count / acceptance.drafts for count in counts], 0.7, color=BLUE)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    _whole_ticks(axes)
+    axes.set_xlabel("accepted tokens")
+    axes.set_ylabel("drafts")
+
+
+def _over_time(axes: Axes, report: Report) -> None:
+    points = [
+        ((part.first_step + part.last_step) / 2, tau)
+        for part in report.timeline
+        if (tau := part.mean_acceptance_length) is not None
+    ]
+    axes.plot([at for at, _ in points], [tau for _, tau in points], color=BLUE, marker=".", linewidth=1.5)
+    axes.axhline(report.pooled.acceptance.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="pooled")
+    axes.set_ylim(bottom=1)
+    axes.set_xlabel("engine step")
+    _legend(axes, 1)
+
+
+def _by_request(axes: Axes, report: Report) -> None:
+    taus = [tau for one in report.requests if (tau := one.figures.acceptance.tau) is not None]
+    axes.plot(range(1, len(taus) + 1), taus, color=BLUE, marker="o", markersize=4, linewidth=0)
+    axes.axhline(report.means.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="per-request mean")
+    axes.set_ylim(bottom=1)
+    _whole_ticks(axes)
+    axes.set_xlabel("request")
+    _legend(axes, 1)
+
+
+def _by_phase(axes: Axes, report: Report) -> None:
+    colours = [GREY, ORANGE, BLUE, GREEN, PURPLE]
+    names = [phase.name for phase in report.phases]
+    axes.barh(names, [phase.share or 0.0 for phase in report.phases], 0.7, color=colours)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("share of the time in steps")
+
+
+def _whole_ticks(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderaxespad=0.2)
+
+
+def _svg(title: str, draw: Callable[[Axes, Report], None], report: Report) -> str:
+    # A fixed salt gives the same page for the same report; one a plot keeps the ids of a page's plots apart.
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        figure = Figure(figsize=(5.6, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, report)
+        axes.grid(axis="x" if axes.yaxis_inverted() else "y", alpha=0.25, linewidth=0.6)
+        axes.set_axisbelow(True)
+        out = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    return _inline(out.getvalue())
+
+
+def _inline(svg: str) -> str:
+    """The <svg> element alone, sized by the page, with the page's font and text colour."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # the same ids come back in every plot of a page
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
+    svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans', sans-serif", "inherit")
+    return svg.replace("<svg", '<svg role="img"', 1)

@@ -1,0 +1,308 @@
+"""The figures of a run: a History in, plain dataclasses out. Text, page and JSON all show what is in these.
+
+Every acceptance figure is trace/stats.py's. Here they are put together: pooled over all steps (a long request
+counts more) and as the mean over requests (every request counts alike), by depth, by phase, by label, by request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from specscope.analyze.figures import Figures, Means
+from specscope.trace.history import History, RequestHistory
+from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.stats import Acceptance
+from specscope.trace.vocabulary import Detokenizer, Vocabulary
+
+PHASES = ("schedule", "draft", "forward", "verify", "commit")
+TIMELINE_BINS = 60
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time in one phase over the engine steps that had it."""
+
+    name: str
+    steps: int
+    median_ms: float
+    total_s: float
+    share: float | None  # of the time in all phases
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """What the engine did as a whole."""
+
+    steps: int
+    wall_s: float  # from the first step's start to the last one's end, pauses included
+    stepping_s: float  # inside steps
+    tokens_per_s: float | None  # output tokens over wall_s
+    tokens_per_stepping_s: float | None
+    peak_running: int
+    peak_waiting: int
+    peak_kv_usage: float  # share of the KV blocks
+    preempted: int
+    speculation_off: dict[str, int]  # steps without speculation, by the reason
+
+
+@dataclass(frozen=True)
+class TimelineBin:
+    """Consecutive engine steps taken together."""
+
+    first_step: int
+    last_step: int
+    drafts: int
+    accepted: int
+    mean_acceptance_length: float | None
+
+
+@dataclass(frozen=True)
+class RequestReport:
+    """One request. Text is None where the capture holds none."""
+
+    id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    output: str | None
+    token_ids: list[int]  # of the output
+    origins: list[str]  # of each output token: accepted, bonus, recovered, target
+    pieces: list[str]  # the characters that each output token completed
+    missing_tokens: int  # output tokens that no step in the history accounts for
+    figures: Figures
+    labels: dict[str, str]
+    params: dict[str, Any] | None
+    finish: str | None  # the reason; None while it runs, or where the end was cut off
+    stop: str
+    error: str
+    preempted: int
+    queued_s: float | None  # from arrival to admission
+    total_s: float | None  # from arrival to the end
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "figures"}
+        return values | {"acceptance": self.figures.to_dict()}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The requests that share one value of a label; value None: those without the label."""
+
+    value: str | None
+    requests: int
+    figures: Figures
+    means: Means
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "value": self.value,
+            "requests": self.requests,
+            "pooled": self.figures.to_dict(),
+            "per_request_mean": self.means.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `specscope report` shows."""
+
+    source: str
+    run: dict[str, Any] | None  # RunInfo's fields
+    warnings: list[str]
+    dropped: int  # records known to be missing
+    engine: EngineFigures
+    pooled: Figures
+    means: Means
+    phases: list[PhaseTime]
+    timeline: list[TimelineBin]
+    groups: dict[str, list[Group]]  # by label, worst acceptance first
+    requests: list[RequestReport] = field(default_factory=list)  # worst acceptance first
+    other_params: int = 0  # requests whose params, the seed aside, are not the run's
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: all that text and page show, and every request in full."""
+        return {
+            "source": self.source,
+            "run": self.run,
+            "warnings": self.warnings,
+            "dropped": self.dropped,
+            "engine": dataclasses.asdict(self.engine),
+            "pooled": self.pooled.to_dict(),
+            "per_request_mean": self.means.to_dict(),
+            "positions": [dataclasses.asdict(position) for position in self.pooled.positions],
+            "phases": [dataclasses.asdict(phase) for phase in self.phases],
+            "timeline": [dataclasses.asdict(part) for part in self.timeline],
+            "groups": {label: [group.to_dict() for group in groups] for label, groups in self.groups.items()},
+            "request_count": len(self.requests),
+            "requests_with_other_params": self.other_params,
+            "requests": [request.to_dict() for request in self.requests],
+        }
+
+
+def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
+    """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
+    text = history.run is None or history.run.text
+    requests = [_request(one, history.vocabulary, text) for one in history.requests.values()]
+    requests.sort(key=_worst_first)
+    run = None if history.run is None else _run(history.run)
+    return Report(
+        source=valid(source),
+        run=run,
+        warnings=[valid(line) for line in (*warnings, *_notes(history, requests))],
+        dropped=history.dropped,
+        engine=_engine(history),
+        pooled=Figures(history.acceptance),
+        means=Means.over([one.figures for one in requests]),
+        phases=_phases(history.steps),
+        timeline=_timeline(history.steps),
+        groups=_groups(requests),
+        requests=requests,
+        other_params=sum(1 for one in requests if run and _differ(one.params, run["params"])),
+    )
+
+
+def valid(text: str) -> str:
+    """The text with lone surrogates replaced: JSON and HTML cannot hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _run(run: RunInfo) -> dict[str, Any]:
+    values = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+    return values | {
+        "eos_tokens": list(run.eos_tokens),
+        "params": dict(run.params),
+        "versions": {str(name): str(version) for name, version in run.versions.items()},
+    }
+
+
+def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
+    if mine is None:
+        return False
+    return any(mine.get(name) != value for name, value in default.items() if name != "seed")
+
+
+def _request(request: RequestHistory, vocabulary: Vocabulary, text: bool) -> RequestReport:
+    output, info, end = request.output(), request.info, request.end
+    token_ids = [token for token, _ in output]
+    return RequestReport(
+        id=valid(request.id),
+        prompt=valid(info.prompt) if info is not None and info.prompt else None,
+        prompt_token_ids=[] if info is None else info.prompt_tokens.tolist(),
+        output=valid(request.output_text(vocabulary)) if text else None,
+        token_ids=token_ids,
+        origins=[origin.value for _, origin in output],
+        pieces=_pieces(token_ids, vocabulary) if text else [],
+        missing_tokens=0 if end is None else max(0, len(end.output) - len(output)),
+        figures=Figures(request.acceptance),
+        labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
+        params=None if info is None else info.params.to_dict(),
+        finish=None if end is None else end.reason.value,
+        stop="" if end is None else valid(end.stop),
+        error="" if end is None else valid(end.error),
+        preempted=request.preempted,
+        queued_s=None if info is None else (info.admitted_ns - info.arrival_ns) / 1e9,
+        total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,
+    )
+
+
+def _pieces(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    detokenizer = Detokenizer(vocabulary)
+    pieces = [detokenizer.feed([token]) for token in tokens]
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    return pieces
+
+
+def _worst_first(request: RequestReport) -> tuple[bool, float, float, str]:
+    """Lowest acceptance length first, requests without drafts last."""
+    acceptance = request.figures.acceptance
+    return acceptance.tau is None, acceptance.tau or 0.0, acceptance.rate or 0.0, request.id
+
+
+def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
+    """What a reader of the figures must know, in a line each."""
+    notes = []
+    if history.run is None:
+        notes.append("nothing is known of the run: its header is missing")
+    if history.dropped:
+        notes.append(f"{history.dropped} records are missing: counts are too low, and rates are of what is left")
+    open_ended = sum(1 for one in requests if one.finish is None)
+    if open_ended:
+        notes.append(
+            f"{open_ended} of {len(requests)} requests have no end: they were still running, or it was cut off"
+        )
+    missing = [one.missing_tokens for one in requests if one.missing_tokens]
+    if missing:
+        notes.append(f"{sum(missing)} output tokens of {len(missing)} requests are in no step that is known")
+    return notes
+
+
+def _engine(history: History) -> EngineFigures:
+    steps = history.steps
+    wall = (max(s.end_ns for s in steps) - min(s.start_ns for s in steps)) / 1e9 if steps else 0.0
+    stepping = sum(step.end_ns - step.start_ns for step in steps) / 1e9
+    emitted = history.acceptance.emitted
+    blocks = [(step.blocks_used, step.blocks_used + step.blocks_free) for step in steps]
+    return EngineFigures(
+        steps=len(steps),
+        wall_s=wall,
+        stepping_s=stepping,
+        tokens_per_s=emitted / wall if wall else None,
+        tokens_per_stepping_s=emitted / stepping if stepping else None,
+        peak_running=max((step.running for step in steps), default=0),
+        peak_waiting=max((step.waiting for step in steps), default=0),
+        peak_kv_usage=max((used / total for used, total in blocks if total), default=0.0),
+        preempted=sum(len(step.preempted) for step in steps),
+        speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),
+    )
+
+
+def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
+    spent: dict[str, list[int]] = {name: [] for name in PHASES}
+    for step in steps:
+        for phase in step.phases:
+            spent.setdefault(phase.name, []).append(phase.end_ns - phase.start_ns)
+    total = sum(map(sum, spent.values()))
+    return [
+        PhaseTime(name, len(ns), median(ns) / 1e6, sum(ns) / 1e9, sum(ns) / total if total else None)
+        for name, ns in spent.items()
+        if ns
+    ]
+
+
+def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
+    size = -(-len(steps) // TIMELINE_BINS) or 1
+    bins = []
+    for at in range(0, len(steps), size):
+        part = Acceptance()
+        for step in steps[at : at + size]:
+            for request in step.requests:
+                part.add(request)
+        last = min(at + size, len(steps)) - 1
+        bins.append(TimelineBin(steps[at].step, steps[last].step, part.drafts, part.accepted, part.tau))
+    return bins
+
+
+def _groups(requests: Sequence[RequestReport]) -> dict[str, list[Group]]:
+    labels = sorted({label for one in requests for label in one.labels})
+    return {label: _group(label, requests) for label in labels}
+
+
+def _group(label: str, requests: Sequence[RequestReport]) -> list[Group]:
+    by_value: dict[str | None, list[Figures]] = defaultdict(list)
+    for one in requests:
+        by_value[one.labels.get(label)].append(one.figures)
+    groups = []
+    for value, parts in by_value.items():
+        pooled = Acceptance()
+        for part in parts:
+            pooled.merge(part.acceptance)
+        groups.append(Group(value, len(parts), Figures(pooled), Means.over(parts)))
+    none_last = float("inf")
+    return sorted(groups, key=lambda g: (g.figures.acceptance.tau or none_last, g.value is None, g.value or ""))

@@ -1,0 +1,240 @@
+"""A report as tables of strings: what text and page both show, worded and formatted once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import Any
+
+from specscope.analyze.figures import Figures
+from specscope.analyze.report import Report, RequestReport
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinalKind
+
+NONE = "–"  # a figure with nothing under it
+COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
+MAX_GROUPS = 40  # a label with more values than this is an identifier, not a grouping
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a title. The first column is words; the others are figures unless named in `words`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+    words: frozenset[str] = field(default_factory=frozenset)
+
+    def is_words(self, column: int) -> bool:
+        """True where the column holds words and is set flush left."""
+        return column == 0 or self.columns[column] in self.words
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """1,234.50"""
+    return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """12.3%"""
+    return NONE if value is None else f"{value * 100:.1f}%"
+
+
+def count(value: int) -> str:
+    """1,234"""
+    return f"{value:,}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
+    return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str, limit: int) -> str:
+    """The text on one line, cut to `limit` characters."""
+    line = printable(" ".join(text[: limit * 4].split()))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def params_line(params: Mapping[str, Any]) -> str:
+    """Sampling parameters that matter: temperature, seed and max_tokens always, the others where they are set."""
+    default = SamplingParams().to_dict()
+    shown = ["temperature 0 (greedy)" if params.get("temperature") == 0 else f"temperature {params.get('temperature')}"]
+    always = ("seed", "max_tokens")
+    names = [name for name in params if name != "temperature" and (name in always or params[name] != default.get(name))]
+    shown += [f"{name} {params[name]}" for name in names]
+    return printable(", ".join(shown))
+
+
+def header(report: Report) -> list[tuple[str, str]]:
+    """What ran: (name, value) pairs, those without a value left out."""
+    lines = [("source", report.source)]
+    if run := report.run:
+        drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
+        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        default = params_line(run["params"])
+        lines += [
+            ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
+            ("drafter", drafter),
+            ("tree", run["tree"]),
+            ("params", default + (f"; others in {count(report.other_params)} requests" if report.other_params else "")),
+            ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
+            ("KV cache", f"{count(run['blocks'])} blocks of {run['block_size']} tokens, context {run['max_context']}"),
+            ("run", f"{run['run_id']}, seed {run['seed']}"),
+            ("versions", versions),
+        ]
+    return [(name, printable(value)) for name, value in lines if value]
+
+
+def tables(report: Report) -> list[Table]:
+    """All tables but that of the requests, in the order of reading."""
+    return [acceptance(report), positions(report), finals(report), phases(report), engine(report), *groups(report)]
+
+
+def acceptance(report: Report) -> Table:
+    """The headline: pooled and per-request figures, both named."""
+    pooled, mean = report.pooled.acceptance, report.means
+    rows = [
+        ("mean acceptance length", number(pooled.tau), number(mean.tau)),
+        ("draft acceptance rate (accepted / nodes)", percent(pooled.rate), percent(mean.rate)),
+        ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
+        ("output tokens per step", number(report.pooled.tokens_per_step), number(mean.tokens_per_step)),
+    ]
+    steps = f"{count(len(report.requests))} requests, {count(pooled.steps)} decode steps, {count(pooled.drafts)} drafts"
+    tokens = f"{count(pooled.drafted)} tokens drafted, {count(pooled.accepted)} accepted"
+    committed = f"{count(report.pooled.committed)} committed, {count(pooled.emitted)} output"
+    columns = ("", "pooled", "per-request mean")
+    return Table("Acceptance", columns, rows, f"{steps}; {tokens}, {committed}.")
+
+
+def positions(report: Report) -> Table:
+    """Rates and counts by depth."""
+    rows = [
+        (
+            str(at.depth),
+            percent(at.rate),
+            percent(at.corrected),
+            percent(at.conditional),
+            count(at.proposed),
+            count(at.tried),
+            count(at.accepted),
+        )
+        for at in report.pooled.positions
+    ]
+    note = (
+        "vLLM: accepted here / drafts. corrected: / drafts that proposed this depth. conditional: / drafts that came "
+        "to a trial here. vLLM counts positions from 0: depth 1 is its position 0."
+    )
+    columns = ("depth", "vLLM", "corrected", "conditional", "proposed", "tried", "accepted")
+    return Table("Per position", columns, rows, note)
+
+
+def finals(report: Report) -> Table:
+    """Where the last token of each step came from."""
+    meaning = {
+        FinalKind.BONUS: "the whole path was accepted",
+        FinalKind.RECOVERED: "drawn from the residual after a rejection",
+        FinalKind.TARGET: "nothing was drafted",
+    }
+    kinds, shares = report.pooled.acceptance.kinds, report.pooled.final_shares
+    rows = [(kind.value, count(kinds[kind]), percent(shares[kind]), meaning[kind]) for kind in FinalKind]
+    return Table("Final tokens", ("kind", "steps", "share", "meaning"), rows, words=frozenset(["meaning"]))
+
+
+def phases(report: Report) -> Table:
+    """Where the time goes."""
+    rows = [
+        (p.name, count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share)) for p in report.phases
+    ]
+    return Table("Time by phase", ("phase", "steps", "median ms", "total s", "share"), rows)
+
+
+def engine(report: Report) -> Table:
+    """Throughput and load."""
+    e = report.engine
+    rows = [
+        ("output tokens/s, wall clock", number(e.tokens_per_s, 1)),
+        ("output tokens/s, inside steps", number(e.tokens_per_stepping_s, 1)),
+        ("wall clock, s", number(e.wall_s)),
+        ("inside steps, s", number(e.stepping_s)),
+        ("engine steps", count(e.steps)),
+        ("peak of running requests", count(e.peak_running)),
+        ("peak of waiting requests", count(e.peak_waiting)),
+        ("peak of KV blocks in use", percent(e.peak_kv_usage)),
+        ("preemptions", count(e.preempted)),
+    ]
+    rows += [(f"steps without speculation: {one_line(why, 60)}", count(n)) for why, n in e.speculation_off.items()]
+    return Table("Engine", ("", ""), rows)
+
+
+def groups(report: Report) -> list[Table]:
+    """A table for each label that groups requests, and only a note for one that names them."""
+    found = []
+    columns = ("", "requests", "drafts", "length", "per-request", "rate", "tok/step")
+    for label, parts in report.groups.items():
+        title = f"By {one_line(label, 40)}"
+        if len(parts) > MAX_GROUPS:
+            found.append(Table(title, (label,), [], f"{count(len(parts))} values; the JSON has them all."))
+            continue
+        rows = [
+            (
+                NONE if part.value is None else one_line(part.value, 40),
+                count(part.requests),
+                count(part.figures.acceptance.drafts),
+                number(part.figures.acceptance.tau),
+                number(part.means.tau),
+                percent(part.figures.acceptance.rate),
+                number(part.figures.tokens_per_step),
+            )
+            for part in parts
+        ]
+        note = "length: mean acceptance length, pooled and as per-request mean. Worst first."
+        found.append(Table(title, (one_line(label, 40), *columns[1:]), rows, note))
+    return found
+
+
+def requests(report: Report, limit: int) -> Table:
+    """The requests, worst acceptance first, at most `limit` of them."""
+    shown = report.requests[:limit]
+    left = len(report.requests) - len(shown)
+    note = "length: mean acceptance length. Worst acceptance first."
+    if left:
+        note += f" {count(left)} more; the JSON has them all."
+    columns = ("request", "prompt", "end", "tokens", "drafts", "length", "rate")
+    start = _common_start([one.prompt for one in report.requests if one.prompt is not None])
+    rows = [_request_row(one, start) for one in shown]
+    return Table("Requests", columns, rows, note, frozenset(["prompt", "end"]))
+
+
+def _common_start(prompts: Sequence[str]) -> int:
+    """Characters that all prompts begin with, a chat template's system turn for one: what tells them apart is shown."""
+    start = len(commonprefix(prompts)) if len(prompts) > 1 else 0  # noqa: RUF071 - by characters is meant
+    return start if start > COMMON_START and all(len(prompt) > start for prompt in prompts) else 0
+
+
+def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
+    acceptance = request.figures.acceptance
+    prompt = NONE if request.prompt is None else one_line(request.prompt[start:], 200)
+    return (
+        one_line(request.id, 20),
+        f"…{prompt}" if start and request.prompt else prompt,
+        request.finish or "no end",
+        count(len(request.token_ids)),
+        count(acceptance.drafts),
+        number(acceptance.tau),
+        percent(acceptance.rate),
+    )
+
+
+def request_facts(request: RequestReport) -> str:
+    """What the row leaves out, in a line: labels, counts by position, parameters, errors."""
+    figures: Figures = request.figures
+    facts = [", ".join(f"{name}={value}" for name, value in request.labels.items())]
+    facts.append(f"counts {figures.acceptance.counts}")
+    facts.append(params_line(request.params) if request.params else "")
+    facts.append(f"preempted {request.preempted}×" if request.preempted else "")
+    facts.append(f"stopped at {request.stop!r}" if request.stop else "")
+    facts.append(request.error)
+    return printable(" · ".join(fact for fact in facts if fact))

@@ -1,0 +1,223 @@
+"""The `specscope` command. Imports each part only when its verb runs; ties an engine to its sinks and a screen."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import specscope
+from specscope.errors import UserError
+from specscope.options import (
+    engine_config,
+    engine_options,
+    output_options,
+    output_settings,
+    sampling_options,
+    sampling_params,
+)
+
+if TYPE_CHECKING:
+    from specscope.analyze.report import Report
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=CONTEXT, no_args_is_help=False, invoke_without_command=True)
+@click.version_option(specscope.__version__, prog_name="specscope")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """The debugger for speculative decoding.
+
+    Watch a model draft and verify, token by token; capture every decision with its evidence; replay, report and
+    send it to Jaeger.
+
+    \b
+      specscope run                             watch the default model live
+      specscope capture prompts.txt -o run.jsonl   record without a screen
+      specscope replay run.jsonl                look at a recording
+      specscope report run.jsonl                its acceptance figures
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command()
+@click.argument("prompts", nargs=-1)
+@click.option("--file", "file", metavar="PROMPTS", help="Prompts from a file: text lines or JSON Lines; - is stdin.")
+@click.option("-o", "--output", metavar="FILE", help="Capture the run to this file as well.")
+@click.option("--paused", is_flag=True, help="Stop before the first step.")
+@engine_options
+@sampling_options
+@output_options
+def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Decode PROMPTS live on a screen that shows every draft tree and verdict.
+
+    Without PROMPTS or --file the screen asks for one (press i).
+    """
+    from specscope.engine.prompts import PromptSpec, read_prompts
+    from specscope.live import run_live
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
+    if any(not spec.prompt for spec in specs):
+        raise UserError("a prompt is empty")
+    if file is not None:
+        specs += read_prompts(file, params, raw=raw)
+    run_live(config, specs, params, output_settings(flags, output), raw=raw, paused=paused)
+
+
+@cli.command()
+@click.argument("prompts", metavar="PROMPTS")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where the capture goes (OTLP JSON Lines).")
+@click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@engine_options
+@sampling_options
+@output_options
+def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Decode the prompts in the file PROMPTS (- is stdin) and record every step, without a screen.
+
+    PROMPTS holds text lines, or JSON Lines with "prompt" or chat "messages", sampling parameters by their names, and
+    any other key as a label that reports group by. Ctrl-C ends the run and leaves a valid file.
+    """
+    from specscope.engine.prompts import read_prompts
+    from specscope.headless import capture_run
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    specs = read_prompts(prompts, params, raw=raw)
+    code = capture_run(config, specs, params, output_settings(flags, output), log_stats=log_stats, quiet=quiet)
+    sys.exit(code)
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+def replay(file: str) -> None:
+    """Look at the capture FILE in the same screen as a live run, with a time slider."""
+    from specscope.debug.session import Session
+    from specscope.trace.reading import CaptureReader
+    from specscope.tui.app import run_app
+
+    reader = CaptureReader(file)
+    reader.read(0.1)
+    run_app(Session.over(reader), title=Path(file).name)
+    for warning in reader.warnings:
+        _warn(warning)
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="All figures and every request, as JSON.")
+@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots there.")
+def report(file: str, as_json: bool, html: str | None) -> None:
+    """Print the acceptance figures of the capture FILE: pooled, per request, per position, worst requests first."""
+    from specscope.analyze.report import build_report
+    from specscope.trace.reading import read_capture
+
+    reader = read_capture(file)
+    figures = build_report(reader.history, source=file, warnings=reader.warnings)
+    if html is not None:
+        _write_page(figures, html)
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(figures.to_dict(), option=orjson.OPT_INDENT_2))
+        for warning in reader.warnings:
+            _warn(warning)
+    elif html is None:
+        from rich.console import Console
+
+        from specscope.analyze.text import render_text
+
+        render_text(figures, Console())
+
+
+def _write_page(figures: Report, html: str) -> None:
+    try:
+        from specscope.analyze.page import render_html
+    except ImportError as error:
+        raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+    try:
+        Path(html).write_text(render_html(figures), "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {html}: {error.strerror}") from error
+    click.echo(f"wrote {html}", err=True)
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
+    """Measure: every figure is a ratio of medians, both sides in turn in one run."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@bench.command("cpu")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@engine_options
+def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Tokens/s beside transformers' generate(): batch 1, batch 8, and n-gram on copy-heavy prompts."""
+    from specscope.bench.cpu import run_cpu
+
+    run_cpu(engine_config(flags), rounds, json_file)
+
+
+@bench.command("observe")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
+@engine_options
+def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
+    """What observation costs: tokens/s with capture, metrics and the screen on, over everything off."""
+    from specscope.bench.observe import run_observe
+
+    run_observe(engine_config(flags), rounds, json_file, screen=screen)
+
+
+@cli.command()
+def doctor() -> None:
+    """Say what was found on this machine, what is missing, and what to do about it."""
+    from specscope.doctor import examine
+
+    missing = 0
+    for finding in examine():
+        mark = "✓" if finding.good else "✗" if finding.needed else "–"
+        click.echo(f"{mark} {finding.name:<18} {finding.text}")
+        if not finding.good and finding.remedy:
+            click.echo(f"  {'':<18} → {finding.remedy}")
+        missing += finding.needed and not finding.good
+    sys.exit(1 if missing else 0)
+
+
+def _warn(text: str) -> None:
+    click.echo(f"specscope: warning: {text}", err=True)
+
+
+def main() -> None:
+    """Run the command; errors that people can mend become one line and exit code 2."""
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (UserError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            text += f" (see {error.ctx.command_path} --help)"
+        click.echo(f"specscope: error: {' '.join(text.split())}", err=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output is gone, which is its right
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

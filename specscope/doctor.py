@@ -1,0 +1,91 @@
+"""`specscope doctor`: what was found, what is missing, and the remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import specscope
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    good: bool
+    text: str
+    remedy: str = ""  # what to do where it is not good
+    needed: bool = True  # False: specscope runs without it
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, cheapest first."""
+    yield Finding("specscope", True, specscope.__version__)
+    yield Finding(
+        "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
+    )
+    yield _terminal()
+    yield from _torch()
+    yield from (_package(name) for name in ("transformers", "textual", "opentelemetry-sdk", "gguf"))
+    yield _package("matplotlib", "for specscope report --html: pip install 'specscope[html]'", needed=False)
+    yield _model()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _package(name: str, remedy: str = "", *, needed: bool = True) -> Finding:
+    found = _version(name)
+    return Finding(name, found is not None, found or "not installed", remedy or f"pip install {name}", needed)
+
+
+def _terminal() -> Finding:
+    size = shutil.get_terminal_size((0, 0))
+    where = f"{os.environ.get('TERM', 'unknown')}, {size.columns}x{size.lines}, {sys.stdout.encoding}"
+    if not sys.stdout.isatty():
+        return Finding("terminal", True, f"{where}, output is not a terminal")
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    fits = size.columns >= 60 and size.lines >= 20
+    remedy = "set a UTF-8 locale (LANG=C.UTF-8)" if not utf8 else "make the window at least 60x20, better 120x40"
+    return Finding("terminal", utf8 and fits, where, remedy)
+
+
+def _torch() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("torch", False, "not installed", "pip install torch")
+        return
+    import torch
+
+    yield Finding("torch", True, torch.__version__)
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        yield Finding("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
+    else:
+        wide = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32 (the CPU has no bfloat16 arithmetic)"
+        yield Finding(
+            "device", True, f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        )
+        yield Finding("dtype", True, f"auto is {wide}")
+    yield _package("triton", "pip install triton; it is needed on a GPU only", needed=False)
+
+
+def _model() -> Finding:
+    from specscope.model.bundled import NAME, REMEDY, converted_folder, find_gguf
+
+    if (converted_folder() / "config.json").exists():
+        return Finding("default model", True, f"{NAME}, converted, in {converted_folder()}")
+    found = find_gguf()
+    if found is not None:
+        return Finding("default model", True, f"{NAME}, will be converted at the first start (20 s)")
+    return Finding("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)

@@ -1,0 +1,256 @@
+"""An engine in a process of its own, that publishes records and obeys commands.
+
+A screen and an engine written in Python would fight for the interpreter lock in one process. So the engine runs
+here, behind a pipe: records come out, commands go in, and the screen is up while the model still loads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.errors import UserError
+from specscope.trace.bus import Bus
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine has loaded. Sent once."""
+
+    run: RunInfo
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class Word:
+    """A line of news from the worker."""
+
+    kind: str  # loading (text: the stage), status (text: running, paused, idle), refused or failed (text: why)
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the parent asks."""
+
+    verb: str  # submit, cancel, pause, resume, step, stop
+    value: Any = None
+
+
+class _Server:
+    """The worker's side: one loop that obeys commands and steps the engine."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
+        self.paused = False
+        self.single = 0  # steps to run although paused
+        self.status = ""
+
+    def send(self, message: object) -> None:
+        with self.lock:
+            self.pipe.send(message)
+
+    def run(self, config: EngineConfig) -> None:
+        from specscope.engine.engine import Engine
+
+        engine = Engine(config, progress=lambda stage: self.send(Word("loading", stage)))
+        self.send(Ready(engine.run_info, engine.vocabulary))
+        engine.subscribe(self.send, lossless=True)
+        try:
+            while self._obey(engine):
+                if engine.busy and (not self.paused or self.single):
+                    self.single = max(self.single - 1, 0)
+                    engine.step()
+        finally:
+            engine.close()
+
+    def _obey(self, engine: Engine) -> bool:
+        """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
+        idle = not engine.busy or (self.paused and not self.single)
+        status = "paused" if self.paused else "running" if engine.busy else "idle"
+        if status != self.status:
+            self.status = status
+            self.send(Word("status", status))
+        while self.pipe.poll(0.1 if idle else 0):
+            idle = False
+            command: Command = self.pipe.recv()
+            if command.verb == "stop":
+                return False
+            self._do(engine, command)
+        return True
+
+    def _do(self, engine: Engine, command: Command) -> None:
+        if command.verb == "submit":
+            spec: PromptSpec = command.value
+            try:
+                engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+            except UserError as error:
+                self.send(Word("refused", str(error)))
+        elif command.verb == "cancel":
+            engine.cancel(command.value)
+        elif command.verb == "step":
+            self.single += 1
+        else:
+            self.paused = command.verb == "pause"
+
+
+def serve(pipe: Connection, config: EngineConfig) -> None:
+    """The worker process's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
+    server = _Server(pipe)
+    try:
+        server.run(config)
+    except (EOFError, BrokenPipeError):
+        return  # the parent is gone
+    except UserError as error:
+        server.send(Word("failed", str(error)))
+    except Exception as error:
+        server.send(Word("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+
+
+class Worker:
+    """The parent's side; implements debug.session.Control.
+
+    Records are also published on `bus`, whose sinks are opened and closed by whoever gave `on_ready`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        prompts: list[PromptSpec],
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        paused: bool = False,
+        on_ready: Callable[[Ready], None] = lambda _: None,
+    ) -> None:
+        self.bus = Bus()
+        self.ready: Ready | None = None
+        self.notices: deque[str] = deque()  # refusals, for the screen to show
+        self._params = params
+        self._raw = raw
+        self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
+        self._status = "loading"
+        self._stage = "starting"
+        self._error = ""
+        self._records: deque[StepRecord] = deque()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, config), daemon=True)
+        self._process.start()
+        theirs.close()
+        if paused:
+            self._send("pause")
+        for spec in prompts:
+            self._send("submit", spec)
+        self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Drain the pipe at once, so that a slow screen never slows the engine."""
+        try:
+            while True:
+                message = self._pipe.recv()
+                if isinstance(message, StepRecord):
+                    self._records.append(message)
+                    self.bus.publish(message)
+                elif isinstance(message, Ready):
+                    self._on_ready(message)
+                    self.ready = message
+                else:
+                    self._hear(message)
+        except (EOFError, OSError):
+            if self._status != "ended" and not self._error and self._process.exitcode not in (0, None):
+                self._error = f"the engine's process ended with code {self._process.exitcode}"
+        except UserError as error:
+            self._error = str(error)
+            self._send("stop")
+        self._status = "ended"
+
+    def _hear(self, word: Word) -> None:
+        if word.kind == "loading":
+            self._stage = word.text
+        elif word.kind == "status":
+            self._status = word.text
+        elif word.kind == "refused":
+            self.notices.append(word.text)
+        else:
+            self._error = word.text
+
+    def _send(self, verb: str, value: object = None) -> None:
+        try:
+            self._pipe.send(Command(verb, value))
+        except (OSError, ValueError):
+            self._status = "ended"
+
+    def poll(self, history: History) -> bool:
+        """Move new records into the history; True where there were any."""
+        changed = False
+        if history.run is None and self.ready is not None:
+            history.run, history.vocabulary = self.ready.run, self.ready.vocabulary
+            changed = True
+        while self._records and history.run is not None:
+            history.append(self._records.popleft())
+            changed = True
+        history.dropped = self.bus.dropped
+        return changed
+
+    def pause(self) -> None:
+        """Stop before the next step."""
+        self._send("pause")
+
+    def resume(self) -> None:
+        """Go on."""
+        self._send("resume")
+
+    def step(self) -> None:
+        """Run one step, then stay paused."""
+        self._send("step")
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        """Add a request; a refusal comes back in `notices`."""
+        self._send("submit", PromptSpec(prompt, params or self._params, raw=self._raw))
+
+    def cancel(self, request: str) -> None:
+        """End a request."""
+        self._send("cancel", request)
+
+    def close(self) -> None:
+        """End the worker: politely, then not."""
+        self._send("stop")
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(5)
+        self._reader.join(5)
+
+    @property
+    def status(self) -> str:
+        """`loading`, `running`, `paused`, `idle` or `ended`."""
+        return self._status
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        """While loading: the stage."""
+        return self._stage, None
+
+    @property
+    def error(self) -> str:
+        """Why it ended, where it ended badly."""
+        return self._error

@@ -1,0 +1,122 @@
+"""The flags that several verbs share, and the objects that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from specscope.engine.config import DRAFTERS, EngineConfig
+from specscope.errors import UserError
+from specscope.trace.params import SamplingParams
+from specscope.trace.spans import Level
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ENGINE = [
+    click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
+    click.option("--drafter", type=click.Choice(DRAFTERS), help="What guesses.  [default: ngram]"),
+    click.option("--draft-model", metavar="MODEL", help="For --drafter draft_model: a model of the same vocabulary."),
+    click.option("--tree", metavar="TREE", help="5 (chain), 3x5 (three chains of five) or '[(0,), (1,), (0, 0)]'."),
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
+    click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
+    click.option("--max-batch", type=int, metavar="N", help="Requests at once.  [default: 8]"),
+    click.option("--max-step-tokens", type=int, metavar="N", help="Tokens fed in one step.  [default: 512]"),
+    click.option("--max-context", type=int, metavar="N", help="Tokens a request may have.  [default: the model's]"),
+    click.option("--kv-memory", type=float, metavar="GIB", help="For the KV cache.  [default: 1]"),
+    click.option("--threads", type=int, metavar="N", help="CPU threads of the engine."),
+]
+_SAMPLING = [
+    click.option("--temperature", type=float, metavar="T", help="0 is greedy.  [default: 0]"),
+    click.option("--top-k", type=int, metavar="K", help="0 is off.  [default: 0]"),
+    click.option("--top-p", type=float, metavar="P", help="[default: 1]"),
+    click.option("--min-p", type=float, metavar="P", help="[default: 0]"),
+    click.option("--repetition-penalty", type=float, metavar="R", help="[default: 1]"),
+    click.option("--presence-penalty", type=float, metavar="R", help="[default: 0]"),
+    click.option("--frequency-penalty", type=float, metavar="R", help="[default: 0]"),
+    click.option("--seed", type=int, metavar="N", help="Every coin follows from it.  [default: 0]"),
+    click.option("--max-tokens", type=int, metavar="N", help="Output tokens a request.  [default: 128]"),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Ends the output; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence token."),
+    click.option("--raw", is_flag=True, help="Feed prompts as they are, not as chat turns."),
+]
+_OUTPUT = [
+    click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics there, e.g. http://localhost:4317."),
+    click.option("--otlp-protocol", type=click.Choice(["grpc", "http/protobuf"]), help="[default: by the port]"),
+    click.option(
+        "--trace-level",
+        type=click.Choice([level.value for level in Level]),
+        default="trees",
+        show_default=True,
+        help="How much goes to the endpoint; capture files always hold trees.",
+    ),
+    click.option("--metrics-port", type=int, metavar="PORT", help="Serve Prometheus metrics on this port."),
+    click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
+]
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where records go besides the screen. Filled from flags."""
+
+    capture: str | None
+    otlp_endpoint: str | None
+    otlp_protocol: str | None
+    level: Level
+    metrics_port: int | None
+    text: bool
+
+
+def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def engine_options(function: F) -> F:
+    """Flags that decide what the engine is."""
+    return _apply(_ENGINE, function)
+
+
+def sampling_options(function: F) -> F:
+    """Flags that decide how requests are sampled."""
+    return _apply(_SAMPLING, function)
+
+
+def output_options(function: F) -> F:
+    """Flags that decide where records go."""
+    return _apply(_OUTPUT, function)
+
+
+def engine_config(flags: dict[str, Any]) -> EngineConfig:
+    """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
+    names = ("target", "draft_model", "tree", "dtype", "device", "max_batch", "max_step_tokens", "max_context")
+    given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads")}
+    if given["drafter"] is None and given["draft_model"] is not None:
+        given["drafter"] = "draft_model"
+    return EngineConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:
+    """Take the sampling flags out of `flags`: the parameters, and whether prompts are raw."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    given = {name: flags.pop(name) for name in (*names, "seed", "max_tokens", "stop", "ignore_eos")}
+    raw = flags.pop("raw")
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None}), raw
+
+
+def output_settings(flags: dict[str, Any], capture: str | None) -> OutputOptions:
+    """Take the output flags out of `flags`."""
+    port = flags.pop("metrics_port")
+    if port is not None and not 0 <= port < 65536:
+        raise UserError(f"--metrics-port must be between 0 and 65535, not {port}")
+    return OutputOptions(
+        capture=capture,
+        otlp_endpoint=flags.pop("otlp_endpoint"),
+        otlp_protocol=flags.pop("otlp_protocol"),
+        level=Level(flags.pop("trace_level")),
+        metrics_port=port,
+        text=not flags.pop("no_text"),
+    )

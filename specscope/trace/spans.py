@@ -1,0 +1,244 @@
+"""Records to spans: the writing half of the codec. `unspan.py` is the other.
+
+A request is a trace: a root span with the children `queue`, `prefill` and `decode_step`. An engine step is a span
+of a trace of its own with its phases as children; each decode_step links to it. Trace and span ids are hashes of
+the run and of what the span stands for, so links and parents need no state, and a record always gives the same
+spans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specscope.trace.draw import draw_tree
+from specscope.trace.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.tree import DraftTree
+from specscope.trace.vocabulary import Vocabulary, escape
+
+SCOPE = "specscope"
+
+TREE_ARRAYS = {"token": np.int32, "parent": np.int32, "q": np.float32, "drawn": np.uint8}
+VERDICT_ARRAYS = {
+    "outcome": np.uint8,
+    "p": np.float32,
+    "p_trial": np.float32,
+    "q_trial": np.float32,
+    "accept_prob": np.float64,
+    "coin": np.float64,
+    "residual_mass": np.float64,
+    "path": np.int32,
+}
+
+
+class Level(StrEnum):
+    """How much of a run becomes spans. Captures are always `trees`: nothing less can be replayed."""
+
+    OFF = "off"
+    REQUESTS = "requests"  # a root span a request
+    STEPS = "steps"  # and a span a step, with counts
+    TREES = "trees"  # and the whole evidence
+
+
+class Span(NamedTuple):
+    """A finished span as plain values, before any exporter's own form."""
+
+    name: str
+    trace: int  # 128-bit id
+    id: int  # 64-bit id
+    parent: int  # 64-bit id, 0 for a root
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]  # str, bool, int, float, or lists of one of them
+    links: tuple[tuple[int, int], ...] = ()  # (trace, span) ids
+
+
+@dataclass
+class Encoder:
+    """Turns one run's records into spans. Stateless between records."""
+
+    run: RunInfo
+    vocabulary: Vocabulary
+    level: Level = Level.TREES
+    _resource: dict[str, Any] = field(default_factory=dict)
+
+    def resource(self) -> dict[str, Any]:
+        """The resource attributes, which make a capture self-contained."""
+        return resource_attributes(self.run)
+
+    def encode(self, record: StepRecord) -> list[Span]:
+        """The spans that end with this step, children before parents."""
+        spans: list[Span] = []
+        if self.level is Level.OFF:
+            return spans
+        spans += [self._queue(info, record.step) for info in record.admitted]
+        if self.level is not Level.REQUESTS:
+            for part in record.requests:
+                spans += self._request_step(part, record)
+            spans += self._engine_step(record)
+        spans += [self._root(end, record.step) for end in record.finished]
+        return spans
+
+    def _trace(self, *what: object) -> int:
+        return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=16).digest(), "big")
+
+    def _span(self, *what: object) -> int:
+        return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
+
+    def _queue(self, info: RequestInfo, step: int) -> Span:
+        attributes: dict[str, Any] = {
+            "specscope.request.id": info.id,
+            "specscope.step": step,
+            "specscope.request.params": json.dumps(info.params.to_dict()),
+            "specscope.request.labels": json.dumps(dict(info.labels)),
+            "specscope.request.prompt_length": len(info.prompt_tokens),
+        }
+        if self.run.text:
+            attributes["specscope.request.prompt"] = escape(info.prompt.encode("utf-8", "surrogatepass"))
+            attributes["specscope.request.prompt_tokens"] = info.prompt_tokens.tolist()
+        trace, root = self._trace(info.id), self._span(info.id)
+        return Span("queue", trace, self._span(info.id, "queue"), root, info.arrival_ns, info.admitted_ns, attributes)
+
+    def _request_step(self, part: RequestStep, record: StepRecord) -> Iterator[Span]:
+        """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
+        trace, root = self._trace(part.request), self._span(part.request)
+        link = ((self._trace("step", record.step), self._span("step", record.step)),)
+        common: dict[str, Any] = {
+            "specscope.request.id": part.request,
+            "specscope.step": record.step,
+            "specscope.request.step": part.index,
+            "specscope.context_len": part.context_len,
+            "specscope.prefill_tokens": part.prefill_tokens,
+        }
+        start, end = record.start_ns, record.end_ns
+        if part.prefill_tokens or part.verdict is None:
+            with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
+            own = self._span(part.request, record.step, "prefill")
+            yield Span("prefill", trace, own, root, start, end, common | with_decode, link)
+        if part.verdict is not None:
+            own = self._span(part.request, record.step, "decode")
+            attributes = common | self._summary(part, part.verdict)
+            if self.level is Level.TREES:
+                attributes |= self._evidence(part, part.verdict)
+            yield Span("decode_step", trace, own, root, start, end, attributes, link)
+
+    def _summary(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
+        return {
+            "specscope.drafter": part.drafter,
+            "specscope.drafted": len(part.tree),
+            "specscope.accepted": verdict.accepted,
+            "specscope.emitted": part.emitted,
+            "specscope.final.kind": verdict.kind.value,
+        }
+
+    def _evidence(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
+        attributes: dict[str, Any] = {
+            "specscope.final.token": verdict.token,
+            "specscope.final.p": verdict.final_p,
+            "specscope.final.coin": verdict.final_coin,
+        }
+        if len(part.tree):
+            attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}
+            attributes |= {f"specscope.verdict.{name}": getattr(verdict, name).tolist() for name in VERDICT_ARRAYS}
+        return attributes | self._texts(part, part.tree, verdict)
+
+    def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
+        """The tokens' bytes, reversibly, and the drawing that people read in Jaeger."""
+        if not self.run.text:
+            return {}
+        pieces, tokens = self.vocabulary.pieces, [*tree.token.tolist(), verdict.token]
+        attributes: dict[str, Any] = {"specscope.drawing": draw_tree(part, self.vocabulary)}
+        if all(token in pieces for token in tokens):
+            attributes["specscope.tree.text"] = [escape(pieces[token]) for token in tokens]
+        special = [token for token in tokens if token in self.vocabulary.special]
+        return attributes | {"specscope.tree.special": special} if special else attributes
+
+    def _engine_step(self, record: StepRecord) -> Iterator[Span]:
+        trace, root = self._trace("step", record.step), self._span("step", record.step)
+        for phase in record.phases:
+            own = self._span("step", record.step, phase.name)
+            yield Span(phase.name, trace, own, root, phase.start_ns, phase.end_ns, {"specscope.step": record.step})
+        attributes = {
+            "specscope.step": record.step,
+            "specscope.running": record.running,
+            "specscope.waiting": record.waiting,
+            "specscope.blocks_used": record.blocks_used,
+            "specscope.blocks_free": record.blocks_free,
+            "specscope.speculation": record.speculation,
+            "specscope.speculation_off": record.speculation_off,
+            "specscope.phase.names": [phase.name for phase in record.phases],
+            "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
+            "specscope.requests": [part.request for part in record.requests],
+            "specscope.admitted": [info.id for info in record.admitted],
+            "specscope.preempted": list(record.preempted),
+            "specscope.finished": [end.info.id for end in record.finished],
+        }
+        yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
+
+    def _root(self, end: RequestEnd, step: int) -> Span:
+        """`text_completion {model}` with the GenAI conventions' attributes, for any viewer of model calls."""
+        params, info = end.info.params, end.info
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.provider.name": "specscope",
+            "gen_ai.request.model": self.run.target,
+            "gen_ai.response.model": self.run.target,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_k": params.top_k,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.frequency_penalty": params.frequency_penalty,
+            "gen_ai.request.presence_penalty": params.presence_penalty,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.seed": params.seed,
+            "gen_ai.request.stop_sequences": list(params.stop),
+            "gen_ai.response.finish_reasons": [end.reason.value],
+            "gen_ai.usage.input_tokens": len(info.prompt_tokens),
+            "gen_ai.usage.output_tokens": len(end.output),
+            "specscope.request.id": info.id,
+            "specscope.step": step,
+            "specscope.finish.stop": escape(end.stop.encode("utf-8", "surrogatepass")),
+            "specscope.finish.error": end.error,
+            "specscope.request.labels": json.dumps(dict(info.labels)),
+        }
+        if self.run.text:
+            attributes["specscope.output.tokens"] = end.output.tolist()
+            attributes["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
+        name = f"text_completion {self.run.target}"
+        return Span(name, self._trace(info.id), self._span(info.id), 0, info.arrival_ns, end.finished_ns, attributes)
+
+
+def resource_attributes(run: RunInfo) -> dict[str, Any]:
+    """RunInfo as resource attributes; `unspan.run_info` reads it back."""
+    return {
+        "service.name": "specscope",
+        "service.version": run.versions.get("specscope", ""),
+        "service.instance.id": run.run_id,
+        "specscope.run.id": run.run_id,
+        "specscope.run.target": run.target,
+        "specscope.run.revision": run.revision,
+        "specscope.run.drafter": run.drafter,
+        "specscope.run.draft_model": run.draft_model,
+        "specscope.run.tree": run.tree,
+        "specscope.run.device": run.device,
+        "specscope.run.dtype": run.dtype,
+        "specscope.run.backend": run.backend,
+        "specscope.run.seed": run.seed,
+        "specscope.run.eos_tokens": list(run.eos_tokens),
+        "specscope.run.max_context": run.max_context,
+        "specscope.run.blocks": run.blocks,
+        "specscope.run.block_size": run.block_size,
+        "specscope.run.params": json.dumps(dict(run.params)),
+        "specscope.run.versions": json.dumps(dict(run.versions)),
+        "specscope.run.text": run.text,
+    }
+
+
+def is_capture_resource(attributes: Mapping[str, Any]) -> bool:
+    """Whether spans with this resource are ours."""
+    return "specscope.run.id" in attributes

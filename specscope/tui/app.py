@@ -1,0 +1,376 @@
+"""ScopeApp: the one screen, live and over a capture."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable
+from typing import ClassVar
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import BindingType
+from textual.containers import Container
+from textual.screen import Screen
+from textual.timer import Timer
+
+from specscope.debug.session import Control, Session
+from specscope.trace.records import FinalKind
+from specscope.tui.ask import Ask
+from specscope.tui.bars import Banner, Hints, StatusBar
+from specscope.tui.governor import FrameGovernor
+from specscope.tui.help import HelpScreen
+from specscope.tui.keys import KEYS, bindings
+from specscope.tui.ledger import Ledger
+from specscope.tui.lengths import LengthsPanel
+from specscope.tui.look import Look
+from specscope.tui.output import OutputPanel
+from specscope.tui.palette import DARK, LIGHT
+from specscope.tui.panel import Panel
+from specscope.tui.rates import RatesPanel
+from specscope.tui.requests import RequestsPanel
+from specscope.tui.slider import Slider
+from specscope.tui.text import clean
+from specscope.tui.tree import TreePanel
+
+PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
+
+
+class ScopeApp(App[None]):
+    """Shows `session.history` at `session.position`; keys move the session, a timer lets it take in what is new."""
+
+    TITLE = "specscope"
+    CSS_PATH = "scope.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings())
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+
+    def __init__(self, session: Session, *, title: str = "", fps: float = 10) -> None:
+        super().__init__()
+        self.session = session
+        self.scope_title = title
+        self.governor = FrameGovernor(fps)
+        self.ledger = Ledger(session.history)
+        self.chosen: str | None = None
+        self.pooled = True
+        self.playing = False
+        self.lost = ""
+        self._picked = False  # whether the request was chosen by hand
+        self._due = 0.0  # when a playing replay moves on
+        self._timer: Timer | None = None
+        self._panels: tuple[Panel, ...] = ()
+        self._stamp: object = None
+        self.animation_level = "none"
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = DARK.name
+
+    # -- the screen ---------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """All panels, whatever the size: the style sheet arranges and hides them."""
+        yield StatusBar("status")
+        yield Banner("banner")
+        with Container(id="body"):
+            yield RequestsPanel("requests")
+            yield TreePanel("tree")
+            yield RatesPanel("rates")
+            yield LengthsPanel("lengths")
+            yield OutputPanel("output")
+        yield Slider("slider")
+        yield Hints("hints")
+
+    def on_mount(self) -> None:
+        """Show what there is, then begin to look for more."""
+        self._panels = tuple(self.screen.query(Panel))
+        self.screen.query_one(RequestsPanel).focus()
+        self.theme_changed_signal.subscribe(self, lambda _: self.look())
+        self._poll()
+        self.look()
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        self.governor.start()
+        self._wait()
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our own colours, for themes that are not ours."""
+        return dict((DARK if self.current_theme.dark else LIGHT).variables)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every key is a command as well."""
+        for key in KEYS:
+            yield SystemCommand(key.command, f"{key.help} ({key.label})", self._runner(key.action))
+        for command in super().get_system_commands(screen):
+            if command.title in ("Theme", "Screenshot"):
+                yield command
+
+    def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
+        return lambda: self.run_action(action)
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Look again after the governor's interval; over a capture that stands still there is nothing to look for."""
+        if self._timer is None and (self.session.control is not None or self.playing):
+            self._timer = self.set_timer(self.governor.tick(), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._poll()
+        self._play()
+        if self._moved():
+            self.look()
+        self._wait()
+
+    def _poll(self) -> None:
+        if self.lost:
+            return
+        try:
+            self.session.poll()
+        except Exception as error:  # an engine that cannot be heard must not take the records with it
+            self.lost = f"{type(error).__name__}: {error}"
+
+    def _play(self) -> None:
+        """Move a playing replay on, in the time the run took."""
+        steps, now = self.session.history.steps, time.monotonic()
+        if not self.playing or now < self._due:
+            return
+        at = self.session.position + 1
+        if at >= len(steps):
+            self.playing = False
+            return
+        self.session.goto(at)
+        took = (steps[at].end_ns - steps[at].start_ns) / 1e9 if steps[at].phases else 0.0
+        self._due = now + min(max(took, PLAY_SHORTEST), PLAY_LONGEST)
+
+    def _moved(self) -> bool:
+        """Whether anything on the screen could have changed since the last look."""
+        session, history = self.session, self.session.history
+        control = session.control
+        engine = (control.status, control.progress, control.error) if control is not None else None
+        stamp = (
+            *(len(history.steps), session.position, session.follow, history.dropped, len(history.requests)),
+            *(engine, self.lost, self.playing),
+        )
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        return True
+
+    # -- what is shown ------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Show the session as it stands; panels draw what changed for them."""
+        if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
+            return
+        self.ledger.update()
+        self._choose_request()
+        look = Look(
+            self.session,
+            self.ledger,
+            self.chosen,
+            self.pooled,
+            self.current_theme.dark,
+            self.scope_title,
+            self.playing,
+            self.lost,
+        )
+        self._panels[0].screen.set_class(bool(look.error), "failed")
+        for panel in self._panels:
+            panel.show(look)
+
+    def _choose_request(self) -> None:
+        """Keep to the request chosen by hand; else the eldest in the batch of the position."""
+        history = self.session.history
+        if self._picked and self.chosen in history.requests:
+            return
+        at = self.session.position
+        batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
+        if batch:
+            self.chosen = batch[0].request
+        elif self.chosen not in history.requests:
+            self.chosen = next(iter(history.requests), None)
+
+    def _say(self, text: str) -> None:
+        self.clear_notifications()
+        self.notify(clean(text), timeout=3, markup=False)
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def action_pause(self) -> None:
+        """Pause or resume the engine; where there is none, play or stop."""
+        if self.session.live:
+            self.session.toggle_pause()
+        elif not self.session.history.steps:
+            self._say("nothing was recorded")
+        else:
+            self.playing = not self.playing
+            if self.playing and self.session.position >= len(self.session.history.steps) - 1:
+                self.session.goto(0)
+            self._due = 0.0
+            self._wait()
+        self.look()
+
+    def _goto(self, position: int) -> None:
+        self.playing = False
+        self.session.goto(position)
+        self.look()
+
+    def action_forward(self) -> None:
+        """The next step."""
+        self.playing = False
+        before = self.session.position
+        self.session.forward()
+        if self.session.position == before and not self.session.live:
+            self._say("this is the last step")
+        self.look()
+
+    def action_backward(self) -> None:
+        """The step before."""
+        if self.session.position <= 0:
+            self._say("this is the first step")
+        self._goto(self.session.position - 1)
+
+    def action_jump(self, way: int) -> None:
+        """A twentieth of the run."""
+        self._goto(self.session.position + way * max(1, len(self.session.history.steps) // 20))
+
+    def action_first(self) -> None:
+        """The first step."""
+        self._goto(0)
+
+    def action_last(self) -> None:
+        """The newest step, and follow."""
+        self.playing = False
+        self.session.goto_end()
+        self.look()
+
+    def action_rejection(self, way: int) -> None:
+        """The next or previous step of the chosen request whose path ended in a rejection."""
+        request = self.session.history.requests.get(self.chosen or "")
+        if request is None:
+            self._say("no request is chosen")
+            return
+        place = self.ledger.place(request.id, self.session.position) - 1
+        if way < 0 and place >= 0 and request.engine_steps[place] < self.session.position:
+            place += 1  # its last step lies behind the position: that one is the first candidate
+        for at in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
+            verdict = request.steps[at].verdict
+            if verdict is not None and verdict.kind is FinalKind.RECOVERED:
+                self._picked = True
+                self._goto(request.engine_steps[at])
+                return
+        self._say(f"{request.id} has no {'later' if way > 0 else 'earlier'} rejection")
+
+    def action_choose(self, way: int) -> None:
+        """The request below or above."""
+        names = list(self.session.history.requests)
+        if not names:
+            self._say("no requests yet")
+            return
+        at = names.index(self.chosen) if self.chosen in names else 0
+        self._pick(names[min(max(at + way, 0), len(names) - 1)])
+
+    def _pick(self, name: str) -> None:
+        self.chosen, self._picked = name, True
+        self.look()
+
+    def action_scope(self) -> None:
+        """Figures of all requests, or of the chosen one."""
+        self.pooled = not self.pooled
+        self.look()
+
+    def action_zoom(self) -> None:
+        """The focused panel over the whole body, or back."""
+        body, focused = self.screen.query_one("#body"), self.focused
+        zoomed = body.query(".-zoom")
+        body.set_class(not zoomed, "-zoomed")
+        if zoomed:
+            zoomed.remove_class("-zoom")
+        elif isinstance(focused, Panel) and focused.parent is body:
+            focused.add_class("-zoom")
+        else:
+            body.query_one(TreePanel).add_class("-zoom")
+
+    def action_next_theme(self) -> None:
+        """Light or dark."""
+        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    def action_help(self) -> None:
+        """Keys, colours, figures."""
+        self.push_screen(HelpScreen())
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def action_ask_step(self) -> None:
+        """Go to a step by its number."""
+        steps = self.session.history.steps
+        if not steps:
+            self._say("there are no steps yet")
+            return
+
+        def answered(text: str | None) -> None:
+            number = (text or "").strip().replace(",", "")
+            if not number:
+                return
+            if not number.isascii() or not number.isdigit():
+                self._say(f"{number!r} is not a step number")
+                return
+            at = bisect_left(steps, int(number), key=lambda record: record.step)
+            if at >= len(steps) or steps[at].step != int(number):
+                self._say(f"there is no step {number}; this is the nearest")
+            self._goto(at)
+
+        self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
+
+    def _engine(self, what: str) -> Control | None:
+        """The engine, or a word on why there is none."""
+        if self.session.live:
+            return self.session.control
+        self._say(f"{what}: the engine has ended" if self.session.control is not None else f"{what}: this is a replay")
+        return None
+
+    def action_ask_prompt(self) -> None:
+        """Give the live engine a prompt."""
+        if self._engine("no new prompts") is None:
+            return
+
+        def answered(text: str | None) -> None:
+            control = self._engine("no new prompts") if text else None
+            if control is not None and text:
+                control.submit(text)
+                self._say("submitted")
+
+        self.push_screen(Ask("New prompt", "what the model is to go on from"), answered)
+
+    def action_cancel(self) -> None:
+        """End the chosen request."""
+        control = self._engine("nothing to cancel")
+        request = self.session.history.requests.get(self.chosen or "")
+        if control is None:
+            return
+        if request is None:
+            self._say("no request is chosen")
+        elif request.end is not None:
+            self._say(f"{request.id} has already ended ({request.state})")
+        else:
+            control.cancel(request.id)
+            self._say(f"cancelling {request.id}")
+
+    # -- mouse --------------------------------------------------------------------------------------------------
+
+    def on_slider_moved(self, event: Slider.Moved) -> None:
+        """The slider was clicked or dragged."""
+        if event.position >= len(self.session.history.steps) - 1:
+            self.action_last()
+        else:
+            self._goto(event.position)
+
+    def on_requests_panel_picked(self, event: RequestsPanel.Picked) -> None:
+        """A request was clicked."""
+        self._pick(event.name)
+
+
+def run_app(session: Session, *, title: str = "", fps: float = 10) -> None:
+    """Show a session until the user leaves. Ending its engine is left to the caller."""
+    ScopeApp(session, title=title, fps=fps).run()

@@ -1,0 +1,181 @@
+"""Ledger: what the run came to at any position, without counting from the start again.
+
+Running totals for what every request and every bucket of the plot needs, and checkpoints of the full counts; so a
+screen that is dragged through ten thousand steps adds up a few hundred at most for each place it stops at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from specscope.trace.history import History
+from specscope.trace.records import RequestStep, StepRecord
+from specscope.trace.stats import Acceptance, mean_tau
+
+EVERY = 512  # request steps between two checkpoints
+SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
+
+
+def _zero() -> array[int]:
+    return array("q", [0])
+
+
+@dataclass
+class Counts:
+    """Running totals after each item (an engine step, or a step of one request); index 0 is before the first."""
+
+    drafts: array[int] = field(default_factory=_zero)
+    accepted: array[int] = field(default_factory=_zero)
+    emitted: array[int] = field(default_factory=_zero)
+    total: Acceptance = field(default_factory=Acceptance)
+    marks: list[tuple[int, Acceptance]] = field(default_factory=lambda: [(0, Acceptance())])
+    unmarked: int = 0  # request steps since the last checkpoint
+
+    def add(self, parts: Iterable[RequestStep]) -> None:
+        """Take one more item, made of these request steps."""
+        for part in parts:
+            self.total.add(part)
+            self.unmarked += 1
+        self.drafts.append(self.total.drafts)
+        self.accepted.append(self.total.accepted)
+        self.emitted.append(self.total.emitted)
+        if self.unmarked >= EVERY:
+            self.unmarked = 0
+            self.marks.append((len(self.drafts) - 1, _copy(self.total)))
+
+    def upto(self, count: int, item: Callable[[int], Iterable[RequestStep]]) -> Acceptance:
+        """The full counts over the first `count` items; `item(i)` gives what `add` was given."""
+        if count >= len(self.drafts) - 1:
+            return self.total
+        begin, mark = self.marks[bisect_right(self.marks, count, key=lambda mark: mark[0]) - 1]
+        total = _copy(mark)
+        for at in range(begin, count):
+            for part in item(at):
+                total.add(part)
+        return total
+
+    def tau(self, begin: int, end: int) -> float | None:
+        """Mean acceptance length over the items from `begin` to before `end`."""
+        drafts = self.drafts[end] - self.drafts[begin]
+        return Acceptance(drafts=drafts, accepted=self.accepted[end] - self.accepted[begin]).tau
+
+
+@dataclass
+class RequestLedger:
+    """One request, counted by its own steps."""
+
+    first: int  # the position at which it was first seen
+    counts: Counts = field(default_factory=Counts)
+    ended: int | None = None  # the position at which it ended
+    preempted: list[int] = field(default_factory=list)  # positions at which its KV was taken
+
+
+def _copy(counts: Acceptance) -> Acceptance:
+    new = Acceptance()
+    new.merge(counts)
+    return new
+
+
+class Ledger:
+    """Follows a history and answers for any position in it."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._seen = 0
+        self.counts = Counts()
+        self.requests: dict[str, RequestLedger] = {}
+        self._start: list[int] = []  # wall clock of each engine step
+        self._end: list[int] = []
+
+    def update(self) -> None:
+        """Take in the steps that are new."""
+        steps = self._history.steps
+        while self._seen < len(steps):
+            self._take(self._seen, steps[self._seen])
+            self._seen += 1
+
+    def _take(self, at: int, record: StepRecord) -> None:
+        self.counts.add(record.requests)
+        before = self._end[-1] if self._end else 0
+        self._start.append(record.start_ns if record.phases else before)
+        self._end.append(max(record.end_ns, before) if record.phases else before)
+        for info in record.admitted:
+            self._request(info.id, at)
+        for part in record.requests:
+            self._request(part.request, at).counts.add((part,))
+        for name in record.preempted:
+            self._request(name, at).preempted.append(at)
+        for end in record.finished:
+            self._request(end.info.id, at).ended = at
+
+    def _request(self, name: str, at: int) -> RequestLedger:
+        if name not in self.requests:
+            self.requests[name] = RequestLedger(first=at)
+        return self.requests[name]
+
+    def place(self, name: str, position: int) -> int:
+        """How many steps of its own the request had made by `position`."""
+        request = self._history.requests.get(name)
+        return bisect_right(request.engine_steps, position) if request else 0
+
+    def acceptance(self, position: int, request: str | None) -> Acceptance:
+        """Counts up to and with `position`: of one request, or of all."""
+        if request is None:
+            return self.counts.upto(position + 1, lambda at: self._history.steps[at].requests)
+        if request not in self.requests:
+            return Acceptance()
+        steps = self._history.requests[request].steps
+        return self.requests[request].counts.upto(self.place(request, position), lambda at: (steps[at],))
+
+    def mean_tau(self, position: int) -> tuple[float | None, int]:
+        """The mean over requests of each one's tau up to `position`, and how many requests have one."""
+        parts = []
+        for name, request in self.requests.items():
+            place, counts = self.place(name, position), request.counts
+            if counts.drafts[place]:
+                parts.append(Acceptance(drafts=counts.drafts[place], accepted=counts.accepted[place]))
+        return mean_tau(parts), len(parts)
+
+    def state(self, name: str, position: int) -> str:
+        """What the request was at, by `position`: `later`, `prefill`, `running`, `preempted`, or why it ended."""
+        request, history = self.requests.get(name), self._history.requests.get(name)
+        if request is None or history is None or request.first > position:
+            return "later"
+        if request.ended is not None and request.ended <= position and history.end is not None:
+            return history.end.reason.value
+        place = self.place(name, position)
+        last = history.engine_steps[place - 1] if place else -1
+        taken = bisect_right(request.preempted, position)
+        if taken and request.preempted[taken - 1] >= last:
+            return "preempted"
+        return "running" if place and history.steps[place - 1].verdict is not None else "prefill"
+
+    def lengths(self, position: int, request: str | None, width: int) -> tuple[list[float | None], int]:
+        """Mean acceptance length in at most `width` buckets up to `position`, and the steps in a bucket.
+
+        Buckets hold a power of two of steps, so that they stay where they are while the run grows.
+        """
+        counts = self.counts if request is None else self.requests[request].counts if request in self.requests else None
+        count = position + 1 if request is None else self.place(request, position)
+        if counts is None or count <= 0 or width <= 0:
+            return [], 1
+        size = 1
+        while -(-count // size) > width:
+            size *= 2
+        return [counts.tau(at, min(at + size, count)) for at in range(0, count, size)], size
+
+    def speed(self, position: int) -> float | None:
+        """Output tokens a second over the last seconds of the run before `position`."""
+        if not 0 <= position < len(self._end):
+            return None
+        begin = bisect_right(self._end, self._end[position] - SPEED_NS, hi=position)
+        elapsed = self._end[position] - self._start[begin]
+        tokens = self.counts.emitted[position + 1] - self.counts.emitted[begin]
+        return tokens * 1e9 / elapsed if elapsed > 0 else None
+
+    def elapsed(self, position: int) -> float:
+        """Seconds from the first step's start to the end of the step at `position`."""
+        return (self._end[position] - self._start[0]) / 1e9 if 0 <= position < len(self._end) else 0.0

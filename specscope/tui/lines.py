@@ -1,0 +1,100 @@
+"""Lines: a scrolling widget that draws ready-made lines, and redraws only those that changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from specscope.tui.palette import style, to_text
+from specscope.tui.text import Line
+
+
+@dataclass
+class Sheet:
+    """What a panel shows."""
+
+    lines: list[Line] = field(default_factory=list)
+    title: Line = ()
+    subtitle: Line = ()
+    cursor: int = -1  # a line drawn on a band of its own
+    keep: int = -1  # a line to be kept in view
+    head: int = 0  # lines at the top that do not scroll
+    actions: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)  # line -> (from, to, action)
+
+
+class Lines(ScrollView, can_focus=True, inherit_bindings=False):
+    """A scroll view over a sheet. Its own line API: no layout, no markup, no children."""
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll_up", "Scroll up", show=False),
+        Binding("down", "scroll_down", "Scroll down", show=False),
+    ]
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.sheet = Sheet()
+        self.dark = True
+
+    @property
+    def area(self) -> Size:
+        """The room for text: borders, padding and the scroll bar's place left out."""
+        return self.scrollable_content_region.size
+
+    def put(self, sheet: Sheet, dark: bool) -> None:
+        """Show this sheet."""
+        old, self.sheet = self.sheet, sheet
+        changed_colours = dark != self.dark
+        self.dark = dark
+        if changed_colours or sheet.title != old.title:
+            self.border_title = to_text(sheet.title, dark) if sheet.title else None
+        if changed_colours or sheet.subtitle != old.subtitle:
+            self.border_subtitle = to_text(sheet.subtitle, dark) if sheet.subtitle else None
+        size = Size(self.area.width, max(len(sheet.lines), self.area.height))
+        if size != self.virtual_size:
+            self.virtual_size = size
+        if sheet.keep >= 0 and (sheet.keep != old.keep or len(sheet.lines) != len(old.lines)):
+            self._keep(sheet.keep)
+        if changed_colours or sheet.head != old.head or len(sheet.lines) != len(old.lines):
+            self.refresh()
+            return
+        for y, line in enumerate(sheet.lines):
+            if line != old.lines[y] or (y == sheet.cursor) != (y == old.cursor):
+                row = y if y < sheet.head else y - self.scroll_offset.y
+                self.refresh(Region(0, row, self.size.width, 1))
+
+    def _keep(self, line: int) -> None:
+        """Scroll as little as brings a line into view."""
+        height, top, head = self.area.height, self.scroll_offset.y, self.sheet.head
+        if line < top + head or head >= height:
+            top = line - head
+        elif line >= top + height:
+            top = line - height + 1
+        self.scroll_to(y=max(0, top), animate=False, immediate=True, force=True)
+
+    def line_at(self, y: int) -> int:
+        """The line of the sheet that is shown in row `y`."""
+        return y if y < self.sheet.head else y + self.scroll_offset.y
+
+    def render_line(self, y: int) -> Strip:
+        """One row of the widget."""
+        width, base = self.size.width, self.rich_style
+        at = self.line_at(y)
+        if at >= len(self.sheet.lines):
+            return Strip.blank(width, base)
+        if at == self.sheet.cursor:
+            base += Style(bgcolor=self.app.theme_variables.get("row"))
+        segments = [Segment(text, base + style(ink, self.dark)) for text, ink in self.sheet.lines[at]]
+        strip = Strip(segments).adjust_cell_length(width, base)
+        for begin, end, action in self.sheet.actions.get(at, ()):
+            parts = [strip.crop(0, begin), strip.crop(begin, end), strip.crop(end, width)]
+            parts[1] = parts[1].apply_style(Style.from_meta({"@click": action}))
+            strip = Strip.join(parts)
+        return strip

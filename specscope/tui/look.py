@@ -1,0 +1,90 @@
+"""Look: what the screen is to show. Made anew for each refresh; panels read it and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from specscope.debug.session import Session
+from specscope.trace.history import History, RequestHistory
+from specscope.trace.records import Origin, RequestStep, StepRecord
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.ledger import Ledger
+
+
+@dataclass
+class Look:
+    """One moment of a session, and what of it was chosen."""
+
+    session: Session
+    ledger: Ledger
+    chosen: str | None = None  # the request whose tree and text are shown
+    pooled: bool = True  # figures over all requests, or over the chosen one
+    dark: bool = True
+    title: str = ""
+    playing: bool = False  # a replay that moves by itself
+    lost: str = ""  # why the engine can no longer be heard
+
+    def __post_init__(self) -> None:
+        self.position = self.session.position
+        self.steps = len(self.history.steps)
+
+    @property
+    def history(self) -> History:
+        """The records."""
+        return self.session.history
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What tokens stand for."""
+        return self.history.vocabulary
+
+    @cached_property
+    def record(self) -> StepRecord | None:
+        """The engine step that is looked at."""
+        return self.history.steps[self.position] if 0 <= self.position < self.steps else None
+
+    @cached_property
+    def request(self) -> RequestHistory | None:
+        """The chosen request."""
+        return self.history.requests.get(self.chosen) if self.chosen is not None else None
+
+    @cached_property
+    def part(self) -> tuple[int, RequestStep] | None:
+        """The chosen request's step that is looked at: (its place among its steps, the step)."""
+        return self.history.part(self.chosen, self.position) if self.chosen is not None else None
+
+    @property
+    def at(self) -> int:
+        """The position in the history of the chosen request's step; -1 where there is none."""
+        return self.request.engine_steps[self.part[0]] if self.request is not None and self.part is not None else -1
+
+    @property
+    def scope(self) -> str | None:
+        """The request that the figures are about, None for all."""
+        return None if self.pooled else self.chosen
+
+    @property
+    def scope_name(self) -> str:
+        """The scope in words."""
+        return "all requests" if self.pooled else (self.chosen or "no request")
+
+    def output(self) -> list[tuple[int, Origin]]:
+        """The chosen request's output tokens up to here, with their origins."""
+        return self.request.output(self.part[0] + 1) if self.request is not None and self.part is not None else []
+
+    @property
+    def status(self) -> str:
+        """`replay`, `playing`, or the state of the engine."""
+        control = self.session.control
+        if control is None:
+            return "playing" if self.playing else "replay"
+        if control.status == "ended" and self.playing:
+            return "playing"
+        return control.status
+
+    @property
+    def error(self) -> str:
+        """Why the engine ended, where it ended badly."""
+        control = self.session.control
+        return self.lost or (control.error if control is not None else "")

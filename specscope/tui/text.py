@@ -1,0 +1,121 @@
+"""Lines of styled text, and the small formats that every panel shares. Pure: no widgets, no markup."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from rich.cells import cell_len, set_cell_size
+
+from specscope.trace.vocabulary import Vocabulary
+
+Ink = Literal[
+    "text",
+    "strong",
+    "dim",
+    "faint",
+    "accent",
+    "warn",
+    "accepted",
+    "accepted-strong",
+    "rejected",
+    "bonus",
+    "recovered",
+    "target",
+    "prompt",
+    "bar",
+    "rail",
+    "key",
+]
+Line = Sequence[tuple[str, Ink]]
+
+NOTHING = "–"
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def line_width(line: Line) -> int:
+    """The cells that a line takes."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most `width` cells, an ellipsis where it was longer."""
+    if width <= 0:
+        return ""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def left(text: str, width: int) -> str:
+    """The text in exactly `width` cells, flush left."""
+    text = cut(text, width)
+    return text + " " * (width - cell_len(text))
+
+
+def right(text: str, width: int) -> str:
+    """The text in exactly `width` cells, flush right."""
+    text = cut(text, width)
+    return " " * (width - cell_len(text)) + text
+
+
+def clean(text: str) -> str:
+    """Model or user text on one line, safe for a terminal: control and format characters are escaped."""
+    return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥", "\r": "␍"}.get(c, repr(c)[1:-1]) for c in text)
+
+
+def show_token(vocabulary: Vocabulary, token: int) -> str:
+    """A token for people; a lone combining mark gets a circle to stand on."""
+    text = vocabulary.show(token)
+    return "◌" + text if text and unicodedata.combining(text[0]) else text
+
+
+def probability(value: float) -> str:
+    """A probability in at most five cells, never rounded to a 0 or 1 that it is not."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or value == 1:
+        return f"{value:.0f}"
+    if 0 < value < 0.0005:
+        return f"{value:.0e}"
+    return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where there is none."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage, or a dash."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.0f}%"
+
+
+def bar(share: float, width: int) -> str:
+    """A horizontal bar of `share` (0 to 1) of `width` cells, to an eighth of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:
+    """Join the parts with `gap` between, in order; those of the lowest numbers get their room first."""
+    given = [(rank, part) for rank, part in parts if line_width(part)]
+    kept: set[int] = set()
+    room = width
+    for at in sorted(range(len(given)), key=lambda at: given[at][0]):
+        need = line_width(given[at][1]) + (cell_len(gap) if kept else 0)
+        if need <= room:
+            kept.add(at)
+            room -= need
+        elif not kept:
+            return [(cut("".join(text for text, _ in given[at][1]), width), given[at][1][0][1])]
+    line: list[tuple[str, Ink]] = []
+    for at in sorted(kept):
+        line += [*([(gap, ink)] if line else ()), *given[at][1]]
+    return line

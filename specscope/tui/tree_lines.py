@@ -1,0 +1,165 @@
+"""A judged tree as aligned lines. Pure: the tree panel shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.cells import cell_len
+
+from specscope.trace.draw import MARKS, branches
+from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.text import Ink, Line, left, probability, right, show_token
+
+FINAL_MARK = "»"
+INKS: dict[Outcome, Ink] = {
+    Outcome.ACCEPTED: "accepted-strong",
+    Outcome.REJECTED: "rejected",
+    Outcome.UNTRIED: "faint",
+}
+Cell = Callable[[DraftTree, Verdict, int], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: how it is headed, how wide, and for which nodes it says something."""
+
+    head: str
+    width: int
+    cell: Cell
+
+
+def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float]) -> Cell:
+    """A cell that is blank for nodes of other outcomes."""
+    return lambda tree, v, n: probability(float(value(v, n))) if Outcome(int(v.outcome[n])) in outcomes else ""
+
+
+TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
+P = Column("p", 5, lambda tree, v, n: probability(float(v.p[n])))
+Q = Column("q", 5, lambda tree, v, n: probability(float(tree.q[n])))
+P_TRIAL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))
+Q_TRIAL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
+COIN = Column("coin", 5, _when(TRIED, lambda v, n: v.coin[n]))
+ACCEPT = Column("a", 7, lambda tree, v, n: _accept(v, n))
+RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
+
+# How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
+FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
+    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL)),
+    (3, (P, Q, COIN, ACCEPT, RESIDUAL)),
+    (3, (P, Q, COIN, ACCEPT)),
+    (2, (P, Q, COIN, ACCEPT)),
+    (1, (P, Q, COIN, ACCEPT)),
+    (2, (P, Q, COIN)),
+    (1, (P, Q, COIN)),
+    (1, (P, Q)),
+    (1, ()),
+)
+GAP = 2
+TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
+
+
+def _accept(v: Verdict, n: int) -> str:
+    """`< 0.812`: what the coin had to stay below, with the sign of how it fell."""
+    if Outcome(int(v.outcome[n])) not in TRIED:
+        return ""
+    return ("< " if v.coin[n] < v.accept_prob[n] else "≥ ") + right(probability(float(v.accept_prob[n])), 5)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A line of the tree before it is laid out."""
+
+    node: int  # the count of the nodes for the final token
+    lead: str
+    mark: str
+    token: str
+    ink: Ink
+
+
+def nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
+    """The lines of a tree depth first, the final token hung where it was drawn, after the children that failed."""
+    tree, count = step.tree, len(step.tree)
+    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
+    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), end])
+    rows = []
+    for node, lead in branches(grown):
+        if node == count:
+            kind: Ink = verdict.kind.value
+            text = f"{show_token(vocabulary, verdict.token)}  {kind}"
+            rows.append(Node(node, lead, FINAL_MARK, text, kind))
+        else:
+            outcome = Outcome(int(verdict.outcome[node]))
+            token = show_token(vocabulary, int(tree.token[node]))
+            rows.append(Node(node, lead, MARKS[outcome], token, INKS[outcome]))
+    return rows
+
+
+def squeeze(lead: str, indent: int) -> str:
+    """The branch characters with `indent` cells a level in place of three."""
+    return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
+
+
+def _form(rows: Sequence[Node], width: int) -> tuple[int, tuple[Column, ...], int]:
+    """The richest form that fits, and the room it leaves for branch, mark and token."""
+    for indent, columns in FORMS:
+        room = width - sum(column.width + GAP for column in columns)
+        need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
+        if need <= room:
+            break
+    longest = max(len(row.lead) // 3 * indent + 2 + cell_len(row.token) for row in rows)
+    return indent, columns, min(room, max(longest, 24))
+
+
+def tree_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int) -> tuple[Line, list[Line], int]:
+    """(the head of the columns, a line a node, which line is the final token's) for a panel of this width."""
+    rows = nodes(step, verdict, vocabulary)
+    indent, columns, room = _form(rows, width)
+    head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
+    lines: list[Line] = []
+    final = 0
+    for row in rows:
+        lead = squeeze(row.lead, indent)
+        line: list[tuple[str, Ink]] = [(lead, "accepted" if row.ink == "accepted-strong" else "rail")]
+        line += [(row.mark + " ", row.ink), (left(row.token, room - len(lead) - 2), row.ink)]
+        if row.node == len(step.tree):
+            final = len(lines)
+            line.append((_final_cells(verdict, columns), "text"))
+        else:
+            ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
+            line += [(_cells(step.tree, verdict, row.node, columns), ink)]
+        lines.append(line)
+    return head, lines, final
+
+
+def _heading(column: Column) -> str:
+    return left(f"  {column.head}", column.width) if column is ACCEPT else right(column.head, column.width)
+
+
+def _cells(tree: DraftTree, verdict: Verdict, node: int, columns: Sequence[Column]) -> str:
+    return "".join(" " * GAP + right(column.cell(tree, verdict, node), column.width) for column in columns)
+
+
+def _final_cells(verdict: Verdict, columns: Sequence[Column]) -> str:
+    """The final token was drawn, not tried: its p and its coin."""
+    texts = {P: probability(verdict.final_p), COIN: probability(verdict.final_coin)}
+    return "".join(" " * GAP + right(texts.get(column, ""), column.width) for column in columns)
+
+
+def how_drawn(tree: DraftTree) -> str:
+    """How the nodes were drawn, in a word or two."""
+    names = {
+        Drawn.DETERMINISTIC: "deterministic",
+        Drawn.WITHOUT_REPLACEMENT: "sampled, not replaced",
+        Drawn.WITH_REPLACEMENT: "sampled",
+    }
+    found = [names[kind] for kind in names if np.any(tree.drawn == kind)]
+    return " + ".join(found)
+
+
+def result(step: RequestStep, verdict: Verdict) -> str:
+    """`accepted 3 of 5`: of the depth that the tree reached."""
+    return f"accepted {verdict.accepted} of {step.tree.max_depth}" if len(step.tree) else "nothing drafted"

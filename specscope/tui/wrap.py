@@ -1,0 +1,77 @@
+"""Wrapper: wraps coloured output as it grows, without starting again for every token."""
+
+from __future__ import annotations
+
+import codecs
+
+from rich.cells import cell_len
+
+from specscope.tui.text import Ink, Line
+
+
+class Wrapper:
+    """Takes bytes and inks; gives lines of at most `width` cells, broken at spaces where there are any.
+
+    A character whose bytes come with several tokens takes the ink of the one that completes it.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = max(1, width)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._done: list[Line] = []
+        self._row: list[tuple[str, Ink]] = []  # the line that is being filled, a character each
+        self._cells = 0
+        self._space = -1  # index after the last space in the row
+
+    def feed(self, piece: bytes, ink: Ink) -> None:
+        """Add the text of a token."""
+        for char in self._decoder.decode(piece):
+            self._put(char, ink)
+
+    def note(self, text: str, ink: Ink) -> None:
+        """Add text that is not the model's; bytes that wait for their rest are given up."""
+        for char in self._decoder.decode(b"", True) + text:
+            self._put(char, ink)
+        self._decoder.reset()
+
+    def _put(self, char: str, ink: Ink) -> None:
+        if char == "\n":
+            self._break(len(self._row))
+            return
+        if char == "\t":
+            char = " "
+        elif not char.isprintable():
+            for part in repr(char)[1:-1]:
+                self._put(part, "dim")
+            return
+        cells = cell_len(char)
+        if self._cells + cells > self.width:
+            if char == " ":
+                self._break(len(self._row))
+                return
+            self._break(self._space if self._space > 0 else len(self._row))
+        self._row.append((char, ink))
+        self._cells += cells
+        if char == " ":
+            self._space = len(self._row)
+
+    def _break(self, at: int) -> None:
+        self._done.append(_runs(self._row[:at]))
+        self._row = self._row[at:]
+        self._cells = sum(cell_len(char) for char, _ in self._row)
+        self._space = -1
+
+    def lines(self) -> list[Line]:
+        """All lines, the unfinished one last."""
+        return [*self._done, _runs(self._row)] if self._row or not self._done else list(self._done)
+
+
+def _runs(row: list[tuple[str, Ink]]) -> Line:
+    """Join neighbours of the same ink."""
+    out: list[tuple[str, Ink]] = []
+    for char, ink in row:
+        if out and out[-1][1] == ink:
+            out[-1] = (out[-1][0] + char, ink)
+        else:
+            out.append((char, ink))
+    return out

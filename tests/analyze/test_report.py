@@ -1,0 +1,267 @@
+"""The figures of a report, on histories small enough to count by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.analyze.report import build_report
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinalKind, FinishReason
+from specscope.trace.stats import Acceptance, mean_tau
+
+from .histories import RUN, demo, end, history, info, record, step
+
+FORK = "[(0,),(1,),(0,0)]"  # nodes: 0 and 1 below the root, 2 below 0
+A = info("a", "Say hello", {"kind": "chat"})
+B = info("b", "def f(", {"kind": "code", "lang": "py"}, temperature=0.5, seed=3)
+
+
+def small() -> History:
+    """Two requests: a with steps without draft, rejected, a whole path; b with a whole chain, then one of three."""
+    return history(
+        [
+            record(0, [step("a", prefill=True)], (1, 2, 10, 3, 4), admitted=(A, B), waiting=1),
+            record(1, [step("a", final=40), step("b", "3", (0, 1, 2), (11, 12, 13), 14)], (3, 2, 20, 3, 4)),
+            record(
+                2,
+                [step("a", "2", (), (21, 22), 23), step("b", "3", (0,), (31, 32, 33), 34, emitted=1)],
+                (2, 2, 60, 3, 4),
+                finished=(end(B, [11, 12, 13, 14, 31], FinishReason.STOP, stop="t13"),),
+                blocks_used=25,
+                blocks_free=75,
+                preempted=("a",),
+            ),
+            record(
+                3,
+                [step("a", FORK, (0, 2), (41, 42, 43), 44)],
+                (1, 2, 10, 3, 4),
+                finished=(end(A, [40, 23, 41, 43, 44]),),
+                speculation=False,
+                speculation_off="batch above 8",
+            ),
+        ]
+    )
+
+
+def test_pooled_and_per_request_figures() -> None:
+    report = build_report(small(), source="x")
+    pooled = report.pooled.acceptance
+    assert (pooled.steps, pooled.drafts, pooled.drafted, pooled.accepted) == (5, 4, 11, 6)
+    assert pooled.tau == 2.5
+    assert pooled.rate == 6 / 11
+    assert pooled.depth_rate == 6 / 10
+    assert (report.pooled.committed, pooled.emitted, report.pooled.tokens_per_step) == (11, 10, 2.0)
+    assert report.means.tau == (2.0 + 3.0) / 2
+    assert report.means.rate == pytest.approx((2 / 5 + 4 / 6) / 2)
+    assert report.means.depth_rate == pytest.approx((2 / 4 + 4 / 6) / 2)
+    assert report.means.tokens_per_step == pytest.approx((5 / 3 + 5 / 2) / 2)
+    assert report.pooled.acceptance.kinds == Counter({FinalKind.TARGET: 1, FinalKind.BONUS: 2, FinalKind.RECOVERED: 2})
+    assert report.pooled.final_shares == {FinalKind.TARGET: 0.2, FinalKind.BONUS: 0.4, FinalKind.RECOVERED: 0.4}
+
+
+def test_positions() -> None:
+    rows = [dataclasses.astuple(at) for at in build_report(small(), source="x").pooled.positions]
+    assert rows == [
+        (1, 4, 4, 3, 3 / 4, 3 / 4, 3 / 4),
+        (2, 4, 3, 2, 2 / 4, 2 / 4, 2 / 3),
+        (3, 2, 1, 1, 1 / 4, 1 / 2, 1 / 1),
+    ]
+
+
+def test_time_and_load() -> None:
+    report = build_report(small(), source="x")
+    engine = report.engine
+    assert engine.wall_s == pytest.approx(0.320)  # the fourth step begins at 300 ms and takes 20
+    assert engine.stepping_s == pytest.approx(0.020 + 0.032 + 0.071 + 0.020)
+    assert engine.tokens_per_s == pytest.approx(10 / 0.320)
+    assert engine.tokens_per_stepping_s == pytest.approx(10 / 0.143)
+    assert (engine.steps, engine.peak_running, engine.peak_waiting, engine.preempted) == (4, 2, 1, 1)
+    assert engine.peak_kv_usage == 0.25
+    assert engine.speculation_off == {"batch above 8": 1}
+    assert [phase.name for phase in report.phases] == ["schedule", "draft", "forward", "verify", "commit"]
+    forward = report.phases[2]
+    assert (forward.steps, forward.median_ms) == (4, 15.0)
+    assert forward.total_s == pytest.approx(0.100)
+    assert forward.share == pytest.approx(100 / 143)
+    assert sum(phase.share for phase in report.phases) == pytest.approx(1)
+
+
+def test_requests_in_full_worst_acceptance_first() -> None:
+    first, second = build_report(small(), source="x").requests
+    assert (first.id, first.prompt, first.finish, first.preempted) == ("a", "Say hello", "length", 1)
+    assert first.token_ids == [40, 23, 41, 43, 44]
+    assert first.origins == ["target", "recovered", "accepted", "accepted", "bonus"]
+    assert first.output == "t40 t23 t41 t43 t44 "
+    assert first.figures.acceptance.counts == [2, 1, 1]
+    assert (first.queued_s, first.total_s) == (0.002, 3.0)
+    assert first.prompt_token_ids == [5, 6, 7]
+    assert (second.id, second.stop, second.labels) == ("b", "t13", {"kind": "code", "lang": "py"})
+    assert second.token_ids == [11, 12, 13, 14, 31]
+    assert second.origins == ["accepted"] * 3 + ["bonus", "accepted"]
+    assert second.output == "t11 t12 "  # cut at the stop string
+    assert second.pieces == ["t11 ", "t12 ", "t13 ", "t14 ", "t31 "]
+    assert second.figures.acceptance.counts == [2, 2, 1, 1]
+    assert second.params == SamplingParams(temperature=0.5, seed=3).to_dict()
+
+
+def test_requests_without_drafts_come_last() -> None:
+    whole = history([record(0, [step("plain"), step("good", "2", (0, 1)), step("bad", "2")])])
+    assert [one.id for one in build_report(whole, source="x").requests] == ["bad", "good", "plain"]
+
+
+def test_groups_by_label() -> None:
+    groups = build_report(small(), source="x").groups
+    assert list(groups) == ["kind", "lang"]
+    assert [(g.value, g.requests, g.figures.acceptance.tau, g.means.tau) for g in groups["kind"]] == [
+        ("chat", 1, 2.0, 2.0),
+        ("code", 1, 3.0, 3.0),
+    ]
+    assert [(g.value, g.requests) for g in groups["lang"]] == [(None, 1), ("py", 1)]
+
+
+def test_a_group_pools_its_requests_and_also_has_their_mean() -> None:
+    infos = [info(name, "", {"kind": "code"}) for name in "ab"]
+    parts = [[step("a", "1"), step("b", "1", (0,))], [step("a", "1")], [step("a", "1")]]
+    whole = history([record(n, p, admitted=tuple(infos) if n == 0 else ()) for n, p in enumerate(parts)])
+    [group] = build_report(whole, source="x").groups["kind"]
+    assert (group.requests, group.figures.acceptance.tau, group.means.tau) == (2, 1.25, 1.5)
+
+
+def test_params_that_differ_from_the_runs_are_counted_but_not_the_seed() -> None:
+    infos = (info("a", seed=5), info("b", top_k=3), info("c"))
+    whole = history([record(0, [step("a")], admitted=infos)])
+    assert build_report(whole, source="x").other_params == 1
+
+
+def test_an_empty_run() -> None:
+    report = build_report(History(), source="nothing.jsonl")
+    assert report.pooled.acceptance == Acceptance()
+    assert report.engine.tokens_per_s is None
+    assert (report.phases, report.timeline, report.requests, report.groups) == ([], [], [], {})
+    assert report.means.tau is None
+    assert report.run is None
+    assert report.warnings == ["nothing is known of the run: its header is missing"]
+    assert orjson.loads(orjson.dumps(report.to_dict())) == report.to_dict()
+
+
+def test_no_drafts_at_all() -> None:
+    report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
+    assert (report.pooled.acceptance.tau, report.pooled.acceptance.rate, report.means.tau) == (None, None, None)
+    assert report.pooled.tokens_per_step == 1.0
+    assert report.pooled.positions == []
+
+
+def test_a_capture_that_was_cut() -> None:
+    whole = small()
+    whole.requests["a"].end = None
+    whole.dropped = 4
+    report = build_report(whole, source="x", warnings=["the last line is torn"])
+    assert report.warnings[0] == "the last line is torn"
+    assert "4 records are missing" in report.warnings[1]
+    assert report.warnings[2].startswith("1 of 2 requests have no end")
+    [a, _] = report.requests
+    assert (a.finish, a.total_s, a.output) == (None, None, "t40 t23 t41 t43 t44 ")
+
+
+def test_output_tokens_in_no_known_step_are_told() -> None:
+    whole = history([record(1, [step("a", final=5)], admitted=(A,), finished=(end(A, [3, 4, 5]),))])
+    report = build_report(whole, source="x")
+    assert report.requests[0].missing_tokens == 2
+    assert any("2 output tokens of 1 requests" in line for line in report.warnings)
+
+
+def test_a_request_whose_admission_was_dropped() -> None:
+    report = build_report(history([record(1, [step("a")])]), source="x")
+    [one] = report.requests
+    assert (one.prompt, one.params, one.queued_s, one.labels, one.prompt_token_ids) == (None, None, None, {}, [])
+
+
+def test_text_left_out() -> None:
+    silent = dataclasses.replace(RUN, text=False)
+    bare = info("a")
+    whole = history([record(0, [step("a", final=40)], admitted=(bare,), finished=(end(bare, [40]),))], silent, {})
+    [one] = build_report(whole, source="x").requests
+    assert (one.prompt, one.output, one.pieces) == (None, None, [])
+    assert (one.token_ids, one.origins) == ([40], ["target"])
+
+
+def test_a_character_split_over_tokens_stands_where_it_was_completed() -> None:
+    whole = history([record(0, [step("a", "2", (0, 1), (3, 4), 5)])], pieces={3: b"\xe4\xbd", 4: b"\xa0", 5: b"\xe5"})
+    [one] = build_report(whole, source="x").requests
+    assert one.pieces == ["", "\u4f60", "\ufffd"]
+    assert one.output == "\u4f60\ufffd"
+
+
+def test_the_timeline_covers_every_draft_in_few_bins() -> None:
+    whole = history([record(10 + n, [step("a", "2", (0,) if n % 2 else ())]) for n in range(130)])
+    bins = build_report(whole, source="x").timeline
+    assert len(bins) <= 60
+    assert (bins[0].first_step, bins[-1].last_step) == (10, 139)
+    assert all(b.first_step == a.last_step + 1 for a, b in pairwise(bins))
+    assert (sum(part.drafts for part in bins), sum(part.accepted for part in bins)) == (130, 65)
+
+
+def test_strings_that_are_no_unicode_reach_json() -> None:
+    odd = info("a\ud800", "prompt \udcff", {"kind\ud801": "v\ud802"})
+    report = build_report(history([record(0, [], admitted=(odd,))]), source="dir/\udcff.jsonl", warnings=["\ud800"])
+    assert orjson.loads(orjson.dumps(report.to_dict()))["source"] == "dir/?.jsonl"
+
+
+def test_json_round_trips_and_holds_every_request_in_full() -> None:
+    report = build_report(demo(), source="run.jsonl")
+    values = orjson.loads(orjson.dumps(report.to_dict()))
+    assert values == report.to_dict()
+    assert values["run"]["target"] == RUN.target
+    for one in values["requests"]:
+        assert len(one["token_ids"]) == len(one["origins"]) == len(one["pieces"]) > 0
+        assert "".join(one["pieces"]) == one["output"]
+        assert one["acceptance"]["counts"][0] == one["acceptance"]["drafts"]
+        assert {"prompt", "labels", "params", "finish"} <= set(one)
+
+
+draws = st.lists(  # engine steps of (request, length of the chain, accepted)
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(0, 4), st.integers(0, 4)), max_size=4, unique_by=lambda t: t[0]
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(draws)
+def test_the_parts_add_up(steps: list[list[tuple[str, int, int]]]) -> None:
+    infos = tuple(info(name, "", {"kind": "left" if name in "ab" else "right"}) for name in "abcd")
+    records = [
+        record(
+            n,
+            [step(name, str(k) if k else None, range(min(k, took))) for name, k, took in parts],
+            admitted=infos if n == 0 else (),
+        )
+        for n, parts in enumerate(steps)
+    ]
+    report = build_report(history(records), source="x")
+    pooled = report.pooled.acceptance
+    for parts in (
+        [g.figures.acceptance for g in report.groups.get("kind", [])],
+        [r.figures.acceptance for r in report.requests],
+    ):
+        total = Acceptance()
+        for part in parts:
+            total.merge(part)
+        assert total == pooled
+    assert report.means.tau == mean_tau([one.figures.acceptance for one in report.requests])
+    assert sum(p.accepted for p in report.pooled.positions) == pooled.accepted
+    assert sum(part.drafts for part in report.timeline) == pooled.drafts
+    assert sum(len(one.token_ids) for one in report.requests) == pooled.emitted
+    taus = [one.figures.acceptance.tau for one in report.requests]
+    known = [tau for tau in taus if tau is not None]
+    assert taus == sorted(known) + [None] * (len(taus) - len(known))
+    assert orjson.loads(orjson.dumps(report.to_dict())) == report.to_dict()

@@ -1,0 +1,173 @@
+"""Random records: any tree, any verdict, floats without NaN, tokens whose bytes are no UTF-8 or nothing at all."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import (
+    FinalKind,
+    FinishReason,
+    Phase,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    Verdict,
+)
+from specscope.trace.tree import DraftTree
+from specscope.trace.vocabulary import Vocabulary
+
+TOKENS = 40
+text = st.text(st.characters(), max_size=12)  # lone surrogates among them
+clean_text = st.text(st.characters(codec="utf-8"), max_size=12)
+labels = st.dictionaries(clean_text, clean_text, max_size=2)
+times = st.integers(1, 2**62)
+counts = st.integers(0, 10**6)
+
+
+def floats(n, dtype):
+    width = 32 if dtype == np.float32 else 64
+    return hnp.arrays(dtype, n, elements=st.floats(allow_nan=False, allow_infinity=False, width=width))
+
+
+@st.composite
+def trees(draw, max_nodes=9):
+    n = draw(st.integers(0, max_nodes))
+    return DraftTree(
+        token=draw(hnp.arrays(np.int32, n, elements=st.integers(0, TOKENS - 1))),
+        parent=np.array([draw(st.integers(-1, i - 1)) for i in range(n)], dtype=np.int32),
+        q=draw(floats(n, np.float32)),
+        drawn=draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2))),
+    )
+
+
+@st.composite
+def verdicts(draw, tree):
+    n = len(tree)
+    path = tree.path_to(draw(st.integers(0, n - 1))) if n and draw(st.booleans()) else []
+    return Verdict(
+        outcome=draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2))),
+        p=draw(floats(n, np.float32)),
+        p_trial=draw(floats(n, np.float32)),
+        q_trial=draw(floats(n, np.float32)),
+        accept_prob=draw(floats(n, np.float64)),
+        coin=draw(floats(n, np.float64)),
+        residual_mass=draw(floats(n, np.float64)),
+        path=np.array(path, dtype=np.int32),
+        token=draw(st.integers(0, TOKENS - 1)),
+        kind=draw(st.sampled_from(FinalKind)),
+        final_p=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        final_coin=draw(st.floats(0, 1)),
+    )
+
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 5),
+    top_k=counts,
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 0.9),
+    repetition_penalty=st.floats(0.1, 3),
+    logit_bias=st.dictionaries(counts, st.floats(-100, 100), max_size=2),
+    seed=st.integers(0, 2**63 - 1),
+    max_tokens=st.integers(1, 10**6),
+    stop=st.lists(clean_text.filter(bool), max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+)
+
+
+@st.composite
+def infos(draw, name):
+    arrival = draw(times)
+    return RequestInfo(
+        id=name,
+        arrival_ns=arrival,
+        admitted_ns=arrival + draw(counts),
+        prompt=draw(text),
+        prompt_tokens=np.array(draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)), dtype=np.int32),
+        params=draw(params),
+        labels=draw(labels),
+    )
+
+
+@st.composite
+def runs(draw, max_steps=4):
+    """A few consecutive steps, in which requests come, run and end."""
+    alive: dict[str, RequestInfo] = {}
+    records = []
+    names = iter(f"r{i}" for i in range(100))
+    for step in range(draw(st.integers(1, max_steps))):
+        admitted = tuple(draw(infos(next(names))) for _ in range(draw(st.integers(0, 2))))
+        alive |= {info.id: info for info in admitted}
+        parts = []
+        for name in alive:
+            tree = draw(trees())
+            verdict = draw(st.none() | verdicts(tree))
+            parts.append(
+                RequestStep(
+                    request=name,
+                    index=draw(counts),
+                    context_len=draw(counts),
+                    prefill_tokens=draw(counts),
+                    drafter=draw(st.sampled_from(["ngram", "none"])) if verdict is not None else "none",
+                    tree=tree if verdict is not None else DraftTree.empty(),
+                    verdict=verdict,
+                    emitted=draw(st.integers(0, 5)) if verdict is not None else 0,
+                )
+            )
+        ending = [name for name in alive if draw(st.booleans())]
+        ends = tuple(
+            RequestEnd(
+                info=alive.pop(name),
+                finished_ns=draw(times),
+                reason=draw(st.sampled_from(FinishReason)),
+                stop=draw(text),
+                output=np.array(draw(st.lists(st.integers(0, TOKENS - 1), max_size=4)), dtype=np.int32),
+                error=draw(clean_text),
+            )
+            for name in ending
+        )
+        moments = sorted(draw(st.lists(times, min_size=6, max_size=6)))
+        phases = ("schedule", "draft", "forward", "verify", "commit")
+        records.append(
+            StepRecord(
+                step=step,
+                phases=tuple(Phase(n, a, b) for n, a, b in zip(phases, moments[:-1], moments[1:], strict=True)),
+                running=draw(counts),
+                waiting=draw(counts),
+                blocks_used=draw(counts),
+                blocks_free=draw(counts),
+                speculation=draw(st.booleans()),
+                speculation_off=draw(clean_text),
+                admitted=admitted,
+                requests=tuple(parts),
+                preempted=tuple(draw(st.lists(st.sampled_from(sorted(alive)), max_size=1))) if alive else (),
+                finished=ends,
+            )
+        )
+    return records
+
+
+pieces = st.fixed_dictionaries({i: st.binary(max_size=5) for i in range(TOKENS)})
+vocabularies = st.builds(Vocabulary, pieces, st.sets(st.integers(0, TOKENS - 1), max_size=3))
+
+RUN = RunInfo(
+    run_id="0123456789abcdef",
+    target="a/model",
+    revision="abc",
+    drafter="ngram",
+    draft_model="",
+    tree="3x4",
+    device="cpu",
+    dtype="float32",
+    backend="torch",
+    seed=3,
+    eos_tokens=(2, 7),
+    max_context=2048,
+    blocks=100,
+    block_size=16,
+    params=SamplingParams(temperature=0.7).to_dict(),
+    versions={"specscope": "0.1", "torch": "2"},
+)

@@ -1,0 +1,89 @@
+"""The bus: nothing lost where nothing may be, drops counted where they may."""
+
+import threading
+
+import pytest
+
+from specscope.trace.bus import Bus
+from tests.trace.samples import record
+
+
+def steps(count):
+    return [record(i, ()) for i in range(count)]
+
+
+def test_a_lossless_sink_gets_everything_and_the_wait_is_counted():
+    bus, seen, gate = Bus(), [], threading.Event()
+
+    def slow(item):
+        gate.wait(5)
+        seen.append(item.step)
+
+    subscription = bus.subscribe(slow, lossless=True, limit=4)
+    opener = threading.Timer(0.2, gate.set)
+    opener.start()
+    for item in steps(50):
+        bus.publish(item)
+    bus.close()
+    assert seen == list(range(50))
+    assert subscription.dropped == 0
+    assert subscription.waited_ns > 10**7
+
+
+def test_a_lossy_sink_drops_the_oldest_and_never_blocks():
+    bus, seen, gate = Bus(), [], threading.Event()
+
+    def stuck(item):
+        gate.wait(5)
+        seen.append(item.step)
+
+    subscription = bus.subscribe(stuck, limit=4)
+    for item in steps(50):
+        bus.publish(item)
+    dropped = bus.dropped
+    gate.set()
+    bus.close()
+    assert dropped > 0
+    assert subscription.waited_ns == 0
+    assert len(seen) + dropped == 50
+    assert seen[-1] == 49
+    assert seen == sorted(seen)
+
+
+def test_a_lossless_sink_that_fails_stops_the_publisher():
+    bus = Bus()
+
+    def full(item):
+        raise OSError("disk full")
+
+    subscription = bus.subscribe(full, lossless=True)
+    bus.publish(record(0, ()))
+    subscription.flush()
+    with pytest.raises(OSError, match="disk full"):
+        bus.publish(record(1, ()))
+    with pytest.raises(OSError, match="disk full"):
+        bus.close()
+
+
+def test_a_lossy_sink_that_fails_disturbs_nobody():
+    bus, seen = Bus(), []
+
+    def broken(item):
+        raise ValueError
+
+    bus.subscribe(broken)
+    bus.subscribe(lambda item: seen.append(item.step))
+    for item in steps(3):
+        bus.publish(item)
+    bus.close()
+    assert seen == [0, 1, 2]
+
+
+def test_flush_hands_over_what_was_published():
+    bus, seen = Bus(), []
+    bus.subscribe(lambda item: seen.append(item.step))
+    for item in steps(5):
+        bus.publish(item)
+    bus.flush()
+    assert seen == list(range(5))
+    bus.close()

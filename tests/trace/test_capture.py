@@ -1,0 +1,180 @@
+"""Capture files: the official format, value by value; torn tails, full disks, other programs' files."""
+
+import errno
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from opentelemetry.exporter.otlp.json.file import FileSpanExporter
+from opentelemetry.proto_json.trace.v1.trace import TracesData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from specscope.errors import UserError
+from specscope.trace.capture import CaptureWriter, line_json
+from specscope.trace.export import readable
+from specscope.trace.reading import CaptureReader, read_capture
+from specscope.trace.spans import Encoder, resource_attributes
+from specscope.trace.vocabulary import Vocabulary
+from tests.trace.strategies import RUN, runs, vocabularies
+
+
+def some_records(seed=0):
+    """A run of three steps with every kind of span in it."""
+    from tests.trace.samples import records
+
+    return records()
+
+
+@given(runs(), vocabularies)
+@settings(max_examples=40)
+def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
+    spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
+    resource = Resource(resource_attributes(RUN))
+    stream = io.StringIO()
+    FileSpanExporter(stream=stream).export([readable(span, resource) for span in spans])
+    official = json.loads(stream.getvalue())
+    ours = json.loads(line_json(resource.attributes, spans))
+    assert ours == official
+
+
+def test_a_file_follows_the_opentelemetry_proto_json_schema(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records())
+    lines = path.read_text().splitlines()
+    names = set()
+    for line in lines:
+        data = TracesData.from_json(line)
+        for by_resource in data.resource_spans:
+            for by_scope in by_resource.scope_spans:
+                for span in by_scope.spans or ():
+                    names.add(span.name)
+                    assert len(span.trace_id) == 16
+                    assert len(span.span_id) == 8
+                    assert span.end_time_unix_nano >= span.start_time_unix_nano > 0
+        raw = json.loads(line)
+        for span in raw["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+            assert re.fullmatch("[0-9a-f]{32}", span["traceId"])
+            assert isinstance(span["kind"], int)
+            assert isinstance(span["startTimeUnixNano"], str)
+    assert {"queue", "prefill", "decode_step", "engine_step", "forward", f"text_completion {RUN.target}"} <= names
+
+
+def write(path, records, vocabulary=None):
+    writer = CaptureWriter(path, RUN, vocabulary or Vocabulary({i: b"x%d" % i for i in range(60000)}))
+    for record in records:
+        writer(record)
+    writer.close()
+
+
+@given(records=runs(), vocabulary=vocabularies)
+@settings(max_examples=30)
+def test_a_file_reads_back_exactly(records, vocabulary, tmp_path_factory):
+    path = tmp_path_factory.mktemp("capture") / "run.jsonl"
+    write(path, records, vocabulary)
+    reader = read_capture(path)
+    assert reader.history.steps == records
+    assert reader.history.run == RUN
+
+
+def test_every_cut_is_read_up_to_the_cut(tmp_path):
+    path, cut = tmp_path / "run.jsonl", tmp_path / "cut.jsonl"
+    records = some_records()
+    write(path, records)
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole), 97):
+        cut.write_bytes(whole[:size])
+        reader = read_capture(cut)
+        assert reader.history.steps == records[: len(reader.history.steps)]
+        torn = len(whole[:size]) - (whole[:size].rfind(b"\n") + 1)
+        if torn:
+            assert f"{torn:,} of {size:,} bytes are lost" in reader.warnings[0]
+    cut.write_bytes(whole[: first // 2])
+    with pytest.raises(UserError, match="not a capture"):
+        read_capture(cut)
+
+
+def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records()[:-1])
+    assert "have no end" in read_capture(path).warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a capture: it is empty"),
+        (b"hello\n", "is not a capture"),
+        (b'{"a": 1}\n', "is not a capture"),
+        (b"[1, 2]\n", "is not a capture"),
+        (b"\xff\xfe\x00\x01\n", "is not a capture"),
+    ],
+)
+def test_what_is_no_capture_is_refused(tmp_path, content, message):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_capture(path)
+
+
+def test_another_programs_spans_are_refused_by_name(tmp_path):
+    path = tmp_path / "other.jsonl"
+    context = SpanContext(1, 2, False, TraceFlags(1))
+    with path.open("w") as stream:
+        FileSpanExporter(stream=stream).export(
+            [ReadableSpan("x", context, resource=Resource({"service.name": "shop"}), start_time=1, end_time=2)]
+        )
+    with pytest.raises(UserError, match=r"another program \(shop\)"):
+        read_capture(path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        CaptureReader(tmp_path / "nothing.jsonl")
+    with pytest.raises(UserError, match="Is a directory"):
+        CaptureReader(tmp_path)
+    with pytest.raises(UserError, match="cannot write"):
+        CaptureWriter(tmp_path / "no" / "where.jsonl", RUN, Vocabulary())
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, some_records())
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{broken}\n" + b"".join(lines[1:]))
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        read_capture(path)
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):
+    """A real file that takes half of the third write, then no more, as a full disk does."""
+    path = tmp_path / "run.jsonl"
+    records = some_records()
+    writer = CaptureWriter(path, RUN, Vocabulary())
+    monkeypatch.setattr("specscope.trace.capture.LINE_SPANS", 1)
+    writer(records[0])
+    real = writer._file
+
+    class FullDisk:
+        left = 100
+
+        def write(self, view):
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.left = 0
+            return real.write(view[:100])
+
+        def close(self):
+            real.close()
+
+    writer._file = FullDisk()
+    with pytest.raises(UserError, match="No space left on device; what was written before stays readable"):
+        writer(records[1])
+    writer.close()
+    reader = read_capture(path)
+    assert reader.history.steps == records[:1]
+    assert "100 of" in reader.warnings[0]

@@ -1,0 +1,327 @@
+"""Runs made up from fixed texts and a fixed seed: what an engine could have left behind, without an engine.
+
+The drafter guesses the next tokens of a text, right or wrong by the seed; right guesses are accepted, wrong ones
+rejected, so the text comes out whole and every number is of a believable size.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.debug.session import Session
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import (
+    FinalKind,
+    FinishReason,
+    Outcome,
+    Phase,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    Verdict,
+)
+from specscope.trace.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
+from specscope.trace.vocabulary import Vocabulary
+
+START_NS = 1_700_000_000_000_000_000
+MS = 1_000_000
+WIDE_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)]"
+
+TEXTS: dict[str, tuple[str, str, str]] = {  # id -> kind, prompt, what comes out
+    "r0": (
+        "code",
+        "def fibonacci(n):\n",
+        '    """Return the n-th Fibonacci number."""\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b'
+        "\n    return a\n\n\nprint([fibonacci(i) for i in range(10)])\n",
+    ),
+    "r1": (
+        "chat",
+        "Why is the sky blue?",
+        " Sunlight is scattered by the molecules of the air. Blue light is scattered more than red light, because its"
+        " waves are shorter, and so it comes to the eye from every part of the sky. Near the horizon the light has to"
+        " cross more air, and what is left of it is red. 🌅 That is why [b]sunsets[/b] are red.",
+    ),
+    "r2": (
+        "translate",
+        "Translate to German and Japanese: Good morning, how are you?",
+        " Guten Morgen, wie geht es dir? おはようございます、お元気ですか?",
+    ),
+    "r3": (
+        "summary",
+        "Summarise: Speculative decoding lets a small model guess several tokens, which a large model checks at once.",
+        " A small model guesses ahead, and a large one checks all of the guesses in one pass. Nothing is lost: what is"
+        " kept has exactly the distribution of the large model, and only the time it takes is smaller.",
+    ),
+}
+
+
+class Words:
+    """A vocabulary that grows with the texts it is given; characters beyond ASCII come as single bytes."""
+
+    def __init__(self) -> None:
+        self.vocabulary = Vocabulary(special={0})
+        self.vocabulary.pieces[0] = b"<|eos|>"
+        self._ids: dict[bytes, int] = {b"<|eos|>": 0}
+
+    def id(self, piece: bytes) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = len(self._ids)
+            self.vocabulary.pieces[self._ids[piece]] = piece
+        return self._ids[piece]
+
+    def ids(self, text: str) -> list[int]:
+        out: list[int] = []
+        for part in re.findall(r" ?[A-Za-z]+|\s+|.", text):
+            raw = part.encode()
+            out += [self.id(raw)] if part.isascii() else [self.id(raw[i : i + 2]) for i in range(0, len(raw), 2)]
+        return out
+
+
+@dataclass
+class Going:
+    """A request on its way."""
+
+    info: RequestInfo
+    target: list[int]
+    shape: TreeShape
+    drawn: Drawn
+    done: int = 0
+    steps: int = 0
+    drafter: str = "draft-model"
+    output: list[int] = field(default_factory=list)
+
+
+class Maker:
+    """Makes steps one by one; the same ones for the same seed."""
+
+    def __init__(self, seed: int = 7, chunk: int = 0) -> None:
+        self.words = Words()
+        self.history = History(run=run_info(), vocabulary=self.words.vocabulary)
+        self.rng = np.random.default_rng(seed)
+        self.going: list[Going] = []
+        self.waiting: list[Going] = []
+        self.ended: list[RequestEnd] = []
+        self.chunk = chunk  # prompts longer than this take a prefill step of their own
+        self.now = START_NS
+
+    def add(self, name: str, kind: str, prompt: str, text: str, tree: str = "5", drawn: Drawn | None = None) -> None:
+        shape = parse_tree(tree) if tree else TreeShape(())
+        rule = drawn if drawn is not None else (Drawn.WITH_REPLACEMENT if shape.is_chain else Drawn.DETERMINISTIC)
+        tokens = np.asarray(self.words.ids(prompt), dtype=np.int32)
+        labels = {"kind": kind} if kind else {}
+        info = RequestInfo(name, self.now, self.now + MS, prompt, tokens, SamplingParams(), labels)
+        names = {True: "draft-model", False: "eagle3"}
+        drafter = names[shape.is_chain] if len(shape) else "none"
+        self.waiting.append(Going(info, [*self.words.ids(text), 0], shape, rule, drafter=drafter))
+
+    def step(self, batch: int = 8) -> StepRecord:
+        admitted = []
+        while self.waiting and len(self.going) < batch:
+            self.going.append(self.waiting.pop(0))
+            admitted.append(self.going[-1].info)
+        parts, finished = [], []
+        for request in list(self.going):
+            parts.append(self._part(request))
+            if request.done >= len(request.target):
+                self.going.remove(request)
+                output = np.asarray(request.output, dtype=np.int32)
+                finished.append(RequestEnd(request.info, self.now, FinishReason.EOS, "", output))
+        used = sum((len(g.info.prompt_tokens) + g.done) // 16 + 1 for g in self.going)
+        step = len(self.history.steps)
+        return StepRecord(
+            step,
+            self._phases(),
+            len(parts),
+            len(self.waiting),
+            used,
+            256 - used,
+            True,
+            "",
+            tuple(admitted),
+            tuple(parts),
+            (),
+            tuple(finished),
+        )
+
+    def _phases(self) -> tuple[Phase, ...]:
+        phases = []
+        for name, ms in (("schedule", 1), ("draft", 9), ("forward", 24), ("verify", 2), ("commit", 1)):
+            phases.append(Phase(name, self.now, self.now + ms * MS))
+            self.now += ms * MS
+        return tuple(phases)
+
+    def _part(self, request: Going) -> RequestStep:
+        prompt = len(request.info.prompt_tokens)
+        index, request.steps = request.steps, request.steps + 1
+        if index == 0 and self.chunk and prompt > self.chunk:
+            return RequestStep(request.info.id, 0, 0, self.chunk, "none", DraftTree.empty(), None, 0)
+        tree, verdict = self._judge(request)
+        tokens = [*tree.token[verdict.path].tolist(), verdict.token]
+        emitted = min(len(tokens), len(request.target) - request.done)
+        context = 0 if index == 0 else prompt + request.done - 1
+        request.done += emitted
+        request.output += tokens[:emitted]
+        fed = prompt - 1 if index == 0 else 0
+        drafter = request.drafter if len(tree) else "none"
+        return RequestStep(request.info.id, index, context, fed, drafter, tree, verdict, emitted)
+
+    def _judge(self, request: Going) -> tuple[DraftTree, Verdict]:
+        shape = request.shape if request.done else TreeShape(())
+        n, rng, right = len(shape), self.rng, request.target[request.done :] + [0] * 16
+        token, good = np.zeros(n, np.int32), np.zeros(n, bool)
+        for node, above in enumerate(shape.parent):
+            on_path = above == ROOT or good[above]
+            hit = on_path and not any(good[e] for e in shape.children(above) if e < node) and rng.random() < 0.58
+            good[node] = hit
+            token[node] = right[shape.depth[node] - 1] if hit else rng.integers(1, len(self.words.vocabulary.pieces))
+        path: list[int] = []
+        outcome = np.zeros(n, np.uint8)
+        end = ROOT
+        while children := shape.children(end):
+            for child in children:
+                outcome[child] = Outcome.ACCEPTED if good[child] else Outcome.REJECTED
+                if good[child]:
+                    break
+            if not good[child]:
+                break
+            path.append(child)
+            end = child
+        kind = FinalKind.TARGET if not n else FinalKind.RECOVERED if shape.children(end) else FinalKind.BONUS
+        return self._numbers(request, token, outcome, path, kind, right[len(path)])
+
+    def _numbers(
+        self, request: Going, token: np.ndarray, outcome: np.ndarray, path: list[int], kind: FinalKind, final: int
+    ) -> tuple[DraftTree, Verdict]:
+        n, rng = len(token), self.rng
+        accepted, tried = outcome == Outcome.ACCEPTED, outcome != Outcome.UNTRIED
+        p = np.where(accepted, rng.uniform(0.35, 0.99, n), rng.beta(0.5, 9, n)).astype(np.float32)
+        fixed = request.drawn is Drawn.DETERMINISTIC
+        q = np.ones(n, np.float32) if fixed else rng.uniform(0.15, 0.95, n).astype(np.float32)
+        p = np.where(accepted, p, np.minimum(p, 0.8 * q)).astype(np.float32)
+        a = np.minimum(1, p.astype(float) / q)
+        coin = np.where(accepted, a * rng.uniform(0.02, 0.98, n), a + (1 - a) * rng.uniform(0.02, 0.98, n))
+        residual = np.where(outcome == Outcome.REJECTED, 1 - 0.6 * p.astype(float), 0.0)
+        parent = request.shape.parent if n else ()
+        tree = DraftTree.build(token.tolist(), parent, q.tolist(), request.drawn)
+        zero = np.zeros(n)
+        verdict = Verdict(
+            outcome,
+            p,
+            np.where(tried, p, 0).astype(np.float32),
+            np.where(tried, q, 0).astype(np.float32),
+            np.where(tried, a, zero),
+            np.where(tried, coin, zero),
+            residual,
+            np.asarray(path, np.int32),
+            final,
+            kind,
+            float(rng.uniform(0.2, 0.99)),
+            float(rng.uniform(0.01, 0.99)),
+        )
+        return tree, verdict
+
+    def run(self, limit: int = 1000, batch: int = 8) -> History:
+        while (self.going or self.waiting) and limit:
+            self.history.append(self.step(batch))
+            limit -= 1
+        return self.history
+
+
+def run_info() -> RunInfo:
+    return RunInfo(
+        "run-1",
+        "SmolLM2-135M-Instruct",
+        "abc",
+        "draft-model",
+        "SmolLM2-135M-Instruct",
+        "5",
+        "cpu",
+        "bfloat16",
+        "torch",
+        0,
+        (0,),
+        2048,
+        256,
+        16,
+        {},
+        {},
+    )
+
+
+def maker(seed: int = 7) -> Maker:
+    """Four requests: two chains, a wide tree, and one without drafts."""
+    made = Maker(seed, chunk=16)
+    for (name, (kind, prompt, text)), tree in zip(TEXTS.items(), ("5", WIDE_TREE, "", "3x4"), strict=True):
+        made.add(name, kind, prompt, text, tree, Drawn.WITHOUT_REPLACEMENT if tree == "3x4" else None)
+    return made
+
+
+def replay(position: int | None = None, seed: int = 7) -> Session:
+    """A finished run, looked at from `position`, from its end by default."""
+    history = maker(seed).run()
+    session = Session(history)
+    session.position = len(history.steps) - 1
+    if position is not None:
+        session.goto(position)
+    return session
+
+
+class FakeEngine:
+    """A Control in memory: makes a step a poll while it runs, or when it is told to."""
+
+    def __init__(self, made: Maker, status: str = "paused", ready: int = 0) -> None:
+        self.made, self.state, self.pending = made, status, ready
+        self.stage: tuple[str, float | None] = ("", None)
+        self.failure = ""
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+        self.closed = False
+
+    def poll(self, history: History) -> bool:
+        steps = self.pending or (1 if self.state == "running" else 0)
+        self.pending = 0
+        for _ in range(steps):
+            history.append(self.made.step())
+        return steps > 0
+
+    def pause(self) -> None:
+        self.state = "paused"
+
+    def resume(self) -> None:
+        self.state = "running"
+
+    def step(self) -> None:
+        self.pending, self.state = 1, "paused"
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        self.submitted.append(prompt)
+
+    def cancel(self, request: str) -> None:
+        self.cancelled.append(request)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def status(self) -> str:
+        return self.state
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        return self.stage
+
+    @property
+    def error(self) -> str:
+        return self.failure
+
+
+def live(ready: int = 20, status: str = "paused") -> tuple[Session, FakeEngine]:
+    """An engine that has made `ready` steps, and the session over it."""
+    engine = FakeEngine(maker(), status, ready)
+    return Session(engine.made.history, engine), engine

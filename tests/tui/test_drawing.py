@@ -1,0 +1,198 @@
+"""The pure parts: lines, columns, wrapping, and records that are odd."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from specscope.debug.session import Session
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep, StepRecord, Verdict
+from specscope.trace.tree import DraftTree
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.app import ScopeApp
+from specscope.tui.lengths import columns
+from specscope.tui.text import bar, cut, fit, left, line_width, probability, right
+from specscope.tui.tree_lines import tree_lines
+from specscope.tui.wrap import Wrapper
+
+from .sample import replay
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1, "1"), (0.5, "0.500"), (2e-5, "2e-05"), (0.99999, ">.999"), (1e-45, "1e-45"), (float("nan"), "nan")],
+)
+def test_probabilities_take_five_cells_and_do_not_lie(value, text):
+    assert probability(value) == text
+    assert len(text) <= 5
+
+
+def test_cells_are_counted_not_characters():
+    assert right("日本", 5) == " 日本"
+    assert left("日本語", 5) == "日本…"
+    assert cut("abcdef", 4) == "abc…"
+    assert cut("abc", 0) == ""
+    assert bar(0.5, 4) == "██"
+    assert bar(7, 2) == "██"
+
+
+def test_fit_keeps_what_matters_most_in_order():
+    parts = [(2, [("aaaa", "text")]), (0, [("bb", "text")]), (1, [("cc", "text")])]
+    assert "".join(text for text, _ in fit(parts, 20)) == "aaaa  bb  cc"
+    assert "".join(text for text, _ in fit(parts, 8)) == "bb  cc"
+    assert "".join(text for text, _ in fit(parts, 1)) == "…"
+
+
+def steps() -> list[RequestStep]:
+    return [part for record in replay().history.steps for part in record.requests if part.verdict is not None]
+
+
+@pytest.mark.parametrize("width", [20, 30, 45, 60, 100, 160])
+def test_a_tree_has_a_line_for_each_node_and_columns_in_line(width):
+    vocabulary = replay().history.vocabulary
+    for step in steps():
+        assert step.verdict is not None
+        head, lines, final = tree_lines(step, step.verdict, vocabulary, width)
+        assert len(lines) == len(step.tree) + 1
+        assert {line_width(line) for line in [head, *lines]} == {line_width(head)}
+        assert line_width(head) <= width
+        assert "»" in lines[final][1][0]
+
+
+def test_the_numbers_of_a_node_are_those_of_the_verdict():
+    step = next(step for step in steps() if len(step.tree) == 5 and step.verdict and 0 < step.verdict.accepted < 5)
+    assert step.verdict is not None
+    head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 120)
+    assert head[0][0].split() == ["p", "q", "p", "tried", "q", "tried", "coin", "a", "residual"]
+    v = step.verdict
+    want = [v.p[0], step.tree.q[0], v.p_trial[0], v.q_trial[0], v.coin[0]]
+    assert lines[0][-1][0].split()[:5] == [probability(float(value)) for value in want]
+    assert "<" in lines[0][-1][0]
+    refused = "".join(text for text, _ in lines[v.accepted])
+    assert "✗" in refused
+    assert "≥" in refused
+
+
+def test_plot_columns():
+    assert columns([1, 2, None, 3], 2, 3) == ["   █", "▁█ █"]
+    assert columns([], 2, 3) == ["", ""]
+
+
+def text_of(wrapper: Wrapper) -> list[str]:
+    return ["".join(text for text, _ in line) for line in wrapper.lines()]
+
+
+def test_wrapping_breaks_at_spaces_and_within_long_words():
+    wrapper = Wrapper(10)
+    for piece in (b"one two", b" three", b" fourteencharacters", b"\n\nend"):
+        wrapper.feed(piece, "accepted")
+    assert [line.rstrip() for line in text_of(wrapper)] == ["one two", "three", "fourteench", "aracters", "", "end"]
+    wide = Wrapper(5)
+    wide.feed("日本語".encode(), "bonus")
+    assert text_of(wide) == ["日本", "語"]
+
+
+def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
+    wrapper = Wrapper(20)
+    wrapper.feed("é".encode()[:1], "accepted")
+    wrapper.feed("é".encode()[1:], "recovered")
+    wrapper.feed(b"\xff", "bonus")
+    assert wrapper.lines() == [[("é", "recovered"), ("\ufffd", "bonus")]]
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    wrapper = Wrapper(40)
+    wrapper.feed(b"a\x1b[31mb\x07\x9b", "accepted")
+    wrapper.note("\u202e", "prompt")
+    assert all(char.isprintable() for line in text_of(wrapper) for char in line)
+
+
+def test_wrapping_as_it_grows_is_wrapping_at_once():
+    words = b"the quick brown fox jumps over the lazy dog again and again"
+    grown, whole = Wrapper(13), Wrapper(13)
+    for at in range(len(words)):
+        grown.feed(words[at : at + 1], "accepted")
+        grown.lines()
+    whole.feed(words, "accepted")
+    assert grown.lines() == whole.lines()
+    assert all(cell_len(line) <= 13 for line in text_of(whole))
+
+
+def verdict(token: int = 5, n: int = 0) -> Verdict:
+    zero, floats = np.zeros(n), np.zeros(n, np.float32)
+    return Verdict(
+        np.zeros(n, np.uint8), floats, floats, floats, zero, zero, zero, np.zeros(0, np.int32), token,
+        FinalKind.TARGET, float("nan"), 0.5,
+    )  # fmt: skip
+
+
+def odd_history() -> History:
+    """No phases, no admission, unknown tokens, markup and control characters in names, an end without steps."""
+    vocabulary = Vocabulary({1: b"", 2: b"\xe2\x82", 3: b"[b]bold[/b]", 4: "\u0301".encode(), 6: b"\x1b[2J"})
+    history = History(vocabulary=vocabulary)
+    name = "[red]\x1b[31m\n"
+    info = RequestInfo("", 0, 0, "", np.zeros(0, np.int32), SamplingParams(), {"kind": "[/]"})
+    tree = DraftTree.build([1, 2, 3, 4, 6, 99], [-1, 0, -1, 2, 2, 4])
+    parts = [
+        RequestStep(name, 0, 0, 0, "none", DraftTree.empty(), None, 0),
+        RequestStep(name, 1, 3, 0, "[drafter]", tree, verdict(2, 6), 9),
+        RequestStep(name, 2, 3, 0, "", DraftTree.empty(), verdict(10**6), 0),
+    ]
+    blank = StepRecord(0, (), 0, 0, 0, 0, False, "[why]", (), (), (), ())
+    history.append(blank)
+    for at, part in enumerate(parts, 1):
+        history.append(dataclasses.replace(blank, step=at, requests=(part,)))
+    history.append(dataclasses.replace(blank, step=9, admitted=(info,), preempted=("ghost", name)))
+    end = RequestEnd(info, 0, FinishReason.ERROR, "", np.zeros(0, np.int32), "[oops]\nno")
+    history.append(dataclasses.replace(blank, step=10, finished=(end,)))
+    return history
+
+
+@pytest.mark.parametrize("size", [(20, 6), (60, 20), (120, 40)])
+async def test_odd_records_do_not_stop_the_screen(size):
+    session = Session(odd_history())
+    session.goto_end()
+    app = ScopeApp(session, title="[i]title")
+    async with app.run_test(size=size) as pilot:
+        for name in list(session.history.requests):
+            app._pick(name)
+            for _ in range(2 * len(session.history.steps)):
+                await pilot.press(",")
+            await pilot.press("n", "s", *"......")
+            for panel in app._panels:
+                assert not any("cannot draw" in text for line in panel.sheet.lines for text, _ in line)
+    assert app.return_code in (0, None)
+
+
+async def test_a_panel_that_fails_says_so_and_recovers():
+    session = replay(5)
+    broken = session.history.requests["r0"].steps[5]
+    bad = dataclasses.replace(broken.verdict, outcome=np.zeros(0, np.uint8)) if broken.verdict else None
+    session.history.requests["r0"].steps[5] = dataclasses.replace(broken, verdict=bad)
+    app = ScopeApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert any("cannot draw this" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+        await pilot.press(",")
+        assert not any("cannot draw this" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+
+
+async def test_only_lines_that_changed_are_redrawn(monkeypatch):
+    session = replay(5)
+    app = ScopeApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        drawn: list[str] = []
+        for panel in app._panels:
+            real = panel.draw
+            monkeypatch.setattr(panel, "draw", lambda *a, real=real, id=panel.id: drawn.append(id) or real(*a))
+        app.look()
+        assert drawn == []  # nothing moved
+        app.pooled = False
+        app.look()
+        assert drawn == ["rates", "lengths"]

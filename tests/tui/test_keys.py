@@ -1,0 +1,268 @@
+"""What keys and the mouse do."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from specscope.debug.session import Session
+from specscope.trace.history import History
+from specscope.trace.records import FinalKind
+from specscope.tui.app import ScopeApp
+from specscope.tui.ask import Ask
+from specscope.tui.help import HelpScreen
+from specscope.tui.slider import Slider
+
+from .sample import live, replay
+
+
+@asynccontextmanager
+async def running(session: Session, size: tuple[int, int] = (120, 40)):
+    app = ScopeApp(session)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot
+
+
+def notes(app: ScopeApp) -> list[str]:
+    return [note.message for note in app._notifications]
+
+
+async def test_stepping_through_a_replay():
+    async with running(replay(5)) as (app, pilot):
+        await pilot.press(".")
+        assert app.session.position == 6
+        await pilot.press(",", ",")
+        assert app.session.position == 4
+        await pilot.press("end")
+        assert app.session.position == len(app.session.history.steps) - 1
+        await pilot.press(".")
+        assert "last step" in notes(app)[-1]
+        await pilot.press("home")
+        assert app.session.position == 0
+        await pilot.press(",")
+        assert "first step" in notes(app)[-1]
+        await pilot.press("pagedown")
+        assert app.session.position == max(1, len(app.session.history.steps) // 20)
+
+
+async def test_space_pauses_and_resumes_the_engine():
+    session, engine = live(3, "running")
+    async with running(session) as (_, pilot):
+        await pilot.press("space")
+        assert engine.state == "paused"
+        await pilot.press("p")
+        assert engine.state == "running"
+
+
+async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
+    session, _ = live(5, "paused")
+    async with running(session) as (_, pilot):
+        assert session.position == 4
+        await pilot.press(".")
+        await pilot.pause(0.3)
+        assert session.position == 5
+        await pilot.press(",")
+        assert (session.position, session.follow) == (4, False)
+        await pilot.press(".")
+        assert len(session.history.steps) == 6  # that step was there already
+
+
+async def test_space_plays_a_replay():
+    async with running(replay(3)) as (app, pilot):
+        await pilot.press("space")
+        assert app.playing
+        await pilot.pause(0.5)
+        assert app.session.position > 3
+        await pilot.press("space")
+        at = app.session.position
+        await pilot.pause(0.3)
+        assert app.session.position == at
+
+
+async def test_go_to_a_step_by_its_number():
+    async with running(replay(5)) as (app, pilot):
+        await pilot.press("g")
+        assert isinstance(app.screen, Ask)
+        await pilot.press("1", "7", "enter")
+        assert app.session.history.steps[app.session.position].step == 17
+        await pilot.press("g", "9", "9", "9", "9", "enter")
+        assert app.session.position == len(app.session.history.steps) - 1
+        assert "no step 9999" in notes(app)[-1]
+        await pilot.press("g", "x", "enter")
+        assert "not a step number" in notes(app)[-1]
+        await pilot.press("g", "escape")
+        assert not isinstance(app.screen, Ask)
+
+
+async def test_next_and_previous_rejection():
+    async with running(replay(0)) as (app, pilot):
+        await pilot.press("n")
+        first = app.session.position
+        part = app.session.history.part(app.chosen or "", first)
+        assert part is not None
+        assert part[1].verdict is not None
+        assert part[1].verdict.kind is FinalKind.RECOVERED
+        await pilot.press("n")
+        assert app.session.position > first
+        await pilot.press("N")
+        assert app.session.position == first
+        await pilot.press("N")
+        assert "no earlier rejection" in notes(app)[-1]
+
+
+async def test_the_rejection_before_a_position_that_the_request_had_no_part_in():
+    async with running(replay()) as (app, pilot):
+        app._pick("r3")  # ended long before the end of the run
+        await pilot.press("N")
+        request = app.session.history.requests["r3"]
+        rejected = [
+            at
+            for at, step in zip(request.engine_steps, request.steps, strict=True)
+            if step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
+        ]
+        assert app.session.position == rejected[-1]
+
+
+async def test_choosing_a_request_by_key_and_mouse():
+    async with running(replay(5)) as (app, pilot):
+        assert app.chosen == "r0"
+        await pilot.press("down")
+        assert app.chosen == "r1"
+        await pilot.press("j", "j", "j", "j", "k")
+        assert app.chosen == "r2"
+        await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
+        assert app.chosen == "r0"
+
+
+async def test_without_a_choice_the_eldest_in_the_batch_is_shown():
+    async with running(replay()) as (app, pilot):
+        last = app.session.history.steps[-1].requests[0].request
+        assert app.chosen == last
+        await pilot.press("home")
+        assert app.chosen == "r0"
+
+
+async def test_tab_moves_the_focus_through_the_panels():
+    async with running(replay(5)) as (app, pilot):
+        seen = []
+        for _ in range(6):
+            seen.append(app.focused.id if app.focused else None)
+            await pilot.press("tab")
+        assert seen == ["requests", "tree", "rates", "lengths", "output", "slider"]
+
+
+async def test_the_slider_by_mouse_and_keys():
+    async with running(replay(5)) as (app, pilot):
+        slider = app.query_one(Slider)
+        await pilot.click("#slider", offset=(1, 0))
+        assert app.session.position == 0
+        await pilot.press("right")
+        assert app.session.position == 1
+        await pilot.press("left")
+        await pilot.mouse_down("#slider", offset=(1, 0))
+        await pilot.hover("#slider", offset=(1 + slider._track[1] // 2, 0))
+        assert abs(app.session.position - len(app.session.history.steps) // 2) <= 1
+        await pilot.mouse_up("#slider", offset=(slider._track[1], 0))
+        await pilot.click("#slider", offset=(slider._track[1], 0))
+        assert app.session.follow
+
+
+async def test_a_new_prompt_and_cancel_go_to_the_engine():
+    session, engine = live(5)
+    async with running(session) as (_, pilot):
+        await pilot.press("i", *"hey", "enter")
+        assert engine.submitted == ["hey"]
+        await pilot.press("i", "enter")  # nothing typed, nothing sent
+        assert engine.submitted == ["hey"]
+        await pilot.press("j", "x")
+        assert engine.cancelled == ["r1"]
+
+
+@pytest.mark.parametrize(("key", "word"), [("i", "no new prompts"), ("x", "nothing to cancel")])
+async def test_a_replay_says_what_it_cannot_do(key, word):
+    async with running(replay(5)) as (app, pilot):
+        await pilot.press(key)
+        assert notes(app)[-1] == f"{word}: this is a replay"
+
+
+async def test_a_request_that_has_ended_is_not_cancelled():
+    session, engine = live(40)
+    async with running(session) as (app, pilot):
+        app._pick("r3")
+        await pilot.press("x")
+        assert not engine.cancelled
+        assert "already ended (eos)" in notes(app)[-1]
+
+
+async def test_help_theme_scope_zoom_and_quit():
+    async with running(replay(5)) as (app, pilot):
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape")
+        dark = app.current_theme.dark
+        await pilot.press("t")
+        assert app.current_theme.dark is not dark
+        await pilot.press("s")
+        assert not app.pooled
+        await pilot.press("z")
+        assert not app.query_one("#output").display
+        await pilot.press("z")
+        assert app.query_one("#output").display
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_every_key_is_a_command():
+    async with running(replay(5)) as (app, pilot):
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        assert {"Pause or resume", "Step back", "Go to step…", "Quit", "Theme"} <= set(commands)
+        await pilot.press("ctrl+p", *"step back", "enter")
+        await pilot.pause(0.3)
+        await pilot.press("enter")
+        await pilot.pause(0.2)
+        assert app.session.position == 4
+
+
+async def test_a_builtin_theme_does_not_break_the_style_sheet():
+    async with running(replay(5)) as (app, pilot):
+        app.theme = "nord"
+        await pilot.pause()
+        app.theme = "textual-light"
+        await pilot.pause()
+        assert app.query_one("#tree").sheet.title != ()
+
+
+async def test_keys_over_nothing():
+    async with running(Session(History())) as (app, pilot):
+        await pilot.press(*"pnNgsjkzx", ".", ",", "home", "end", "pageup", "pagedown", "right", "t", "i")
+        await pilot.click("#slider", offset=(10, 0))
+        await pilot.click("#requests", offset=(10, 1))
+        assert app.session.position == -1
+
+
+async def test_an_engine_that_breaks_while_polled_leaves_the_records():
+    session, engine = live(10, "running")
+    async with running(session) as (app, pilot):
+
+        def broken(history: History) -> bool:
+            raise BrokenPipeError("the worker is gone")
+
+        engine.poll = broken  # type: ignore[method-assign]
+        await pilot.pause(0.5)
+        assert app.query_one("#banner").display
+        assert "the worker is gone" in app.lost
+        await pilot.press(",")
+        assert session.position >= 8
+
+
+async def test_loading_then_running():
+    session, engine = live(0, "loading")
+    engine.stage = ("reading weights", None)
+    async with running(session) as (app, pilot):
+        assert any("reading weights" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+        engine.state, engine.pending = "paused", 4
+        await pilot.pause(0.5)
+        assert session.position == 3
+        assert app.chosen == "r0"

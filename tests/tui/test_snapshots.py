@@ -1,0 +1,85 @@
+"""The screen as people see it, at the sizes it is laid out for."""
+
+from __future__ import annotations
+
+import pytest
+from textual.pilot import Pilot
+
+from specscope.debug.session import Session
+from specscope.tui.app import ScopeApp
+
+from .sample import live, maker, replay
+
+SIZES = [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)]
+TITLE = "SmolLM2-135M-Instruct · run.otlp.jsonl"
+
+
+def names(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=names)
+def test_replay(snap_compare, size):
+    assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, press=["j"])
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=names)
+def test_live_paused(snap_compare, size):
+    session, _ = live(20)
+    assert snap_compare(ScopeApp(session, title="SmolLM2-135M-Instruct"), terminal_size=size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=names)
+def test_help(snap_compare, size):
+    assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, press=["question_mark"])
+
+
+def test_light(snap_compare):
+    app = ScopeApp(replay(21), title=TITLE)
+    assert snap_compare(app, terminal_size=(120, 40), press=["t", "j", "tab", "s"])
+
+
+def test_loading(snap_compare):
+    session, engine = live(0, "loading")
+    engine.stage = ("loading SmolLM2-135M-Instruct: weights", 0.43)
+    assert snap_compare(ScopeApp(session, title="SmolLM2-135M-Instruct"), terminal_size=(80, 24))
+
+
+def test_an_engine_that_failed(snap_compare):
+    session, engine = live(12, "ended")
+    engine.failure = "RuntimeError: out of memory [b]in block 7[/b]"
+    assert snap_compare(ScopeApp(session), terminal_size=(80, 24))
+
+
+def test_prefill_and_a_request_that_was_not_in_the_step(snap_compare):
+    async def zoomed_text(pilot: Pilot[None]) -> None:
+        await pilot.press("j", "j", "j")
+
+    assert snap_compare(ScopeApp(replay(0)), terminal_size=(100, 36), run_before=zoomed_text)
+
+
+def test_nothing_recorded(snap_compare):
+    assert snap_compare(ScopeApp(Session()), terminal_size=(80, 24))
+
+
+def test_zoom_on_the_tree(snap_compare):
+    assert snap_compare(ScopeApp(replay(14)), terminal_size=(80, 24), press=["j", "tab", "z"])
+
+
+async def test_live_and_replay_show_the_same():
+    """The panels' text is the same for the same records and position, whoever made them."""
+    made = maker()
+    session, _ = live(20)
+    for _ in range(20):
+        made.history.append(made.step())
+    recorded = Session(made.history)
+    recorded.goto_end()
+    shown = []
+    for each in (session, recorded):
+        app = ScopeApp(each)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            panels = [panel for panel in app._panels if panel.id in ("requests", "tree", "rates", "lengths", "output")]
+            shown.append([panel.sheet for panel in panels])
+    assert shown[0] == shown[1]
+    assert len(shown[0]) == 5
