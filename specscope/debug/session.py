@@ -49,14 +49,42 @@ class Control(Protocol):
         """Why it ended, where it ended badly."""
 
 
+class Reader(Protocol):
+    """A capture that is still being read; trace.reading.CaptureReader is one."""
+
+    history: History
+    done: bool
+
+    def read(self, seconds: float) -> bool:
+        """Read on for about so long; True where there is more."""
+
+    @property
+    def progress(self) -> float:
+        """How much has been read, 0 to 1."""
+
+
+READ_SECONDS = 0.08  # of reading between two looks at the keyboard
+
+
 @dataclass
 class Session:
     """One run being looked at. `position` indexes `history.steps`; it follows the newest step while `follow`."""
 
     history: History = field(default_factory=History)
     control: Control | None = None  # None over a capture
+    reader: Reader | None = None  # None over a live engine
     position: int = -1
     follow: bool = True
+
+    @staticmethod
+    def over(reader: Reader) -> Session:
+        """A session over a capture, which may still have more to read."""
+        return Session(history=reader.history, reader=reader)
+
+    @property
+    def reading(self) -> bool:
+        """True while a capture has more to read."""
+        return self.reader is not None and not self.reader.done
 
     @property
     def live(self) -> bool:
@@ -71,6 +99,9 @@ class Session:
     def poll(self) -> bool:
         """Take in what is new; True where the screen should change."""
         changed = self.control.poll(self.history) if self.control else False
+        if self.reader is not None and not self.reader.done:
+            self.reader.read(READ_SECONDS)
+            changed = True
         if self.follow and self.position != len(self.history.steps) - 1:
             self.position = len(self.history.steps) - 1
             return True

@@ -52,7 +52,7 @@ class EngineConfig:
         """The static tree, empty for drafter none."""
         text = self.tree or DEFAULT_TREES.get(self.drafter)
         shape = parse_tree(text) if text else TreeShape(())
-        if self.drafter == "ngram" and str(shape) != str(_fan_of(shape)):
+        if self.drafter == "ngram" and "[" in str(shape):
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
         return shape
 
@@ -61,7 +61,3 @@ class EngineConfig:
         """Children of the root."""
         return len(self.shape.children(-1))
 
-
-def _fan_of(shape: TreeShape) -> TreeShape:
-    width = max(len(shape.children(-1)), 1)
-    return TreeShape.fan(width, len(shape) // width)

@@ -260,7 +260,7 @@ def _too_large(limit: int) -> _RefusedError:
 def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         if encoding == "gzip":
-            body = gzip.GzipFile(fileobj=io.BytesIO(body)).read()
+            body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
         elif encoding == "deflate":
             body = zlib.decompressobj().decompress(body, limit + 1)
         elif encoding != "identity":

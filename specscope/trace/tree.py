@@ -75,6 +75,9 @@ class TreeShape:
     def __str__(self) -> str:
         if self.is_chain:
             return str(len(self))
+        width = len(self.children(ROOT))
+        if len(self) % width == 0 and self == TreeShape.fan(width, len(self) // width):
+            return f"{width}x{len(self) // width}"
         rank: list[tuple[int, ...]] = []
         for node, above in enumerate(self.parent):
             elder = sum(1 for sibling in self.parent[:node] if sibling == above)

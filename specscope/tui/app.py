@@ -14,10 +14,11 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from specscope.debug.session import Control, Session
+from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.ask import Ask
 from specscope.tui.bars import Banner, Hints, StatusBar
-from specscope.tui.governor import FrameGovernor
+from specscope.tui.governor import SHORTEST, FrameGovernor
 from specscope.tui.help import HelpScreen
 from specscope.tui.keys import KEYS, bindings
 from specscope.tui.ledger import Ledger
@@ -111,7 +112,12 @@ class ScopeApp(App[None]):
 
     def _wait(self) -> None:
         """Look again after the governor's interval; over a capture that stands still there is nothing to look for."""
-        if self._timer is None and (self.session.control is not None or self.playing):
+        if self._timer is not None:
+            return
+        if self.session.reading and not self.lost:
+            self.governor.start()  # reading is no frame, and there is no engine to spare
+            self._timer = self.set_timer(SHORTEST, self._tick)
+        elif self.session.control is not None or self.playing:
             self._timer = self.set_timer(self.governor.tick(), self._tick)
 
     def _tick(self) -> None:
@@ -128,7 +134,7 @@ class ScopeApp(App[None]):
         try:
             self.session.poll()
         except Exception as error:  # an engine that cannot be heard must not take the records with it
-            self.lost = f"{type(error).__name__}: {error}"
+            self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
     def _play(self) -> None:
         """Move a playing replay on, in the time the run took."""

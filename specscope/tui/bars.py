@@ -15,6 +15,7 @@ STATES: dict[str, tuple[str, Ink]] = {
     "idle": ("○ idle", "accent"),
     "loading": ("◌ loading", "accent"),
     "ended": ("■ ended", "dim"),
+    "reading": ("◌ reading", "accent"),
     "replay": ("◂▸ replay", "bonus"),
     "playing": ("▸ playing", "accepted-strong"),
 }

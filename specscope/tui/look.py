@@ -75,8 +75,10 @@ class Look:
 
     @property
     def status(self) -> str:
-        """`replay`, `playing`, or the state of the engine."""
+        """`reading`, `replay`, `playing`, or the state of the engine."""
         control = self.session.control
+        if self.session.reading:
+            return "reading"
         if control is None:
             return "playing" if self.playing else "replay"
         if control.status == "ended" and self.playing:

@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 
 from specscope.errors import UserError
+from specscope.trace.export import SpanSink, make_exporter
 from specscope.trace.receive import Receiver, from_proto, parse
+from specscope.trace.spans import Level
+from specscope.trace.unspan import Decoder, run_info
+
+from .strategies import RUN, runs, vocabularies
 
 RESOURCE = Resource({"service.name": "specscope", "specscope.eos": (1, 2), "ratio": 0.5}, "https://example.test/schema")
 SCOPE = InstrumentationScope("specscope", "0.1.0", "https://example.test/scope", {"level": "trees"})
@@ -426,3 +432,31 @@ def test_ipv6(taken: Taken) -> None:
     out = GrpcExporter(f"[::1]:{one.grpc_port}", insecure=True, timeout=10)
     assert out.export([span()]) is SpanExportResult.SUCCESS
     one.close()
+
+
+@settings(max_examples=15)
+@given(runs(), vocabularies, st.sampled_from(["grpc", "http/protobuf"]))
+def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> None:
+    taken, decoder, back = Taken(), Decoder(), []
+    with Receiver(taken) as one:
+        port = one.grpc_port if protocol == "grpc" else one.http_port
+        sink = SpanSink(make_exporter(f"127.0.0.1:{port}", protocol), RUN, vocabulary, Level.TREES)
+        for record in records:
+            sink(record)
+        sink.close()
+    for got in taken.spans:
+        back += decoder.feed(got.name, got.start_time, got.end_time, got.attributes)
+    assert back + decoder.flush() == records
+    assert sink.failed == 0
+    assert all(run_info(got.resource.attributes) == RUN for got in taken.spans)
+
+
+def test_a_small_body_that_unpacks_to_a_huge_one_is_not_unpacked(taken: Taken) -> None:
+    bomb = gzip.compress(bytes(200 * 2**20), 1)
+    with Receiver(taken, grpc_port=None, max_body=2**20) as one:
+        tracemalloc.start()
+        status = post(one, bomb, Content_Type=PROTOBUF, Content_Encoding="gzip")[0]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert status == 413
+    assert peak < 20 * 2**20
