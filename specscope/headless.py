@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
+from specscope.engine.start import start_engine
 from specscope.errors import UserError
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
@@ -61,9 +62,7 @@ def capture_run(
     _check_writable(options.capture)
     total = Acceptance()
     with _interruptible() as interrupt, _bar(console, len(specs)) as progress:
-        from specscope.engine.engine import Engine
-
-        engine = Engine(config, progress=lambda stage: progress(stage, 0))
+        engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in enumerate(specs, 1):
             try:

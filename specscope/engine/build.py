@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +16,7 @@ import specscope
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
-from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.model.runner import ModelRunner
 from specscope.model.tokens import read_vocabulary
 from specscope.speculate.draft_model import DraftModel
@@ -46,8 +47,11 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    target = load_model(config.target, device, dtype, progress)
-    tokenizer = load_tokenizer(config.target, progress)
+    find_model(config.target, progress)  # converts the default model where that was never done
+    with ThreadPoolExecutor(1) as pool:  # the tokenizer is read while the weights are
+        reading = pool.submit(load_tokenizer, config.target)
+        target = load_model(config.target, device, dtype, progress)
+        tokenizer = reading.result()
     max_context = target.max_context if config.max_context is None else config.max_context
     if not 2 <= max_context <= target.max_context:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
+from specscope.engine.start import start_engine
 from specscope.errors import UserError
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
@@ -67,9 +68,7 @@ class _Server:
             self.pipe.send(message)
 
     def run(self, config: EngineConfig) -> None:
-        from specscope.engine.engine import Engine
-
-        engine = Engine(config, progress=lambda stage: self.send(Word("loading", stage)))
+        engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
         self.send(Ready(engine.run_info, engine.vocabulary))
         engine.subscribe(self.send, lossless=True)
         try:

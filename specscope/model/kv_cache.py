@@ -94,8 +94,8 @@ class KVCache:
     def __init__(self, layers: list[LayerShape], blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         slots = blocks * BLOCK_SIZE
         self.pool = BlockPool(blocks)
-        self.key = [torch.zeros(s.heads, slots, s.key_size, dtype=dtype, device=device) for s in layers]
-        self.value = [torch.zeros(s.heads, slots, s.value_size, dtype=dtype, device=device) for s in layers]
+        self.key = [_zeros((s.heads, slots, s.key_size), dtype, device) for s in layers]
+        self.value = [_zeros((s.heads, slots, s.value_size), dtype, device) for s in layers]
         self.device = device
 
     @staticmethod
@@ -148,3 +148,10 @@ class KVCache:
         a, b = source * BLOCK_SIZE, target * BLOCK_SIZE
         for store in (*self.key, *self.value):
             store[:, b : b + BLOCK_SIZE] = store[:, a : a + BLOCK_SIZE]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory the system hands out on first use: torch.zeros would touch all of it at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
