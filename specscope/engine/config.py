@@ -60,4 +60,3 @@ class EngineConfig:
     def width(self) -> int:
         """Children of the root."""
         return len(self.shape.children(-1))
-

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
@@ -30,48 +31,47 @@ def attend(
 ) -> Tensor:
     """softmax(softcap(q k^T * scale) + bias) v, for grouped query heads, with attention sinks.
 
-    query [Hkv, B, G, M, D], key [Hkv, B, K, D], value [Hkv, B, K, E], bias additive [1, B, 1, M, K], sinks [H].
-    Returns [Hkv, B, G, M, E]. Scores and their softmax are float32.
+    query [B, Hkv, G, M, D], key [B, Hkv, K, D], value [B, Hkv, K, E], bias additive float32 [B, 1, G * M, K], sinks
+    [H]. Returns [B, Hkv, G, M, E]. The query heads of a group are folded into rows, so that no key is repeated.
+    Without soft-cap and sinks it is torch's fused attention; with them, plain products with a float32 softmax.
     """
-    heads, size, group, rows, _ = query.shape
-    flat = query.reshape(heads * size, group * rows, query.shape[-1])
-    scores = torch.bmm(flat, key.flatten(0, 1).transpose(1, 2)).view(heads, size, group, rows, -1).float() * scale
+    size, heads, group, rows, _ = query.shape
+    folded = query.reshape(size, heads, group * rows, query.shape[-1])
+    if softcap is None and sinks is None:
+        mask = None if bias is None else bias.to(query.dtype)
+        out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+        return out.view(size, heads, group, rows, -1)
+    scores = (folded @ key.transpose(2, 3)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
     if sinks is not None:
-        sink = sinks.float().view(heads, 1, group, 1, 1).expand(heads, size, group, rows, 1)
+        sink = sinks.float().view(1, heads, group, 1, 1).expand(size, heads, group, rows, 1).flatten(2, 3)
         weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    weights = weights.to(value.dtype).view(heads * size, group * rows, -1)
-    return torch.bmm(weights, value.flatten(0, 1)).view(heads, size, group, rows, -1)
+    return (weights.to(value.dtype) @ value).view(size, heads, group, rows, -1)
 
 
 def _group_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    layer: int,
+    cache: KVCache,
     group: Group,
     scale: float,
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of one padded group. query [H, N, D], key and value [Hkv, slots, D]; returns [real rows, H, E]."""
-    kv_heads = key.shape[0]
-    if group.span is not None:
-        first, end = group.span
-        k, v = key[:, None, first:end], value[:, None, first:end]
-    else:
-        k = key.index_select(1, group.slots).view(kv_heads, group.size, -1, key.shape[-1])
-        v = value.index_select(1, group.slots).view(kv_heads, group.size, -1, value.shape[-1])
+    """Attention of one padded group. query [H, N, D]; returns [real rows, H, E]."""
+    key, value = group.gather(cache.key[layer], "key"), group.gather(cache.value[layer], "value")
+    kv_heads = key.shape[1]
     rows = query if group.rows is None else query.index_select(1, group.rows)
     heads, _, size = rows.shape
-    q = rows.view(kv_heads, heads // kv_heads, group.size, -1, size).transpose(1, 2)
-    out = attend(q, k, v, group.bias(window, torch.float32), scale, softcap, sinks)
-    flat = out.permute(1, 3, 0, 2, 4).reshape(-1, heads, out.shape[-1])
+    q = rows.view(kv_heads, heads // kv_heads, group.size, -1, size).permute(2, 0, 1, 3, 4)
+    out = attend(q, key, value, group.bias(window, heads // kv_heads), scale, softcap, sinks)
+    flat = out.permute(0, 3, 1, 2, 4).reshape(-1, heads, out.shape[-1])
     return flat if group.real is None else flat.index_select(0, group.real)
 
 
@@ -99,8 +99,7 @@ def specscope_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     cache.write(layer, batch.slots, key[0], value[0])
     parts = [
-        _group_attention(query[0], cache.key[layer], cache.value[layer], group, scale, sliding_window, softcap, s_aux)
-        for group in batch.groups
+        _group_attention(query[0], layer, cache, group, scale, sliding_window, softcap, s_aux) for group in batch.groups
     ]
     if len(parts) == 1:
         return parts[0][None], None

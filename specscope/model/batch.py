@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.model.kv_cache import BlockTable
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.trace.tree import Bools, DraftTree
 
-PADDED_ROWS = 64  # segments up to this many rows are padded into one attention group; longer ones stand alone
+PADDED_ROWS = 64  # longer segments are never padded into one attention group with others
 
 
 @dataclass
@@ -60,26 +60,50 @@ class Segment:
 
 @dataclass
 class Group:
-    """Segments whose attention is computed together, padded to the longest. B segments, M rows, K slots."""
+    """Segments whose attention is computed together, padded to the longest: B segments, M rows, K slots.
+
+    K is a whole number of blocks.
+    """
 
     rows: Tensor | None  # int64 [B * M] the batch's row behind each padded row; None where they are all rows in order
     real: Tensor | None  # int64: which padded rows are real, in the batch's order; None where all are
     size: int  # B
-    slots: Tensor  # int64 [B * K]
-    span: tuple[int, int] | None  # (first slot, end) where B is 1 and the slots are contiguous: no gather needed
+    blocks: Tensor  # int64 [B * K / 16] the KV blocks of each segment, padded with block 0
+    span: tuple[int, int] | None  # (first slot, end) where B is 1 and the blocks are contiguous: no gather needed
     seen: Tensor  # bool [B, M, K]
     distance: Tensor  # int64 [B, M, K] query position minus key position, for sliding windows
-    _bias: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _bias: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+    _scratch: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [1, B, 1, M, K]: 0 where a row sees a slot, -inf elsewhere; None where all is seen."""
-        key = (window, dtype)
+    def bias(self, window: int | None, fold: int) -> Tensor | None:
+        """Additive float32 mask [B, 1, fold * M, K]: 0 where a row sees a slot, least where not; None if all is seen.
+
+        `fold` query heads share a key, one after another.
+        """
+        key = (window, fold)
         if key not in self._bias:
             seen = self.seen if window is None else self.seen & (self.distance < window)
-            empty = torch.zeros((), dtype=dtype, device=seen.device)
-            bias = torch.where(seen, empty, torch.finfo(dtype).min)
-            self._bias[key] = None if bool(seen.all()) else bias[None, :, None]
+            empty = torch.zeros((), device=seen.device)
+            bias = torch.where(seen, empty, torch.finfo(torch.float32).min)
+            self._bias[key] = None if bool(seen.all()) else bias.repeat(1, fold, 1)[:, None]
         return self._bias[key]
+
+    def gather(self, store: Tensor, name: str) -> Tensor:
+        """Keys or values of every segment: [heads, slots, size] to [B, heads, K, size], whole blocks at a time.
+
+        Every layer writes to the same scratch tensor `name`: what is returned is gone at the next call.
+        """
+        heads, slots, size = store.shape
+        if self.span is not None:
+            return store[None, :, self.span[0] : self.span[1]]
+        blocks = slots // BLOCK_SIZE
+        shape = (name, heads, size)
+        if shape not in self._scratch:
+            rows = (torch.arange(heads, device=store.device)[:, None] * blocks + self.blocks).flatten()
+            self._scratch[shape] = (rows, store.new_empty(len(rows), BLOCK_SIZE * size))
+        rows, out = self._scratch[shape]
+        torch.index_select(store.view(heads * blocks, -1), 0, rows, out=out)
+        return out.view(heads, self.size, -1, size).transpose(0, 1)
 
 
 @dataclass
@@ -98,13 +122,12 @@ class Batch:
         """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        slots = [s.table.slots(0, s.length) for s in segments]
-        own = [all_slots[s.context :][part] for s, all_slots, part in zip(segments, slots, fed, strict=True)]
+        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
-        short = [i for i, s in enumerate(segments) if len(s.tokens) <= PADDED_ROWS]
-        long = [[i] for i, s in enumerate(segments) if len(s.tokens) > PADDED_ROWS]
-        groups = [_group(part, segments, slots, first, device) for part in ([short] if short else []) + long]
+        padded = [i for i, s in enumerate(segments) if len(s.tokens) <= PADDED_ROWS]
+        alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > PADDED_ROWS]
+        groups = [_group(part, segments, first, device) for part in ([padded] if padded else []) + alone]
         return Batch(
             tokens=torch.tensor([[t for s in segments for t in s.tokens]], dtype=torch.int64, device=device),
             positions=torch.from_numpy(np.concatenate(positions)[None]).to(device),
@@ -118,17 +141,17 @@ class Batch:
 def _group(
     members: list[int],
     segments: Sequence[Segment],
-    slots: Sequence[NDArray[np.int64]],
     first: NDArray[np.int64],
     device: torch.device,
 ) -> Group:
     """Pad the segments `members` into one group."""
     rows = max(len(segments[i].tokens) for i in members)
-    keys = max(segments[i].length for i in members)
+    per_segment = -(-max(segments[i].length for i in members) // BLOCK_SIZE)
+    keys = per_segment * BLOCK_SIZE
     size = len(members)
     row_of = np.zeros((size, rows), dtype=np.int64)
     is_real = np.zeros((size, rows), dtype=np.bool_)
-    slot_of = np.zeros((size, keys), dtype=np.int64)
+    block_of = np.zeros((size, per_segment), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
     seen[:, :, 0] = True  # a padded row sees one slot, so that its softmax is finite; its result is not read
     distance = np.zeros((size, rows, keys), dtype=np.int64)
@@ -137,20 +160,22 @@ def _group(
         m, end = len(s.tokens), s.length
         row_of[b, :m] = first[i] + np.arange(m)
         is_real[b, :m] = True
-        slot_of[b, :end] = slots[i]
+        used = s.table.blocks[:per_segment]
+        block_of[b, : len(used)] = used
         seen[b, :m, : s.context] = True
         seen[b, :m, s.context : end] = s.mask
         key_positions = np.concatenate([np.arange(s.context), s.positions])
         distance[b, :m, :end] = s.positions[-m:, None] - key_positions
     everything = size == len(segments) and bool(is_real.all())
     real = np.flatnonzero(is_real.ravel())
-    contiguous = size == 1 and bool((np.diff(slot_of[0]) == 1).all())
+    contiguous = size == 1 and bool((np.diff(block_of[0]) == 1).all())
+    start = int(block_of[0, 0]) * BLOCK_SIZE
     return Group(
         rows=None if everything else torch.from_numpy(row_of.ravel()).to(device),
         real=None if len(real) == is_real.size else torch.from_numpy(real).to(device),
         size=size,
-        slots=torch.from_numpy(slot_of.ravel()).to(device),
-        span=(int(slot_of[0, 0]), int(slot_of[0, -1]) + 1) if contiguous else None,
+        blocks=torch.from_numpy(block_of.ravel()).to(device),
+        span=(start, start + keys) if contiguous else None,
         seen=torch.from_numpy(seen).to(device),
         distance=torch.from_numpy(distance).to(device),
     )

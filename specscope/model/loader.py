@@ -17,7 +17,8 @@ from specscope.errors import UserError
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
-from specscope.model.kv_cache import BlockTable, LayerShape
+from specscope.model.fuse import fuse
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, LayerShape
 from specscope.trace.tree import DraftTree
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -96,7 +97,6 @@ def load_model(
     logging.disable_progress_bar()
     source, extra, name = find_model(target, progress)
     progress(f"loading {name}")
-    attention.register()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
     except Exception as error:
@@ -109,6 +109,8 @@ def load_model(
 
 def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # noqa: ANN401
     """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
+    attention.register()
+    fuse(model)
     layers = probe(model, name)
     config = model.config.get_text_config()
     return LoadedModel(
@@ -147,7 +149,12 @@ class _ShapeRecorder:
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         if layer in self.key:
             raise UserError("two attention layers share one layer number")
-        self.key[layer], self.value[layer] = key, value
+        self.key[layer], self.value[layer] = _one_block(key), _one_block(value)
+
+
+def _one_block(rows: Tensor) -> Tensor:
+    """[heads, n, size] as the first slots of one block."""
+    return nn.functional.pad(rows, (0, 0, 0, BLOCK_SIZE - rows.shape[1]))
 
 
 @torch.inference_mode()

@@ -1,0 +1,110 @@
+"""`specscope bench cpu`: the engine beside transformers' generate(), on the same weights, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.bench.prompts import COPYING, PLAIN
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.trace.params import SamplingParams
+
+TOKENS = 64
+COPY_TOKENS = 128
+LOOKUP = 10  # prompt_lookup_num_tokens: transformers' documented choice
+NGRAM_TREE = "8"
+
+
+def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
+    """Measure and print: without speculation at batch 1 and 8, and n-gram drafting on copy-heavy prompts."""
+    console = Console()
+    console.print("loading the engine three times and generate() once", style="dim")
+    plain = Engine(dataclasses.replace(config, drafter="none", tree=None))
+    ngram = Engine(dataclasses.replace(config, drafter="ngram", tree=config.tree or NGRAM_TREE))
+    peer = Peer(config)
+    comparisons = [
+        _batch(1, plain, peer, rounds, console),
+        _batch(8, plain, peer, rounds, console),
+        *_copying(plain, ngram, peer, rounds, console),
+    ]
+    machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
+    show(comparisons, console, machine)
+    write_json(json_file, comparisons, machine)
+
+
+class Peer:
+    """transformers' generate() as its users call it: SDPA attention, its own cache."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from specscope.model.loader import find_model, load_tokenizer, pick_device, pick_dtype
+
+        source, extra, _ = find_model(config.target, lambda _: None)
+        device = pick_device(config.device)
+        dtype = pick_dtype(config.dtype, device)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
+        self.model = model.to(device).eval()
+        self.tokenizer = load_tokenizer(config.target)
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, *, eos: bool, **how: Any) -> int:  # noqa: ANN401
+        """Greedy tokens for one left-padded batch; how many were made."""
+        longest = max(map(len, prompts))
+        pad = self.tokenizer.pad_token_id or 0
+        rows = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        if not eos:
+            how["eos_token_id"] = None
+        with torch.inference_mode():
+            out = self.model.generate(
+                rows, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=pad, **how
+            )
+        return int(out.shape[1] - longest) * len(prompts)
+
+
+def _encode(engine: Engine, prompts: Sequence[str]) -> list[list[int]]:
+    return [engine.encode(engine.turn(prompt))[1] for prompt in prompts]
+
+
+def _run(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    return sum(len(result.token_ids) for result in engine.generate(prompts, params))
+
+
+def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console) -> Comparison:
+    prompts = _encode(engine, PLAIN[:size])
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    sides: dict[str, Side] = {
+        "specscope": lambda: _run(engine, prompts, params),
+        "generate()": lambda: peer.generate(prompts, TOKENS, eos=False),
+    }
+    wanted = 1.1 if size == 1 else 1.3
+    rates = measure_paired(sides, rounds, console, f"batch {size}")
+    return Comparison(f"no speculation, batch {size}", "specscope", "generate()", wanted, rates)
+
+
+def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Console) -> list[Comparison]:
+    prompts = _encode(plain, COPYING)
+    params = SamplingParams(max_tokens=COPY_TOKENS)
+
+    def one_by_one(engine: Engine) -> int:
+        return sum(_run(engine, [prompt], params) for prompt in prompts)
+
+    def lookup() -> int:
+        return sum(peer.generate([p], COPY_TOKENS, eos=True, prompt_lookup_num_tokens=LOOKUP) for p in prompts)
+
+    sides: dict[str, Side] = {
+        "ngram": lambda: one_by_one(ngram),
+        "no speculation": lambda: one_by_one(plain),
+        "prompt lookup": lookup,
+    }
+    rates = measure_paired(sides, rounds, console, "copying, batch 1")
+    return [
+        Comparison("ngram on copying, batch 1", "ngram", "no speculation", 1.5, rates),
+        Comparison("", "ngram", "prompt lookup", 1.1, rates),
+    ]

@@ -1,0 +1,117 @@
+"""Paired measurement: sides run in turn, round by round, so that what else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from specscope.errors import UserError
+
+Side = Callable[[], int]  # does the work, returns how many tokens it made
+
+
+@dataclass
+class Comparison:
+    """One row of a benchmark: two sides, their rates in tokens/s by round, and what is wanted of the ratio."""
+
+    name: str
+    a: str  # the side whose figure is asked for
+    b: str  # the side it is compared with
+    wanted: float  # the least a/b that the project promises
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of medians, a over b."""
+        return median(self.rates[self.a]) / median(self.rates[self.b])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        rates = {side: [round(rate, 2) for rate in values] for side, values in self.rates.items()}
+        return {"name": self.name, "a": self.a, "b": self.b, "ratio": self.ratio, "wanted": self.wanted, "rates": rates}
+
+
+def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, title: str) -> dict[str, list[float]]:
+    """Tokens/s of every side, `rounds` times in turn after one uncounted warm-up each.
+
+    The order turns round from one round to the next, so that no side is always first.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    columns = (
+        TextColumn(f"{title:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[side]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=(rounds + 1) * len(sides), side="")
+        for number in range(rounds + 1):
+            names = list(sides) if number % 2 else list(sides)[::-1]
+            for name in names:
+                bar.update(task, side=name)
+                start = time.perf_counter()
+                tokens = sides[name]()
+                if number:
+                    rates[name].append(tokens / (time.perf_counter() - start))
+                bar.advance(task)
+    return rates
+
+
+def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, str]) -> None:
+    """Print the comparisons as a table."""
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "wanted"):
+        table.add_column(column, justify="left" if column in ("", "of", "over") else "right")
+    for row in comparisons:
+        style = "" if row.ratio >= row.wanted else "yellow"
+        table.add_row(
+            row.name,
+            f"{median(row.rates[row.a]):.1f}",
+            row.a,
+            f"{median(row.rates[row.b]):.1f}",
+            row.b,
+            f"[bold]{row.ratio:.3f}[/]",
+            f"{row.wanted:.2f}",
+            style=style,
+        )
+    console.print(table)
+
+
+def machine_info(dtype: str, threads: int) -> dict[str, str]:
+    """What the figures were taken on."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "threads": f"{threads} threads",
+        "dtype": dtype,
+        "torch": f"torch {torch.__version__}",
+        "python": f"python {platform.python_version()}",
+    }
+
+
+def write_json(path: str | None, comparisons: list[Comparison], machine: Mapping[str, str]) -> None:
+    """Write the figures where the user wants them."""
+    if path is None:
+        return
+    try:
+        data = {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]}
+        Path(path).write_text(json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
