@@ -49,7 +49,7 @@ class Word:
 class Command:
     """What the parent asks."""
 
-    verb: str  # submit, cancel, pause, resume, step, stop
+    verb: str  # submit, cancel, pause, resume, step, watch, stop
     value: Any = None
 
 
@@ -70,7 +70,7 @@ class _Server:
     def run(self, config: EngineConfig) -> None:
         engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
         self.send(Ready(engine.run_info, engine.vocabulary))
-        engine.subscribe(self.send, lossless=True)
+        self._watch(engine, True)
         try:
             while self._obey(engine):
                 if engine.busy and (not self.paused or self.single):
@@ -105,8 +105,16 @@ class _Server:
             engine.cancel(command.value)
         elif command.verb == "step":
             self.single += 1
+        elif command.verb == "watch":
+            self._watch(engine, command.value)
         else:
             self.paused = command.verb == "pause"
+
+    def _watch(self, engine: Engine, wanted: bool) -> None:
+        """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
+        engine.bus.close()
+        if wanted:
+            engine.subscribe(self.send, lossless=True)
 
 
 def serve(pipe: Connection, config: EngineConfig) -> None:
@@ -229,6 +237,10 @@ class Worker:
     def cancel(self, request: str) -> None:
         """End a request."""
         self._send("cancel", request)
+
+    def watch(self, wanted: bool) -> None:
+        """Ask for records, or for none."""
+        self._send("watch", wanted)
 
     def close(self) -> None:
         """End the worker: politely, then not."""

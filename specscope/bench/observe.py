@@ -1,0 +1,120 @@
+"""`specscope bench observe`: what it costs to be watched, as a ratio in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.bench.prompts import COPYING, PLAIN
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.errors import UserError
+from specscope.options import OutputOptions
+from specscope.outputs import Outputs
+from specscope.trace.params import SamplingParams
+from specscope.trace.spans import Level
+
+TOKENS = 96
+
+
+def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, screen: bool) -> None:
+    """Measure and print: capture and metrics at batch 1 and 8, then the live screen beside the engine."""
+    console = Console()
+    comparisons: list[Comparison] = []
+    engine = Engine(config)
+    for size, wanted in ((1, 0.99), (8, 0.97)):
+        comparisons.append(_observed(engine, size, wanted, rounds, console))
+    machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
+    if screen:
+        comparisons += _with_screen(config, rounds, console)
+    show(comparisons, console, machine)
+    write_json(json_file, comparisons, machine)
+
+
+def prompts_of(size: int) -> list[str]:
+    """Prompts of which half copy, so that trees are drafted and judged all the time."""
+    both = [prompt for pair in zip(COPYING, PLAIN, strict=False) for prompt in pair]
+    return both[:size]
+
+
+def _observed(engine: Engine, size: int, wanted: float, rounds: int, console: Console) -> Comparison:
+    prompts = [engine.encode(engine.turn(prompt))[1] for prompt in prompts_of(size)]
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+
+    def off() -> int:
+        return sum(len(result.token_ids) for result in engine.generate(prompts, params))
+
+    def on() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+            outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
+            try:
+                return off()
+            finally:
+                outputs.close()
+
+    sides: dict[str, Side] = {"observed": on, "off": off}
+    rates = measure_paired(sides, rounds, console, f"capture, batch {size}")
+    return Comparison(f"capture and metrics, batch {size}", "observed", "off", wanted, rates)
+
+
+def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Comparison]:
+    """A worker's rate with capture, metrics and a real screen on a pseudo-terminal, over everything off."""
+    cores = os.cpu_count() or 1
+    settings = ((1, 0.99), (cores, 0.95)) if cores > 1 else ((1, 0.95),)
+    rows = []
+    for threads, wanted in settings:
+        with console.status(f"live screen, engine on {threads} of {cores} cores"):
+            rates = _on_terminal(dataclasses.replace(config, threads=threads), rounds)
+        rows.append(
+            Comparison(f"and live screen, engine on {threads} of {cores} cores", "observed", "off", wanted, rates)
+        )
+    return rows
+
+
+def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, list[float]]:
+    """Run bench/screen.py on a pseudo-terminal of its own, 120 by 40, and read what it measured."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rates.json"
+        task = json.dumps({"config": dataclasses.asdict(config), "rounds": rounds, "out": str(out)})
+        child = subprocess.Popen(
+            [sys.executable, "-m", "specscope.bench.screen", task],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = _drain(ours)
+        if child.wait() != 0 or not out.exists():
+            raise UserError(f"the screen benchmark failed: {shown[-300:].decode(errors='replace').strip()}")
+        rates: dict[str, list[float]] = json.loads(out.read_text())
+    return rates
+
+
+def _drain(terminal: int) -> bytes:
+    """Read what the child draws until it closes the terminal; the last few kilobytes of it."""
+    shown = b""
+    try:
+        while data := os.read(terminal, 65536):
+            shown = (shown + data)[-4096:]
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    os.close(terminal)
+    return shown
