@@ -1,22 +1,21 @@
-"""Shared by all tests: hypothesis without deadlines (machines are shared), and small real models."""
+"""Shared by all tests: one thread each (two processes of tests on two cores), hypothesis without deadlines."""
 
 import os
 
-import pytest
-from hypothesis import HealthCheck, settings
-
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
 
 settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specscope")
 
 
 @pytest.fixture(scope="session")
-def default_model():
-    """The bundled model in float32, loaded once."""
-    import torch
+def tiny(tmp_path_factory):
+    """A folder with a random-weight Llama of 3 layers and a byte-level tokenizer of 300 tokens."""
+    from tests.tiny import write_tiny_model
 
-    from specscope.model.loader import load_model
-
-    return load_model(None, torch.device("cpu"), torch.float32)
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))

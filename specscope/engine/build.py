@@ -87,8 +87,13 @@ def _make_drafter(
     shape = config.shape
     if config.drafter == "ngram":
         return NgramDrafter(shape.max_depth, config.width, config.ngram_max, config.ngram_min)
-    draft = load_model(config.draft_model, target.device, target.dtype, progress)
-    _check_same_vocabulary(target, draft, tokenizer, config)
+    if config.draft_layers is None:
+        draft = load_model(config.draft_model, target.device, target.dtype, progress)
+        _check_same_vocabulary(target, draft, tokenizer, config)
+    elif config.draft_layers < len(target.layers):
+        draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
+    else:
+        raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
     return DraftModel(ModelRunner(draft, blocks), shape)
 
 

@@ -17,7 +17,7 @@ class EngineConfig:
 
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
     drafter: str = "ngram"  # one of DRAFTERS
-    draft_model: str | None = None  # for drafter "draft_model": as target
+    draft_model: str | None = None  # for drafter "draft_model": as target, or self:N for the target's first N layers
     tree: str | None = None  # a tree string (trace/tree.py); None: the drafter's default
     ngram_max: int = 4  # longest suffix that prompt lookup tries
     ngram_min: int = 2  # shortest
@@ -45,7 +45,17 @@ class EngineConfig:
             raise UserError(f"threads must be at least 1, not {self.threads}")
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        _ = self.shape
+        _ = self.shape, self.draft_layers
+
+    @property
+    def draft_layers(self) -> int | None:
+        """N of --draft-model self:N; None for a model of its own."""
+        if self.draft_model is None or not self.draft_model.startswith("self:"):
+            return None
+        layers = self.draft_model.removeprefix("self:")
+        if not layers.isdecimal() or int(layers) < 1:
+            raise UserError(f"--draft-model {self.draft_model}: write self:N, N the layers of the target to draft with")
+        return int(layers)
 
     @property
     def shape(self) -> TreeShape:

@@ -88,14 +88,23 @@ def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str
 
 
 def load_model(
-    target: str | None, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] = lambda _: None
+    target: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[str], None] = lambda _: None,
+    layers: int | None = None,
 ) -> LoadedModel:
-    """Load a model and prove that it works on the paged cache. Raises UserError with the reason where it cannot."""
+    """Load a model, or its first `layers` layers, and prove that it works on the paged cache.
+
+    Raises UserError with the reason where it cannot.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     source, extra, name = find_model(target, progress)
+    if layers is not None:
+        name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)

@@ -1,0 +1,258 @@
+"""The engine on a tiny real model: greedy equality, determinism, ends, cancellation, preemption, streaming."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.model.kv_cache import BLOCK_SIZE
+from specscope.trace.records import FinalKind, FinishReason, Origin
+
+PROMPTS = [
+    "abcabcabcab",
+    "hello hello hel",
+    "x",
+    "the cat sat on the mat, the cat",
+    "1 2 3 1 2 3 1 2",
+    "zzzz yyyy zzzz",
+]
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram chain": {"drafter": "ngram", "tree": "4", "ngram_min": 1},
+    "ngram tree": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "draft chain": {"drafter": "draft_model", "draft_model": "self:2", "tree": "4"},
+    "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"},
+    "draft itself": {"drafter": "draft_model", "draft_model": "TARGET", "tree": "3"},
+}
+
+
+def make(tiny, name="none", **more):
+    settings_ = {k: str(tiny) if v == "TARGET" else v for k, v in DRAFTERS[name].items()}
+    return Engine(target=str(tiny), dtype="float32", **{"kv_memory": 0.01, **settings_, **more})
+
+
+@pytest.fixture(scope="module")
+def engines(tiny):
+    return {name: make(tiny, name) for name in DRAFTERS}
+
+
+@pytest.fixture(scope="module")
+def reference(tiny):
+    """generate()'s greedy tokens for PROMPTS."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    out = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        made = model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
+        out.append(made[0, ids.shape[1] :].tolist())
+    return out
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_is_generates_own(engines, reference, name):
+    results = engines[name].generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True))
+    assert [r.token_ids for r in results] == reference
+    assert engines[name].runner.cache.pool.used == 0
+    if name == "draft itself":
+        assert all(r.acceptance.tau == 4 for r in results)
+    if name == "draft tree":
+        assert sum(r.acceptance.accepted for r in results) > 0
+
+
+@pytest.mark.parametrize("name", ["none", "ngram tree", "draft tree", "draft chain"])
+@given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
+@settings(max_examples=6)
+def test_tokens_do_not_depend_on_batch_order_or_chunks(engines, name, order, batch, budget):
+    params = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=i) for i in range(len(PROMPTS))]
+    engine = engines[name]
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
+    alone = [engine.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = batch, budget
+    mixed = engine.generate([PROMPTS[i] for i in order], [params[i] for i in order])
+    assert [r.token_ids for r in mixed] == [alone[i].token_ids for i in order]
+    verdicts = [[(s.verdict.token, s.verdict.path.tolist()) for s in r.steps if s.verdict] for r in mixed]
+    assert verdicts == [
+        [(s.verdict.token, s.verdict.path.tolist()) for s in alone[i].steps if s.verdict] for i in order
+    ]
+
+
+@pytest.mark.parametrize("name", ["none", "ngram tree", "draft tree"])
+def test_preemption_changes_nothing_but_time(tiny, engines, name):
+    params = [SamplingParams(max_tokens=60, temperature=0.8, seed=i, ignore_eos=True) for i in range(len(PROMPTS))]
+    engine = make(tiny, name)
+    pool = engine.runner.cache.pool
+    hidden = pool.take(pool.blocks - 12)  # leave room for two requests or so
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    results = engine.generate(PROMPTS, params)
+    engine.close()
+    assert sum(len(r.preempted) for r in records) > 0
+    assert pool.used == len(hidden)
+    wanted = engines[name].generate(PROMPTS, params)
+    assert [r.token_ids for r in results] == [r.token_ids for r in wanted]
+
+
+def test_a_request_that_cannot_fit_alone_ends_with_an_error_and_the_rest_goes_on(tiny):
+    engine = make(tiny, "none")
+    pool = engine.runner.cache.pool
+    hidden = pool.take(pool.blocks - 4)
+    long, short = engine.generate(["a" * 60, "b"], SamplingParams(max_tokens=10, ignore_eos=True))
+    assert (long.finish, short.finish) == (FinishReason.ERROR, FinishReason.LENGTH)
+    assert "--kv-memory" in long.error
+    assert pool.used == len(hidden)
+
+
+def test_refused_prompts(engines):
+    engine = engines["none"]
+    for prompt, message in (
+        ("", "empty"),
+        ("a" * 512, "the limit is 511"),
+        ([1, 2, 9999], "outside the vocabulary"),
+        ([], "empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine.add(prompt)
+    with pytest.raises(UserError, match="2 prompts, but 1"):
+        engine.generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(UserError, match="the prompt is empty"):
+        engine.generate(["fine", ""])
+    engine.step()
+    assert not engine.busy
+
+
+def test_ends(engines):
+    engine = engines["ngram tree"]
+    (free,) = engine.generate("abcabc", SamplingParams(max_tokens=30, ignore_eos=True))
+    assert (free.finish, len(free.token_ids)) == (FinishReason.LENGTH, 30)
+    (context,) = engine.generate("a" * 500, SamplingParams(max_tokens=99, ignore_eos=True))
+    assert (context.finish, len(context.token_ids)) == (FinishReason.LENGTH, 12)
+    # A stop string across tokens: text ends before it, tokens up to it stay.
+    text = free.text
+    stop = next(text[i : i + 2] for i in range(5, len(text) - 2) if "\ufffd" not in text[i : i + 2])
+    (stopped,) = engine.generate("abcabc", SamplingParams(max_tokens=30, ignore_eos=True, stop=(stop,)))
+    assert stopped.finish is FinishReason.STOP
+    assert stopped.text == text[: text.index(stop)]
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert len(stopped.origins) == len(stopped.token_ids)
+    # EOS, made likely by a bias.
+    (eos,) = engine.generate("abcabc", SamplingParams(max_tokens=30, logit_bias={2: 1000}))
+    assert (eos.finish, eos.token_ids, eos.text) == (FinishReason.EOS, [2], "")
+
+
+def test_emitted_and_accepted_are_two_figures(engines):
+    (result,) = engines["draft itself"].generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))
+    (step,) = [s for s in result.steps if s.verdict]
+    assert (step.verdict.accepted, step.emitted, len(result.token_ids)) == (3, 2, 2)
+
+
+def test_origins_tell_where_tokens_came_from(engines):
+    (plain,) = engines["none"].generate("abc", SamplingParams(max_tokens=5, ignore_eos=True))
+    assert set(plain.origins) == {Origin.TARGET}
+    (drafted,) = engines["draft itself"].generate("abc", SamplingParams(max_tokens=8, ignore_eos=True))
+    assert drafted.origins == ([Origin.ACCEPTED] * 3 + [Origin.BONUS]) * 2
+    kinds = {s.verdict.kind for s in engines["draft tree"].generate("abc")[0].steps if s.verdict}
+    assert FinalKind.RECOVERED in kinds
+
+
+def test_streaming_yields_all_of_it_and_closing_cancels(engines):
+    engine = engines["ngram tree"]
+    params = SamplingParams(max_tokens=25, ignore_eos=True)
+    whole = engine.generate(PROMPTS[:2], params)
+    got = {}
+    for chunk in engine.stream(PROMPTS[:2], params):
+        text, tokens, origins, finish = got.get(chunk.request, ("", [], [], None))
+        assert finish is None
+        got[chunk.request] = (text + chunk.text, tokens + chunk.token_ids, origins + chunk.origins, chunk.finish)
+    assert [(t, i, o) for t, i, o, _ in got.values()] == [(r.text, r.token_ids, r.origins) for r in whole]
+    stream = engine.stream("abc", params)
+    next(stream)
+    stream.close()
+    engine.step()
+    assert not engine.busy
+    assert engine.runner.cache.pool.used == 0
+
+
+def test_requests_come_and_go_while_others_run(engines):
+    engine = engines["draft tree"]
+    records = []
+    subscription = engine.subscribe(records.append)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    first = engine.add("abc abc", params)
+    engine.step()
+    second = engine.add("xyz xyz", dataclasses.replace(params, max_tokens=200), labels={"kind": "late"})
+    third = engine.add("never runs", params)
+    engine.cancel(third)
+    while engine.busy:
+        record = engine.step()
+        if any(end.info.id == first for end in record.finished):
+            engine.cancel(second)
+    subscription.flush()
+    ends = {end.info.id: end for record in records for end in record.finished}
+    assert [ends[n].reason for n in (first, second, third)] == [
+        FinishReason.LENGTH,
+        FinishReason.CANCELLED,
+        FinishReason.CANCELLED,
+    ]
+    assert ends[second].info.labels == {"kind": "late"}
+    assert len(ends[second].output) > 0
+    assert engine.runner.cache.pool.used == 0
+
+
+def test_chat_messages_and_turns(engines):
+    engine = engines["none"]
+    text, tokens = engine.encode([{"role": "user", "content": "hi"}])
+    assert text == "<|user|>hi<|a|>"
+    assert engine.encode(engine.turn("hi")) == (text, tokens)
+    assert engine.turn("hi", raw=True) == "hi"
+
+
+def test_penalties_shape_p_along_each_path(engines):
+    """With a repetition penalty so strong that nothing repeats, no drafted repetition is ever accepted."""
+    params = SamplingParams(max_tokens=40, repetition_penalty=1e6, ignore_eos=True)
+    for name in ("none", "ngram tree", "draft tree", "draft chain"):
+        (result,) = engines[name].generate("ab", params)
+        assert len(set(result.token_ids)) == 40
+    one = engines["none"].generate("ab", params)[0].token_ids
+    assert engines["draft tree"].generate("ab", params)[0].token_ids == one
+
+
+def test_step_records_tell_the_truth(engines):
+    engine = engines["ngram tree"]
+    records = []
+    subscription = engine.subscribe(records.append)
+    engine.generate(PROMPTS, SamplingParams(max_tokens=10, ignore_eos=True))
+    subscription.flush()
+    steps = [r.step for r in records]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    for record in records:
+        assert [p.name for p in record.phases] == ["schedule", "draft", "forward", "verify", "commit"]
+        assert all(p.start_ns <= p.end_ns for p in record.phases)
+        assert record.blocks_used + record.blocks_free == engine.run_info.blocks
+        for part in record.requests:
+            if part.verdict:
+                assert part.emitted <= part.verdict.accepted + 1
+    context = {}
+    for record in records:
+        for part in record.requests:
+            assert part.context_len == context.get(part.request, 0)
+            accepted = part.verdict.accepted if part.verdict else 0
+            context[part.request] = part.context_len + part.prefill_tokens + (part.verdict is not None) + accepted
+    assert BLOCK_SIZE == engine.run_info.block_size
+
+
+def test_sampled_drafts_carry_their_evidence(engines):
+    (result,) = engines["draft tree"].generate("abcd", SamplingParams(max_tokens=30, temperature=1.0, seed=4))
+    for step in result.steps:
+        verdict = step.verdict
+        tried = verdict.outcome > 0
+        ratio = np.minimum(1, verdict.p_trial[tried].astype(float) / verdict.q_trial[tried].astype(float))
+        assert verdict.accept_prob[tried] == pytest.approx(ratio, rel=1e-6)
+        assert ((verdict.coin < verdict.accept_prob)[tried] == (verdict.outcome[tried] == 1)).all()
