@@ -9,7 +9,7 @@ demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --max-tokens 160
 
 test: .venv/dev ## the ordinary tests
-	$(BIN)/pytest -m "not slow" -n 2
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/dev ## all tests, minutes long ones too
 	$(BIN)/pytest

@@ -14,6 +14,7 @@ from torch import Tensor
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
 from specscope.engine.request import Request
+from specscope.engine.result import Chunk, Result
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.errors import UserError
 from specscope.model.batch import Segment
@@ -23,46 +24,10 @@ from specscope.speculate.sampling import distributions
 from specscope.speculate.verify import verify
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import (
-    FinishReason,
-    Origin,
-    Phase,
-    RequestStep,
-    RunInfo,
-    StepRecord,
-    Verdict,
-)
-from specscope.trace.stats import Acceptance, measure
+from specscope.trace.records import FinishReason, Phase, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
-
-
-@dataclass
-class Result:
-    """What a request came to. Filled by Engine.generate."""
-
-    id: str
-    prompt: str
-    text: str  # the output, cut at a stop string
-    token_ids: list[int]
-    origins: list[Origin]  # where each output token came from
-    finish: FinishReason
-    counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
-    acceptance: Acceptance
-    steps: list[RequestStep]  # the request's records, whole
-    error: str = ""
-
-
-@dataclass
-class Chunk:
-    """A piece of streamed output. Filled by Engine.stream."""
-
-    request: str
-    text: str  # the characters that these tokens complete
-    token_ids: list[int]
-    origins: list[Origin]
-    finish: FinishReason | None  # set on the last one
 
 
 @dataclass
@@ -122,7 +87,6 @@ class Engine:
     ) -> str:
         """Queue a request and return its id. Raises UserError for a prompt that cannot run."""
         text, tokens = self.encode(prompt)
-        name = self._new_name() if name is None else name
         if name in self._requests:
             raise UserError(f"request {name!r} is running already")
         if not tokens:
@@ -131,6 +95,7 @@ class Engine:
             raise UserError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
         if not self.scheduler.fits(len(tokens)):
             raise UserError(f"the prompt has {len(tokens)} tokens, more than the KV cache holds: raise --kv-memory")
+        name = self._new_name() if name is None else name
         request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns())
         self._requests[name] = request
         self.scheduler.waiting.append(request)
@@ -337,7 +302,7 @@ class Engine:
                     records[part.request].append(part)
             for end in record.finished:
                 if end.info.id in records:
-                    ended[end.info.id] = self._result(end.info.prompt, end.reason, end, records[end.info.id])
+                    ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
         return [ended[name] for name in names]
 
     def stream(
@@ -352,7 +317,7 @@ class Engine:
                 ends = {end.info.id: end.reason for end in record.finished}
                 for part in record.requests:
                     if part.request in left and (part.emitted or part.request in ends):
-                        yield self._chunk(part, left[part.request], ends.get(part.request))
+                        yield Chunk.of(part, left[part.request], ends.get(part.request))
                 for name in ends:
                     left.pop(name, None)
         finally:
@@ -375,31 +340,6 @@ class Engine:
                 self.cancel(name)
             raise
         return names
-
-    def _result(self, prompt: str, reason: FinishReason, end: Any, steps: list[RequestStep]) -> Result:  # noqa: ANN401
-        origins = [o for s in steps if s.verdict for o in s.verdict.origins()[: s.emitted]]
-        text = self.vocabulary.text(end.output.tolist())
-        if reason is FinishReason.STOP and end.stop in text:
-            text = text[: text.index(end.stop)]
-        acceptance = measure(steps)
-        return Result(
-            id=end.info.id,
-            prompt=prompt,
-            text=text,
-            token_ids=end.output.tolist(),
-            origins=origins,
-            finish=reason,
-            counts=acceptance.counts,
-            acceptance=acceptance,
-            steps=steps,
-            error=end.error,
-        )
-
-    def _chunk(self, part: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
-        tokens = part.tokens()[: part.emitted]
-        text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
-        origins = part.verdict.origins()[: part.emitted] if part.verdict else []
-        return Chunk(part.request, text, tokens, origins, finish)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

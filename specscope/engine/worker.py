@@ -183,7 +183,8 @@ class Worker:
                 else:
                     self._hear(message)
         except (EOFError, OSError):
-            if self._status != "ended" and not self._error and self._process.exitcode not in (0, None):
+            self._process.join(5)
+            if not self._error and self._process.exitcode != 0:
                 self._error = f"the engine's process ended with code {self._process.exitcode}"
         except UserError as error:
             self._error = str(error)

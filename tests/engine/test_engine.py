@@ -245,7 +245,7 @@ def test_step_records_tell_the_truth(engines):
             assert part.context_len == context.get(part.request, 0)
             accepted = part.verdict.accepted if part.verdict else 0
             context[part.request] = part.context_len + part.prefill_tokens + (part.verdict is not None) + accepted
-    assert BLOCK_SIZE == engine.run_info.block_size
+    assert engine.run_info.block_size == BLOCK_SIZE
 
 
 def test_sampled_drafts_carry_their_evidence(engines):

@@ -13,7 +13,7 @@ from specscope.speculate.coins import Stream, coins
 from specscope.speculate.distribution import Dense, Point
 from specscope.speculate.verify import judge, verify
 from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.tree import ROOT, Drawn, DraftTree, parse_tree
+from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
 
 ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
 

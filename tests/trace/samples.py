@@ -13,7 +13,7 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.tree import ROOT, Drawn, DraftTree
+from specscope.trace.tree import ROOT, DraftTree, Drawn
 
 NS = 1_700_000_000_000_000_000
 

@@ -1,0 +1,65 @@
+"""What a request comes to: whole, or piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestStep
+from specscope.trace.stats import Acceptance, measure
+from specscope.trace.vocabulary import Detokenizer, Vocabulary
+
+
+@dataclass
+class Result:
+    """What a request came to. Filled by Engine.generate."""
+
+    id: str
+    prompt: str
+    text: str  # the output, cut at a stop string
+    token_ids: list[int]
+    origins: list[Origin]  # where each output token came from
+    finish: FinishReason
+    counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
+    acceptance: Acceptance
+    steps: list[RequestStep]  # the request's records, whole
+    error: str = ""
+
+    @staticmethod
+    def of(end: RequestEnd, steps: list[RequestStep], vocabulary: Vocabulary) -> Result:
+        """The result of a request that ended, from its records."""
+        tokens = end.output.tolist()
+        text = vocabulary.text(tokens)
+        if end.reason is FinishReason.STOP and end.stop in text:
+            text = text[: text.index(end.stop)]
+        acceptance = measure(steps)
+        return Result(
+            id=end.info.id,
+            prompt=end.info.prompt,
+            text=text,
+            token_ids=tokens,
+            origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
+            finish=end.reason,
+            counts=acceptance.counts,
+            acceptance=acceptance,
+            steps=steps,
+            error=end.error,
+        )
+
+
+@dataclass
+class Chunk:
+    """A piece of streamed output. Filled by Engine.stream."""
+
+    request: str
+    text: str  # the characters that these tokens complete
+    token_ids: list[int]
+    origins: list[Origin]
+    finish: FinishReason | None  # set on the last one
+
+    @staticmethod
+    def of(step: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
+        """What one step adds to a request's output."""
+        tokens = step.tokens()[: step.emitted]
+        text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
+        origins = step.verdict.origins()[: step.emitted] if step.verdict else []
+        return Chunk(step.request, text, tokens, origins, finish)

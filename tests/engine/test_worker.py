@@ -1,0 +1,114 @@
+"""The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
+
+import time
+
+import pytest
+
+from specscope.debug.session import Session
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.engine.worker import Worker
+from specscope.trace.params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
+
+
+def wait(condition, session=None, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        if session:
+            session.poll()
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def worker(tiny):
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, ngram_min=1, threads=1)
+    made = Worker(config, [PromptSpec("abc abc", PARAMS, raw=True)], PARAMS, raw=True, paused=True)
+    yield made
+    made.close()
+    assert made.status == "ended"
+
+
+@pytest.fixture(scope="module")
+def session(worker):
+    return Session(control=worker)
+
+
+def test_it_loads_paused_and_steps_one_at_a_time(worker, session):
+    assert worker.progress[0]
+    wait(lambda: session.paused, session)
+    assert session.history.steps == []
+    for count in (1, 2, 3):
+        session.forward()
+        wait(lambda count=count: len(session.history.steps) == count, session)
+    time.sleep(0.3)
+    session.poll()
+    assert len(session.history.steps) == 3
+    assert session.position == 2
+    session.back()
+    session.back()
+    session.forward()
+    assert (session.position, session.follow) == (1, False)
+    assert session.history.run.target
+
+
+def test_it_runs_to_the_end_and_waits_for_more(worker, session):
+    session.toggle_pause()
+    wait(lambda: worker.status == "idle", session)
+    wait(lambda: session.history.requests["r0"].end is not None, session)
+    assert len(session.history.requests["r0"].output()) == 20
+    worker.submit("more")
+    wait(lambda: "r1" in session.history.requests and session.history.requests["r1"].end, session)
+
+
+def test_refusals_come_back_as_notices(worker, session):
+    worker.submit("a" * 600)
+    wait(lambda: worker.notices)
+    assert "the limit is 511" in worker.notices.popleft()
+    assert worker.status == "idle"
+
+
+def test_cancelling(worker, session):
+    worker.pause()
+    worker.submit("xyz", SamplingParams(max_tokens=400, ignore_eos=True))
+    worker.step()
+    wait(lambda: "r2" in session.history.requests, session)
+    worker.cancel("r2")
+    worker.resume()
+    wait(lambda: session.history.requests["r2"].end, session)
+    assert session.history.requests["r2"].state == "cancelled"
+
+
+def test_unwatched_it_sends_nothing(worker, session):
+    before = len(session.history.steps)
+    worker.watch(False)
+    worker.submit("quiet")
+    worker.submit("a" * 600)  # refused, which tells that the one before was taken
+    wait(lambda: worker.notices)
+    wait(lambda: worker.status == "idle")
+    worker.notices.clear()
+    worker.watch(True)
+    worker.submit("loud")
+    wait(lambda: "r4" in session.history.requests, session)
+    assert "r3" not in session.history.requests
+    assert len(session.history.steps) > before
+
+
+def test_a_model_that_cannot_load_is_an_error_in_a_line():
+    broken = Worker(EngineConfig(target="./nothing"), [], PARAMS)
+    wait(lambda: broken.status == "ended")
+    assert "no model at ./nothing" in broken.error
+    broken.close()
+
+
+def test_a_killed_worker_is_noticed(tiny):
+    config = EngineConfig(target=str(tiny), drafter="none", kv_memory=0.01, threads=1)
+    doomed = Worker(config, [], PARAMS)
+    wait(lambda: doomed.status == "idle")
+    doomed._process.kill()
+    wait(lambda: doomed.status == "ended")
+    assert "ended with code" in doomed.error
+    doomed.submit("nobody hears")
+    doomed.close()

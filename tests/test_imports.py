@@ -1,0 +1,70 @@
+"""The house rules: imports point down, and what people open on a laptop starts without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# What each part may import of specscope, besides itself and specscope.errors.
+ALLOWED = {
+    "trace": {"specscope"},
+    "kernels": set(),
+    "model": {"trace", "kernels"},
+    "speculate": {"model", "trace", "kernels"},
+    "debug": {"trace"},
+    "engine": {"speculate", "model", "trace", "debug", "specscope"},
+    "analyze": {"trace"},
+    "tui": {"debug", "trace"},
+    "bench": {"engine", "speculate", "model", "trace", "debug", "tui", "options", "outputs"},
+}
+LIGHT = ["specscope.trace", "specscope.analyze", "specscope.debug", "specscope.tui"]
+
+
+def imported(path):
+    """(module, line) of every import in a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield node.module, node.lineno
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_imports_point_down(part):
+    folder = ROOT / "kernels" if part == "kernels" else ROOT / "specscope" / part
+    for path in folder.rglob("*.py"):
+        for module, line in imported(path):
+            if module.split(".")[0] != "specscope":
+                continue
+            target = module.split(".")[1] if "." in module else "specscope"
+            fine = ALLOWED[part] | {part, "errors"}
+            assert target in fine, f"{path.relative_to(ROOT)}:{line} imports {module}, which lies above it"
+
+
+@pytest.mark.parametrize("package", LIGHT)
+def test_no_torch_on_the_light_side(package):
+    folder = ROOT / package.replace(".", "/")
+    modules = [package + "." + p.stem for p in folder.glob("*.py") if p.stem != "__init__"]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, specscope.cli; assert 'torch' not in sys.modules and 'textual' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_kernels_is_ours_and_shadows_nothing():
+    import specscope.kernels
+
+    assert Path(specscope.kernels.__file__).parent == ROOT / "kernels"
+    assert not list(imported(ROOT / "kernels" / "__init__.py"))
+
+
+def test_every_file_stays_readable():
+    for path in [*(ROOT / "specscope").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
+        assert len(path.read_text().splitlines()) <= 400, f"{path} does more than one thing"
