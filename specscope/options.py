@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ENGINE = [
     click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
     click.option("--drafter", type=click.Choice(DRAFTERS), help="What guesses.  [default: ngram]"),
-    click.option("--draft-model", metavar="MODEL", help="A model of the target's vocabulary, or self:N, its first N layers."),
+    click.option("--draft-model", metavar="MODEL", help="A model of the same vocabulary, or self:N (first N layers)."),
     click.option("--tree", metavar="TREE", help="5 (chain), 3x5 (three chains of five) or '[(0,), (1,), (0, 0)]'."),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),

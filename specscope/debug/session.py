@@ -5,6 +5,7 @@ The screens know this and nothing else; replay gives a history alone, a live run
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +48,10 @@ class Control(Protocol):
     @property
     def error(self) -> str:
         """Why it ended, where it ended badly."""
+
+    @property
+    def notices(self) -> deque[str]:
+        """Refusals to be shown once; the screen takes them out."""
 
 
 class Reader(Protocol):

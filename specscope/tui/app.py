@@ -133,6 +133,8 @@ class ScopeApp(App[None]):
             return
         try:
             self.session.poll()
+            while self.session.control is not None and self.session.control.notices:
+                self._say(self.session.control.notices.popleft())
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 

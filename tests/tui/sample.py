@@ -7,6 +7,7 @@ rejected, so the text comes out whole and every number is of a believable size.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -279,6 +280,7 @@ class FakeEngine:
         self.made, self.state, self.pending = made, status, ready
         self.stage: tuple[str, float | None] = ("", None)
         self.failure = ""
+        self.refused: deque[str] = deque()
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.closed = False
@@ -319,6 +321,10 @@ class FakeEngine:
     @property
     def error(self) -> str:
         return self.failure
+
+    @property
+    def notices(self) -> deque[str]:
+        return self.refused
 
 
 def live(ready: int = 20, status: str = "paused") -> tuple[Session, FakeEngine]:

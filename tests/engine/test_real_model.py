@@ -1,0 +1,80 @@
+"""The bundled model in float32: greedy output is generate()'s for 20 prompts, and seeds give tokens whatever the batch."""
+
+import pytest
+import torch
+
+from specscope import Engine, SamplingParams
+from specscope.bench.prompts import COPYING, PLAIN
+
+TOKENS = 128
+PROMPTS = [
+    *PLAIN,
+    *COPYING,
+    "Count from one to forty in words.",
+    "List the capitals of ten European countries, one on each line.",
+    "Write a haiku about rain.",
+    "What is 12 times 12? Show your work.",
+    "Translate into French: the cat sleeps on the chair.",
+    "Write an SQL query that finds the ten largest orders.",
+    "Tell me a joke about compilers.",
+]
+ENGINES = {
+    "none": {"drafter": "none"},
+    "ngram, chain": {"drafter": "ngram", "tree": "6"},
+    "ngram, tree": {"drafter": "ngram", "tree": "3x4"},
+    "draft model, chain": {"draft_model": "self:27", "tree": "4"},
+    "draft model, tree": {"draft_model": "self:27", "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
+}
+
+
+def make(name):
+    drafting = ENGINES[name] if "drafter" in ENGINES[name] else {"drafter": "draft_model", **ENGINES[name]}
+    return Engine(dtype="float32", **drafting)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    from transformers import AutoModelForCausalLM
+
+    from specscope.model.bundled import bundled_model
+
+    assert len(PROMPTS) == 20
+    engine = make("none")
+    prompts = [engine.encode(engine.turn(prompt))[1] for prompt in PROMPTS]
+    model = AutoModelForCausalLM.from_pretrained(bundled_model(print), dtype=torch.float32)
+    out = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        made = model.generate(
+            ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        out.append(made[0, len(prompt) :].tolist())
+    return prompts, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_greedy_output_is_generates_own(reference, name):
+    prompts, wanted = reference
+    results = make(name).generate(prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    assert [r.token_ids for r in results] == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ngram, tree", "draft model, tree"])
+def test_a_seed_gives_the_same_tokens_whatever_the_batch_and_the_order(name):
+    params = [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=i) for i in range(8)]
+    engine = make(name)
+    together = engine.generate(list(PLAIN), params)
+    backwards = engine.generate(list(PLAIN)[::-1], params[::-1])[::-1]
+    alone = [engine.generate(prompt, p)[0] for prompt, p in zip(PLAIN, params, strict=True)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in backwards] == [r.token_ids for r in alone]
+
+
+def test_the_default_model_speaks():
+    engine = Engine(dtype="float32", tree="3x4")
+    prompt = engine.turn("Repeat after me: the sea is wide, the sea is deep. The sea is wide")
+    (result,) = engine.generate([prompt], SamplingParams(max_tokens=24))
+    assert "sea" in result.text
+    assert result.acceptance.accepted > 0

@@ -1,0 +1,199 @@
+"""The command as people run it: what works, and what each kind of bad input gets (one line, exit code 2)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from specscope.trace.reading import read_capture
+from tests.trace.samples import records
+from tests.trace.test_capture import write
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+
+
+def specscope(*words, stdin=""):
+    command = [sys.executable, "-m", "specscope.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, input=stdin, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "p.jsonl"
+    path.write_text(
+        '{"prompt": "abcabcabc", "kind": "copy"}\n{"prompt": "hello hello", "kind": "chat", "max_tokens": 9}\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return ["--target", tiny, "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1", "--raw"]
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory, prompts, model):
+    path = tmp_path_factory.mktemp("captured") / "run.jsonl"
+    done = specscope("capture", prompts, "-o", path, "--max-tokens", 20, "--ignore-eos", "--log-stats", *model)
+    assert done.returncode == 0, done.stderr
+    return path, done
+
+
+def test_capture_and_report(captured):
+    path, done = captured
+    assert "captured" in done.stderr
+    text = specscope("report", path)
+    assert text.returncode == 0
+    assert "mean acceptance length" in text.stdout
+    report = json.loads(specscope("report", path, "--json").stdout)
+    by_id = {r["id"]: r for r in report["requests"]}
+    assert [len(by_id[name]["token_ids"]) for name in ("r0", "r1")] == [20, 9]
+    assert by_id["r0"]["labels"] == {"kind": "copy"}
+    assert by_id["r0"]["prompt"] == "abcabcabc"
+    assert len(by_id["r0"]["origins"]) == 20
+    page = path.with_suffix(".html")
+    assert specscope("report", path, "--html", page).returncode == 0
+    assert "<html" in page.read_text()
+
+
+def test_the_log_line_is_vllms(prompts, model, tmp_path):
+    done = specscope(
+        *("capture", prompts, "-o", tmp_path / "x.jsonl", "--ignore-eos", "--log-stats"),
+        *("--drafter", "draft_model", "--draft-model", "self:2", "--tree", 3, *model),
+    )
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("SpecDecoding metrics: ")]
+    assert "Mean acceptance length: " in line
+    assert "Avg Draft acceptance rate: " in line
+
+
+def test_without_text_a_capture_holds_none(prompts, model, tmp_path):
+    path = tmp_path / "silent.jsonl"
+    assert specscope("capture", prompts, "-o", path, "--no-text", *model).returncode == 0
+    content = path.read_text()
+    assert "abcabc" not in content
+    assert "specscope.output.text" not in content
+    assert json.loads(specscope("report", path, "--json").stdout)["requests"][0]["prompt"] is None
+
+
+def test_prompts_from_standard_input(model, tmp_path):
+    path = tmp_path / "x.jsonl"
+    done = specscope("capture", "-", "-o", path, "--max-tokens", 3, *model, stdin="one\ntwo\n")
+    assert done.returncode == 0
+    assert len(read_capture(path).history.requests) == 2
+
+
+def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
+    prompts, path = tmp_path / "p.txt", tmp_path / "run.jsonl"
+    prompts.write_text("abc abc abc\n" * 40)
+    command = [sys.executable, "-m", "specscope.cli", "capture", prompts, "-o", path, "--max-tokens", "400"]
+    child = subprocess.Popen([*command, "--ignore-eos", *map(str, model)], env=ENV, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (not path.exists() or path.stat().st_size < 20_000):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    stderr = child.communicate(timeout=60)[1]
+    assert child.returncode == 130
+    assert "Traceback" not in stderr
+    assert "interrupted; kept" in stderr
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert {r.state for r in reader.history.requests.values()} <= {"cancelled", "length"}
+
+
+def test_help_and_version_are_quick_to_read():
+    assert specscope("--version").stdout.startswith("specscope")
+    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["bench"], ["bench", "cpu"], ["doctor"]):
+        done = specscope(*words, "--help")
+        assert done.returncode == 0
+        assert "Usage:" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 110
+
+
+def test_doctor_finds_this_machine():
+    done = specscope("doctor")
+    assert "torch" in done.stdout
+    assert "default model" in done.stdout
+    assert done.returncode in (0, 1)
+
+
+BAD = {
+    "no such model": (["capture", "P", "-o", "O", "--target", "./nothing"], "no model at ./nothing"),
+    "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
+    "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
+    "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
+    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "top_p must be above 0"),
+    "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
+    "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
+    "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
+    "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
+    "tree the drafter cannot draw": (["capture", "P", "-o", "O", "--tree", "[(0,), (1,), (0, 0)]"], "WIDTHxDEPTH"),
+    "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
+    "draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:x"], "write self:N"),
+    "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
+    "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
+    "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "unknown device"),
+    "bad port": (["capture", "P", "-o", "O", "--metrics-port", "99999"], "--metrics-port must be"),
+    "context": (["capture", "P", "-o", "O", "--max-context", "9999", "TINY"], "max_context must be"),
+    "over-long prompt": (
+        ["capture", "P", "-o", "O", "--max-context", "5", "TINY"],
+        "prompt 1: the prompt has 9",
+    ),
+    "replay of nothing": (["replay", "./none.jsonl"], "cannot read none.jsonl: No such file"),
+    "report of no capture": (["report", "P"], "is not a capture"),
+    "unknown verb": (["fly"], "No such command 'fly'"),
+    "unknown flag": (["run", "--fly"], "No such option"),
+    "empty prompt": (["run", ""], "a prompt is empty"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, tmp_path):
+    words, message = BAD[name]
+    if "OTHER" in words:
+        from tests.tiny import write_tiny_model
+
+        write_tiny_model(tmp_path / "other", vocab=310)
+    swap = {"P": prompts, "O": tmp_path / "out.jsonl", "OTHER": tmp_path / "other"}
+    full = [w for word in words for w in (model if word == "TINY" else [swap.get(word, word)])]
+    done = specscope(*full)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert done.stderr.startswith("specscope: error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, model, tmp_path):
+    """A real file-size limit, which fails a write in the middle as a full disk does."""
+    path = tmp_path / "run.jsonl"
+    words = ["capture", prompts, "-o", path, "--max-tokens", "300", "--ignore-eos", *model]
+    shell = "trap '' XFSZ; ulimit -f 200; exec \"$@\""
+    command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=120)
+    assert done.returncode == 2
+    assert f"cannot go on writing {path}" in done.stderr
+    assert "Traceback" not in done.stderr
+    reader = read_capture(path)
+    assert len(reader.history.steps) > 0
+    assert any("torn" in warning for warning in reader.warnings)
+
+
+def test_a_cut_capture_is_reported_with_a_warning(tmp_path):
+    path = tmp_path / "cut.jsonl"
+    write(path, records())
+    path.write_bytes(path.read_bytes()[:-40])
+    done = specscope("report", path)
+    assert done.returncode == 0
+    assert "was cut off" in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(captured):
+    shell = f"{sys.executable} -m specscope.cli report {captured[0]} --json | head -c 10"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=ENV, timeout=60)
+    assert done.stderr == ""
+    assert Path(captured[0]).exists()

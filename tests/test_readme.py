@@ -1,0 +1,30 @@
+"""The README's Python example runs as it is written."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_python_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(example.strip().splitlines()) <= 12
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "acceptance length" in printed
+    assert "accepted" in printed
+
+
+def test_every_flag_the_readme_names_exists():
+    from specscope.cli import cli
+
+    known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
+    known |= {"--help", "--version", "--no-deps", "--lf"}
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README):
+        assert flag in known, flag
+
+
+def _commands(command):
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from _commands(child)
