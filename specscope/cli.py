@@ -180,6 +180,16 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
 
 
+@bench.command("replay")
+@click.argument("sample", metavar="CAPTURE")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+def bench_replay(sample: str, rounds: int) -> None:
+    """How soon a 10,000-step capture, made of CAPTURE's steps, is on the screen, and what it takes."""
+    from specscope.bench.replay import run_replay
+
+    run_replay(sample, rounds)
+
+
 @cli.command()
 def doctor() -> None:
     """Say what was found on this machine, what is missing, and what to do about it."""

@@ -66,6 +66,7 @@ class RequestReport:
     """One request. Text is None where the capture holds none."""
 
     id: str
+    title: str  # the last chat message, "" where the prompt was no conversation
     prompt: str | None
     prompt_token_ids: list[int]
     output: str | None
@@ -192,6 +193,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, text: bool) -> Req
     token_ids = [token for token, _ in output]
     return RequestReport(
         id=valid(request.id),
+        title="" if info is None else valid(info.title),
         prompt=valid(info.prompt) if info is not None and info.prompt else None,
         prompt_token_ids=[] if info is None else info.prompt_tokens.tolist(),
         output=valid(request.output_text(vocabulary)) if text else None,

@@ -216,7 +216,10 @@ def _common_start(prompts: Sequence[str]) -> int:
 
 def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
     acceptance = request.figures.acceptance
-    prompt = NONE if request.prompt is None else one_line(request.prompt[start:], 200)
+    if request.title:
+        start, prompt = 0, one_line(request.title, 200)
+    else:
+        prompt = NONE if request.prompt is None else one_line(request.prompt[start:], 200)
     return (
         one_line(request.id, 20),
         f"…{prompt}" if start and request.prompt else prompt,

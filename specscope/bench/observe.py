@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
-import pty
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 from pathlib import Path
 
 import torch
@@ -19,6 +14,7 @@ from rich.console import Console
 
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
 from specscope.bench.prompts import COPYING, PLAIN
+from specscope.bench.terminal import Terminal
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
@@ -86,35 +82,12 @@ def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Co
 
 
 def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, list[float]]:
-    """Run bench/screen.py on a pseudo-terminal of its own, 120 by 40, and read what it measured."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    """Run bench/screen.py on a pseudo-terminal of its own, and read what it measured."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         task = json.dumps({"config": dataclasses.asdict(config), "rounds": rounds, "out": str(out)})
-        child = subprocess.Popen(
-            [sys.executable, "-m", "specscope.bench.screen", task],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
-            start_new_session=True,
-        )
-        os.close(theirs)
-        shown = _drain(ours)
-        if child.wait() != 0 or not out.exists():
-            raise UserError(f"the screen benchmark failed: {shown[-300:].decode(errors='replace').strip()}")
+        terminal = Terminal([sys.executable, "-m", "specscope.bench.screen", task])
+        if terminal.finish() != 0 or not out.exists():
+            raise UserError(f"the screen benchmark failed: {terminal.shown[-300:].decode(errors='replace').strip()}")
         rates: dict[str, list[float]] = json.loads(out.read_text())
     return rates
-
-
-def _drain(terminal: int) -> bytes:
-    """Read what the child draws until it closes the terminal; the last few kilobytes of it."""
-    shown = b""
-    try:
-        while data := os.read(terminal, 65536):
-            shown = (shown + data)[-4096:]
-    except OSError:  # how Linux says that the other side is closed
-        pass
-    os.close(terminal)
-    return shown

@@ -107,6 +107,8 @@ class Session:
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)
             changed = True
+            if self.position >= 0 and not self.reader.done:
+                return changed  # stay where the first piece ended: following the reading would cost more than it
         if self.follow and self.position != len(self.history.steps) - 1:
             self.position = len(self.history.steps) - 1
             return True

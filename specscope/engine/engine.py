@@ -96,7 +96,7 @@ class Engine:
         if not self.scheduler.fits(len(tokens)):
             raise UserError(f"the prompt has {len(tokens)} tokens, more than the KV cache holds: raise --kv-memory")
         name = self._new_name() if name is None else name
-        request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns())
+        request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns(), _title(prompt))
         self._requests[name] = request
         self.scheduler.waiting.append(request)
         return name
@@ -345,3 +345,9 @@ class Engine:
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt: text, token ids, or one conversation."""
     return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
+
+
+def _title(prompt: Prompt) -> str:
+    """The last message of a conversation."""
+    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
+    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

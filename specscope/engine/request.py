@@ -24,6 +24,7 @@ class Request:
     params: SamplingParams
     labels: Mapping[str, str]
     arrival_ns: int
+    title: str = ""  # for lists: the last chat message, where the prompt came as chat
     tokens: list[int] = field(default_factory=list)  # prompt and output; the last is the root
     computed: int = 0  # tokens whose KV is in the target's cache
     table: BlockTable = field(default_factory=BlockTable)
@@ -62,6 +63,7 @@ class Request:
             prompt_tokens=np.asarray(self.prompt_tokens, dtype=np.int32),
             params=self.params,
             labels=dict(self.labels),
+            title=self.title,
         )
 
     def end(self, now_ns: int) -> RequestEnd:

@@ -137,6 +137,7 @@ class RequestInfo(_ArrayEq):
     prompt_tokens: Ints
     params: SamplingParams
     labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
+    title: str = ""  # for lists: the last chat message, where the prompt came as chat
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,6 +101,7 @@ class Encoder:
         }
         if self.run.text:
             attributes["specscope.request.prompt"] = escape(info.prompt.encode("utf-8", "surrogatepass"))
+            attributes["specscope.request.title"] = escape(info.title.encode("utf-8", "surrogatepass"))
             attributes["specscope.request.prompt_tokens"] = info.prompt_tokens.tolist()
         trace, root = self._trace(info.id), self._span(info.id)
         return Span("queue", trace, self._span(info.id, "queue"), root, info.arrival_ns, info.admitted_ns, attributes)

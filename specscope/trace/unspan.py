@@ -228,6 +228,7 @@ def _info(start_ns: int, end_ns: int, a: Attributes) -> RequestInfo:
         prompt_tokens=np.asarray(a.get("specscope.request.prompt_tokens", ()), np.int32),
         params=SamplingParams.from_dict(json.loads(a["specscope.request.params"])),
         labels=json.loads(a["specscope.request.labels"]),
+        title=unescape(a.get("specscope.request.title", "")).decode("utf-8", "surrogatepass"),
     )
 
 

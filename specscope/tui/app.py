@@ -18,7 +18,7 @@ from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.ask import Ask
 from specscope.tui.bars import Banner, Hints, StatusBar
-from specscope.tui.governor import SHORTEST, FrameGovernor
+from specscope.tui.governor import FrameGovernor
 from specscope.tui.help import HelpScreen
 from specscope.tui.keys import KEYS, bindings
 from specscope.tui.ledger import Ledger
@@ -33,6 +33,7 @@ from specscope.tui.slider import Slider
 from specscope.tui.text import clean
 from specscope.tui.tree import TreePanel
 
+READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
@@ -116,7 +117,7 @@ class ScopeApp(App[None]):
             return
         if self.session.reading and not self.lost:
             self.governor.start()  # reading is no frame, and there is no engine to spare
-            self._timer = self.set_timer(SHORTEST, self._tick)
+            self._timer = self.set_timer(READING, self._tick)
         elif self.session.control is not None or self.playing:
             self._timer = self.set_timer(self.governor.tick(), self._tick)
 

@@ -46,7 +46,8 @@ def row(look: Look, name: str) -> Row:
     info = request.info
     prompt, kind = "", ""
     if info is not None:
-        prompt = info.prompt[:PROMPT_CHARS] or look.vocabulary.text(info.prompt_tokens[: PROMPT_CHARS // 4].tolist())
+        tokens = info.prompt_tokens[: PROMPT_CHARS // 4].tolist()
+        prompt = (info.title or info.prompt)[:PROMPT_CHARS] or look.vocabulary.text(tokens)
         kind = info.labels.get("kind", "")
     return Row(
         name,

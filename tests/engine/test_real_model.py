@@ -1,4 +1,4 @@
-"""The bundled model in float32: greedy output is generate()'s for 20 prompts, and seeds give tokens whatever the batch."""
+"""The bundled model in float32: greedy output is generate()'s for 20 prompts, and seeds hold in any batch."""
 
 import pytest
 import torch

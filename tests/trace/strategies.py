@@ -89,6 +89,7 @@ def infos(draw, name):
         prompt_tokens=np.array(draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)), dtype=np.int32),
         params=draw(params),
         labels=draw(labels),
+        title=draw(text),
     )
 
 

@@ -93,6 +93,7 @@ def test_without_text_there_is_none(records, vocabulary):
     keys = {key for span in spans for key in span.attributes}
     assert not keys & {
         "specscope.request.prompt",
+        "specscope.request.title",
         "specscope.request.prompt_tokens",
         "specscope.output.text",
         "specscope.output.tokens",
