@@ -309,13 +309,13 @@ BAD = [
     (GOOD, {}, 415),
     (GOOD, {"Content_Type": PROTOBUF, "Content_Encoding": "br"}, 415),
     (GOOD, {"Content_Type": PROTOBUF, "Content_Encoding": "gzip"}, 400),
-    (gzip.compress(GOOD)[:-9], {"Content_Type": PROTOBUF, "Content_Encoding": "gzip"}, 400),
+    (gzip.compress(GOOD, mtime=0)[:-9], {"Content_Type": PROTOBUF, "Content_Encoding": "gzip"}, 400),
     (b"", {"Content_Type": PROTOBUF, "Content_Length": "-5"}, 411),
     (b"", {"Content_Type": PROTOBUF, "Content_Length": "many"}, 411),
 ]
 
 
-@pytest.mark.parametrize(("body", "headers", "status"), BAD)
+@pytest.mark.parametrize(("body", "headers", "status"), BAD, ids=range(len(BAD)))
 def test_bad_requests_are_refused_in_one_line(receiver: Receiver, taken: Taken, body, headers, status) -> None:
     got, kind, text = post(receiver, body, **headers)
     assert got == status
