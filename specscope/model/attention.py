@@ -6,6 +6,7 @@ AttentionInterface under BACKEND; the batch and the cache arrive as keyword argu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,48 +32,65 @@ def attend(
 ) -> Tensor:
     """softmax(softcap(q k^T * scale) + bias) v, for grouped query heads, with attention sinks.
 
-    query [B, Hkv, G, M, D], key [B, Hkv, K, D], value [B, Hkv, K, E], bias additive float32 [B, 1, G * M, K], sinks
-    [H]. Returns [B, Hkv, G, M, E]. The query heads of a group are folded into rows, so that no key is repeated.
-    Without soft-cap and sinks it is torch's fused attention; with them, plain products with a float32 softmax.
+    query [B, Hkv, G * M, D], key [B, Hkv, K, D], value [B, Hkv, K, E], bias additive float32 [B, 1, G * M, K], sinks
+    [H]. Returns [B, Hkv, G * M, E]. The G query heads that share a key head are folded into rows, M each, so that no
+    key is repeated. Without soft-cap and sinks it is torch's fused attention; with them, plain products with a
+    float32 softmax.
     """
-    size, heads, group, rows, _ = query.shape
-    folded = query.reshape(size, heads, group * rows, query.shape[-1])
     if softcap is None and sinks is None:
         mask = None if bias is None else bias.to(query.dtype)
-        out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-        return out.view(size, heads, group, rows, -1)
-    scores = (folded @ key.transpose(2, 3)).float() * scale
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    scores = (query @ key.transpose(2, 3)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
     if sinks is not None:
-        sink = sinks.float().view(1, heads, group, 1, 1).expand(size, heads, group, rows, 1).flatten(2, 3)
+        by_head = sinks.float().view(1, query.shape[1], -1, 1, 1)
+        sink = by_head.expand(len(query), -1, -1, query.shape[2] // by_head.shape[2], 1).flatten(2, 3)
         weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return (weights.to(value.dtype) @ value).view(size, heads, group, rows, -1)
+    return weights.to(value.dtype) @ value
 
 
-def _group_attention(
-    query: Tensor,
-    layer: int,
-    cache: KVCache,
-    group: Group,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention of one padded group. query [H, N, D]; returns [real rows, H, E]."""
-    key, value = group.gather(cache.key[layer], "key"), group.gather(cache.value[layer], "value")
-    kv_heads = key.shape[1]
-    rows = query if group.rows is None else query.index_select(1, group.rows)
-    heads, _, size = rows.shape
-    q = rows.view(kv_heads, heads // kv_heads, group.size, -1, size).permute(2, 0, 1, 3, 4)
-    out = attend(q, key, value, group.bias(window, heads // kv_heads), scale, softcap, sinks)
-    flat = out.permute(0, 3, 1, 2, 4).reshape(-1, heads, out.shape[-1])
+@dataclass(frozen=True)
+class Variant:
+    """What distinguishes the attention of one layer."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, variant: Variant) -> Tensor:
+    """Attention of one padded group. query [N, H, D]; returns [real rows, H, E]."""
+    key, value = group.context(cache, layer)
+    rows = query if group.rows is None else query.index_select(0, group.rows)
+    (padded, heads, size), kv_heads = rows.shape, key.shape[1]
+    fold, alone = heads // kv_heads, padded == group.size  # alone: one row a segment, nothing to turn round
+    if alone:
+        q = rows.view(padded, kv_heads, fold, size)
+    else:
+        q = rows.view(group.size, -1, kv_heads, fold, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out = attend(q, key, value, group.bias(variant.window, fold), variant.scale, variant.softcap, variant.sinks)
+    if not alone:
+        out = out.unflatten(2, (fold, -1)).permute(0, 3, 1, 2, 4)
+    flat = out.reshape(padded, heads, -1)
     return flat if group.real is None else flat.index_select(0, group.real)
+
+
+def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, variant: Variant) -> Tensor:
+    """Attention of every row of the batch over its own context in the cache. query [N, H, D]; returns [N, H, E]."""
+    parts = [_group_attention(query, layer, cache, group, variant) for group in batch.groups]
+    if len(parts) == 1:
+        return parts[0]
+    out = parts[0].new_empty(query.shape[0], *parts[0].shape[1:])
+    for group, part in zip(batch.groups, parts, strict=True):
+        rows = group.rows if group.real is None else group.rows.index_select(0, group.real)  # type: ignore[union-attr]
+        out.index_copy_(0, rows, part)  # type: ignore[arg-type]
+    return out
 
 
 def specscope_attention(
@@ -89,25 +107,21 @@ def specscope_attention(
     s_aux: Tensor | None = None,
     batch: Batch,
     cache: KVCache,
+    variants: dict[int, Variant] | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer. query [1, H, N, D], key and value [1, Hkv, N, D].
 
-    Writes the new keys and values into the cache, then attends. Returns [1, N, H, E].
+    Writes the new keys and values into the cache, then attends. Returns [1, N, H, E]. Where `variants` is given, the
+    layer's is put into it, for those who go on without transformers.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    variant = Variant(scale, sliding_window, softcap, s_aux)
+    if variants is not None:
+        variants[layer] = variant
     cache.write(layer, batch.slots, key[0], value[0])
-    parts = [
-        _group_attention(query[0], layer, cache, group, scale, sliding_window, softcap, s_aux) for group in batch.groups
-    ]
-    if len(parts) == 1:
-        return parts[0][None], None
-    out = torch.empty(query.shape[2], *parts[0].shape[1:], dtype=parts[0].dtype, device=query.device)
-    for group, part in zip(batch.groups, parts, strict=True):
-        rows = group.rows if group.real is None else group.rows.index_select(0, group.real)  # type: ignore[union-attr]
-        out.index_copy_(0, rows, part)  # type: ignore[arg-type]
-    return out[None], None
+    return paged_attention(query[0].transpose(0, 1), layer, cache, batch, variant)[None], None
 
 
 def register() -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.trace.tree import Bools, DraftTree
 
 PADDED_ROWS = 64  # longer segments are never padded into one attention group with others
@@ -62,7 +62,7 @@ class Segment:
 class Group:
     """Segments whose attention is computed together, padded to the longest: B segments, M rows, K slots.
 
-    K is a whole number of blocks.
+    K is a whole number of blocks, but for a `span`.
     """
 
     rows: Tensor | None  # int64 [B * M] the batch's row behind each padded row; None where they are all rows in order
@@ -73,7 +73,7 @@ class Group:
     seen: Tensor  # bool [B, M, K]
     distance: Tensor  # int64 [B, M, K] query position minus key position, for sliding windows
     _bias: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
-    _scratch: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _scratch: dict[LayerShape, tuple[Tensor, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def bias(self, window: int | None, fold: int) -> Tensor | None:
         """Additive float32 mask [B, 1, fold * M, K]: 0 where a row sees a slot, least where not; None if all is seen.
@@ -88,22 +88,22 @@ class Group:
             self._bias[key] = None if bool(seen.all()) else bias.repeat(1, fold, 1)[:, None]
         return self._bias[key]
 
-    def gather(self, store: Tensor, name: str) -> Tensor:
-        """Keys or values of every segment: [heads, slots, size] to [B, heads, K, size], whole blocks at a time.
+    def context(self, cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of every segment, [B, heads, K, size] each; whole blocks are gathered at a time.
 
-        Every layer writes to the same scratch tensor `name`: what is returned is gone at the next call.
+        Layers of one shape share a scratch tensor: what is returned is gone at the next call.
         """
-        heads, slots, size = store.shape
         if self.span is not None:
-            return store[None, :, self.span[0] : self.span[1]]
-        blocks = slots // BLOCK_SIZE
-        shape = (name, heads, size)
+            start, end = self.span
+            key, value = cache.views[layer]
+            return key.narrow(2, start, end - start), value.narrow(2, start, end - start)
+        shape, rows = cache.layers[layer], cache.rows[layer]
         if shape not in self._scratch:
-            rows = (torch.arange(heads, device=store.device)[:, None] * blocks + self.blocks).flatten()
-            self._scratch[shape] = (rows, store.new_empty(len(rows), BLOCK_SIZE * size))
-        rows, out = self._scratch[shape]
-        torch.index_select(store.view(heads * blocks, -1), 0, rows, out=out)
-        return out.view(heads, self.size, -1, size).transpose(0, 1)
+            out = rows.new_empty(len(self.blocks), BLOCK_SIZE * shape.width)
+            self._scratch[shape] = (out, shape.split(out.view(self.size, -1, shape.width)))
+        out, views = self._scratch[shape]
+        torch.index_select(rows.view(-1, BLOCK_SIZE * shape.width), 0, self.blocks, out=out)
+        return views
 
 
 @dataclass
@@ -146,9 +146,11 @@ def _group(
 ) -> Group:
     """Pad the segments `members` into one group."""
     rows = max(len(segments[i].tokens) for i in members)
-    per_segment = -(-max(segments[i].length for i in members) // BLOCK_SIZE)
-    keys = per_segment * BLOCK_SIZE
+    longest = max(segments[i].length for i in members)
+    per_segment = -(-longest // BLOCK_SIZE)
     size = len(members)
+    contiguous = size == 1 and bool((np.diff(segments[members[0]].table.blocks[:per_segment]) == 1).all())
+    keys = longest if contiguous else per_segment * BLOCK_SIZE
     row_of = np.zeros((size, rows), dtype=np.int64)
     is_real = np.zeros((size, rows), dtype=np.bool_)
     block_of = np.zeros((size, per_segment), dtype=np.int64)
@@ -168,7 +170,6 @@ def _group(
         distance[b, :m, :end] = s.positions[-m:, None] - key_positions
     everything = size == len(segments) and bool(is_real.all())
     real = np.flatnonzero(is_real.ravel())
-    contiguous = size == 1 and bool((np.diff(block_of[0]) == 1).all())
     start = int(block_of[0, 0]) * BLOCK_SIZE
     return Group(
         rows=None if everything else torch.from_numpy(row_of.ravel()).to(device),

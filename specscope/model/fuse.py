@@ -1,65 +1,140 @@
-"""Cheaper modules for a loaded model on the CPU, each proved equal to the one it replaces before it is put in."""
+"""Cheaper parts for a loaded model on the CPU, each proved equal to the one it replaces before it is put in."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specscope.model.attention import Variant
+from specscope.model.batch import Batch, Segment
+from specscope.model.decoder import FusedLayer, Rotary, looks_alike
+from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.linear import PackedLinear, may_pack
+
+ROWS = 5  # of a trial: enough for the path that more than a few rows take
+
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm in five small operators where transformers' has eight; torch's own rms_norm is slower on the CPU."""
+    """RMSNorm in four small operators where transformers' has eight; torch's own rms_norm is slower on the CPU.
+
+    x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
+    """
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight = weight
-        self._eps = torch.tensor(eps)
+        self._scaled = weight.detach().float() * len(weight) ** 0.5
+        self._least = torch.tensor((len(weight) * eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
         wide = x.float()
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return torch.mul(wide, scale).to(x.dtype).mul_(self.weight)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
+        return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
 
 
-class PackedLinear(nn.Module):
-    """A bfloat16 linear layer whose weight was laid out once for oneDNN; reads memory at three times the speed."""
+@torch.no_grad()
+def fuse(model: Any, layers: list[LayerShape]) -> None:  # noqa: ANN401
+    """Replace what can be replaced in a model on the CPU that already attends through the paged cache.
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight  # tied embeddings and those who ask for shapes read this one
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to_mkldnn())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-
-
-@torch.inference_mode()
-def fuse(model: nn.Module) -> None:
-    """Replace what can be replaced in a model on the CPU. What does not match is left alone."""
+    `layers`: what each of its layers keeps. What does not match is left alone.
+    """
     if next(model.parameters()).device.type != "cpu":
         return
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            replacement = _replacement(child)
-            if replacement is not None and _same(child, replacement):
-                setattr(parent, name, replacement)
+    pack = may_pack(model)
+    _swap(model, _norm)
+    _fuse_layers(model, layers, pack)
+    if pack:
+        _swap(model, _packed)
 
 
-def _replacement(module: nn.Module) -> nn.Module | None:
+def _norm(module: nn.Module) -> nn.Module | None:
     if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
         return FusedRMSNorm(module.weight, float(module.variance_epsilon))  # type: ignore[arg-type]
-    if type(module) is nn.Linear and module.weight.dtype is torch.bfloat16 and torch.backends.mkldnn.is_available():
-        return PackedLinear(module)
     return None
 
 
+def _packed(module: nn.Module) -> nn.Module | None:
+    return PackedLinear([module], pack=True) if type(module) is nn.Linear else None
+
+
+def _swap(parent: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put what `make` makes of a module in its place, where it is the same; fused layers are done already."""
+    for name, child in list(parent.named_children()):
+        new = make(child)
+        if new is not None and _same(child, new):
+            setattr(parent, name, new)
+        elif not isinstance(child.forward, FusedLayer):
+            _swap(child, make)
+
+
 def _same(old: nn.Module, new: nn.Module) -> bool:
-    """Whether both give the same on random input, to the accuracy of the dtype."""
+    """Whether both give the same on random input."""
     weight: Tensor = old.weight  # type: ignore[assignment]
-    x = torch.randn(3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    wanted, got = old(x).float(), new(x).float()
-    return bool((wanted - got).norm() <= 4 * torch.finfo(weight.dtype).eps * wanted.norm())
+    x = torch.randn(ROWS, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    return _equal(old(x), new(x))
+
+
+def _equal(wanted: Tensor, got: Tensor) -> bool:
+    """Equality to the accuracy of the dtype, and of sums in another order."""
+    tolerance = 1e-5 + 2 * torch.finfo(wanted.dtype).eps
+    return bool((wanted.float() - got.float()).norm() <= tolerance * wanted.float().norm())
+
+
+@dataclass
+class _Call:
+    """What went into a layer and what came out."""
+
+    layer: nn.Module
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    out: Any
+
+
+def _fuse_layers(model: Any, layers: list[LayerShape], pack: bool) -> None:  # noqa: ANN401
+    """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial."""
+    variants: dict[int, Variant] = {}
+    rotary = Rotary()
+    for call in _trial(model, layers, variants):
+        index = int(call.layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
+        shape = layers[index]
+        turned = call.named.get("position_embeddings")
+        if len(call.given) != 1 or turned is None or {turned[0].shape[-1], shape.value_size} != {shape.key_size}:
+            continue
+        fused = FusedLayer(call.layer, shape, variants[index], rotary, pack=pack)
+        if isinstance(call.out, Tensor) and _equal(call.out, fused(*call.given, **call.named)):
+            call.layer.forward = fused  # type: ignore[assignment]
+
+
+def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -> list[_Call]:  # noqa: ANN401
+    """Run a few tokens through the model; how each layer that looks alike was called. Fills `variants`.
+
+    The tokens are far apart, up to the last position: a layer may treat distant ones in its own way.
+    """
+    calls: list[_Call] = []
+    note = lambda layer, given, named, out: calls.append(_Call(layer, given, named, out))  # noqa: E731
+    hooks = [m.register_forward_hook(note, with_kwargs=True) for m in model.modules() if looks_alike(m)]
+    if not hooks:
+        return []
+    last = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048) - 1
+    segment = Segment(
+        table=BlockTable([0]),
+        tokens=[(7 * i + 3) % model.get_output_embeddings().weight.shape[0] for i in range(ROWS)],
+        context=0,
+        positions=np.linspace(0, last, ROWS).astype(np.int64),
+        mask=np.tri(ROWS, dtype=np.bool_),
+        wanted=[ROWS - 1],
+    )
+    weight = next(model.parameters())
+    batch = Batch.build([segment], weight.device)
+    cache = KVCache(layers, 1, weight.dtype, weight.device)
+    named = {"batch": batch, "cache": cache, "variants": variants}
+    model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **named)
+    for hook in hooks:
+        hook.remove()
+    return calls

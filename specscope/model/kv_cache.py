@@ -84,29 +84,51 @@ class LayerShape:
     key_size: int
     value_size: int
 
+    @property
+    def width(self) -> int:
+        """Numbers a slot: the keys of every head, then their values."""
+        return self.heads * (self.key_size + self.value_size)
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots [..., slots, width] as keys [..., heads, slots, key size] and values [..., heads, slots, value size].
+
+        Both are views.
+        """
+        key, value = rows.tensor_split((self.heads * self.key_size,), dim=-1)
+        return (
+            key.unflatten(-1, (self.heads, self.key_size)).transpose(-3, -2),
+            value.unflatten(-1, (self.heads, self.value_size)).transpose(-3, -2),
+        )
+
 
 class KVCache:
-    """Keys and values of every layer in paged slots: key[i] is [heads, slots, size] of layer i.
+    """Keys and values of every layer in paged slots: rows[i] is [slots, width], key[i] and value[i] are views of it.
 
-    Heads come first so that a gathered context is one contiguous batch for a batched product.
+    A slot is one row, so that a step writes each layer once, and gathers or moves keys and values together.
     """
 
     def __init__(self, layers: list[LayerShape], blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         slots = blocks * BLOCK_SIZE
         self.pool = BlockPool(blocks)
-        self.key = [_zeros((s.heads, slots, s.key_size), dtype, device) for s in layers]
-        self.value = [_zeros((s.heads, slots, s.value_size), dtype, device) for s in layers]
+        self.layers = layers
+        self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
+        self.views = [shape.split(rows[None]) for shape, rows in zip(layers, self.rows, strict=True)]
+        self.key = [key[0] for key, _ in self.views]  # [heads, slots, key size] of each layer
+        self.value = [value[0] for _, value in self.views]
         self.device = device
 
     @staticmethod
     def block_bytes(layers: list[LayerShape], dtype: torch.dtype) -> int:
         """Bytes of one block over all layers."""
-        return BLOCK_SIZE * dtype.itemsize * sum(s.heads * (s.key_size + s.value_size) for s in layers)
+        return BLOCK_SIZE * dtype.itemsize * sum(shape.width for shape in layers)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store new keys and values, [heads, n, size] each, at `slots` int64 [n]."""
-        self.key[layer].index_copy_(1, slots, key)
-        self.value[layer].index_copy_(1, slots, value)
+        self.write_rows(layer, slots, torch.cat([x.transpose(0, 1).flatten(1) for x in (key, value)], dim=1))
+
+    def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store new rows [n, width]: each the keys of every head, then their values."""
+        self.rows[layer].index_copy_(0, slots, rows)
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
@@ -141,13 +163,13 @@ class KVCache:
         """Copy slots to slots in every layer. All are loaded before any is stored, so they may overlap."""
         src = torch.from_numpy(source).to(self.device)
         dst = torch.from_numpy(target).to(self.device)
-        for store in (*self.key, *self.value):
-            store.index_copy_(1, dst, store.index_select(1, src))
+        for rows in self.rows:
+            rows.index_copy_(0, dst, rows.index_select(0, src))
 
     def _copy_block(self, source: int, target: int) -> None:
         a, b = source * BLOCK_SIZE, target * BLOCK_SIZE
-        for store in (*self.key, *self.value):
-            store[:, b : b + BLOCK_SIZE] = store[:, a : a + BLOCK_SIZE]
+        for rows in self.rows:
+            rows[b : b + BLOCK_SIZE] = rows[a : a + BLOCK_SIZE]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

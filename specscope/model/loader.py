@@ -18,10 +18,9 @@ from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
 from specscope.model.fuse import fuse
-from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, LayerShape
+from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.trace.tree import DraftTree
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -102,6 +101,7 @@ def load_model(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     source, extra, name = find_model(target, progress)
     if layers is not None:
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
@@ -119,8 +119,8 @@ def load_model(
 def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # noqa: ANN401
     """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
     attention.register()
-    fuse(model)
     layers = probe(model, name)
+    fuse(model, layers)
     config = model.config.get_text_config()
     return LoadedModel(
         model=model,
@@ -152,18 +152,17 @@ class _ShapeRecorder:
     """Stands in for a KVCache during the probe: keeps what each layer writes, and lets attention read it."""
 
     def __init__(self) -> None:
-        self.key: dict[int, Tensor] = {}
-        self.value: dict[int, Tensor] = {}
+        self.layers: dict[int, LayerShape] = {}
+        self.rows: dict[int, Tensor] = {}
+        self.views: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        if layer in self.key:
+        if layer in self.layers:
             raise UserError("two attention layers share one layer number")
-        self.key[layer], self.value[layer] = _one_block(key), _one_block(value)
-
-
-def _one_block(rows: Tensor) -> Tensor:
-    """[heads, n, size] as the first slots of one block."""
-    return nn.functional.pad(rows, (0, 0, 0, BLOCK_SIZE - rows.shape[1]))
+        shape = LayerShape(key.shape[0], key.shape[2], value.shape[2])
+        store = KVCache([shape], 1, key.dtype, key.device)
+        store.write(0, slots, key, value)
+        self.layers[layer], self.rows[layer], self.views[layer] = shape, store.rows[0], store.views[0]
 
 
 @torch.inference_mode()
@@ -193,7 +192,7 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
     except Exception as error:
         raise UserError(f"{kind} cannot run on the paged cache: {_first_line(error)}") from error
     wanted = int(model.config.get_text_config().num_hidden_layers)
-    missing = sorted(set(range(wanted)) - set(recorder.key))
+    missing = sorted(set(range(wanted)) - set(recorder.layers))
     if missing:
         raise UserError(
             f"{kind} cannot run on the paged cache: layers {', '.join(map(str, missing[:5]))} keep state that does "
@@ -201,10 +200,7 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
         )
     if (own - ours).norm() > 0.05 * own.norm():
         raise UserError(f"{kind} cannot run on the paged cache: its logits differ from its own attention's")
-    return [
-        LayerShape(recorder.key[i].shape[0], recorder.key[i].shape[2], recorder.value[i].shape[2])
-        for i in range(wanted)
-    ]
+    return [recorder.layers[i] for i in range(wanted)]
 
 
 def _eos(model: Any) -> tuple[int, ...]:  # noqa: ANN401
