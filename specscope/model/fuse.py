@@ -108,7 +108,7 @@ def _fuse_layers(model: Any, layers: list[LayerShape], pack: bool) -> None:  # n
             continue
         fused = FusedLayer(call.layer, shape, variants[index], rotary, pack=pack)
         if isinstance(call.out, Tensor) and _equal(call.out, fused(*call.given, **call.named)):
-            call.layer.forward = fused  # type: ignore[assignment]
+            call.layer.forward = fused
 
 
 def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -> list[_Call]:  # noqa: ANN401
