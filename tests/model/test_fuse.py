@@ -1,0 +1,194 @@
+"""Every cheaper part gives what the plain one gives; what does not match is left alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from torch import nn
+
+from specscope.model import fuse as fuse_module
+from specscope.model import linear as linear_module
+from specscope.model.batch import Batch, Segment
+from specscope.model.decoder import FusedLayer, looks_alike
+from specscope.model.fuse import FusedRMSNorm
+from specscope.model.kv_cache import BlockTable, KVCache
+from specscope.model.linear import PackedLinear, may_pack
+from specscope.model.loader import adopt
+from specscope.trace.tree import DraftTree
+from tests.model.test_architectures import CONFIGS, SIZE, build
+
+ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33, 64]
+DTYPES = [torch.float32, torch.bfloat16]
+WHOLLY_FUSED = ["llama", "qwen2", "qwen3", "mistral_sliding"]
+LEFT_ALONE = ["gemma2_softcap", "olmo2", "phi3", "cohere2", "gpt_neox", "gpt_oss_sinks", "mixtral_sliding"]
+
+
+def close(got, wanted):
+    """To the accuracy of the dtype; float32 may sum in another order."""
+    assert got.dtype is wanted.dtype
+    assert got.shape == wanted.shape
+    tolerance = 2e-6 if wanted.dtype is torch.float32 else torch.finfo(wanted.dtype).eps
+    return (got.double() - wanted.double()).norm() <= tolerance * wanted.double().norm()
+
+
+def linears(dtype, bias, *sizes):
+    torch.manual_seed(0)
+    return [nn.Linear(48, size, bias=bias, dtype=dtype).requires_grad_(False) for size in sizes]
+
+
+def fused_layers(model):
+    return [isinstance(m.forward, FusedLayer) for m in model.modules() if type(m).__name__.endswith("DecoderLayer")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("rows", ROWS)
+def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows):
+    parts = linears(dtype, bias, 64, 16, 16)
+    x = torch.randn(rows, 48).to(dtype)
+    wanted = torch.cat([part(x) for part in parts], dim=-1)
+    joined = PackedLinear(parts, pack=pack)
+    assert close(joined(x), wanted)
+    assert close(joined(x[None]), wanted[None])
+
+
+def test_joined_weights_are_held_once():
+    parts = linears(torch.float32, True, 64, 16)
+    joined = PackedLinear(parts, pack=False)
+    for name in ("weight", "bias"):
+        whole = getattr(joined, name)
+        assert {getattr(p, name).untyped_storage().data_ptr() for p in parts} == {whole.untyped_storage().data_ptr()}
+
+
+def test_one_linear_keeps_its_weight_so_that_tied_embeddings_stay_tied():
+    (part,) = linears(torch.bfloat16, False, 64)
+    assert PackedLinear([part], pack=True).weight is part.weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_a_norm_equals_transformers_own(dtype, scale):
+    torch.manual_seed(0)
+    plain = t.models.llama.modeling_llama.LlamaRMSNorm(48, eps=1e-5).to(dtype).requires_grad_(False)
+    nn.init.normal_(plain.weight)
+    x = (torch.randn(2, 9, 48) * scale).to(dtype)
+    assert close(FusedRMSNorm(plain.weight, plain.variance_epsilon)(x), plain(x))
+    zero = torch.zeros(1, 48, dtype=dtype)
+    assert FusedRMSNorm(plain.weight, plain.variance_epsilon)(zero).eq(0).all()
+
+
+def logits(model, layers, segments):
+    cache = KVCache(layers, 64, next(model.parameters()).dtype, torch.device("cpu"))
+    batch = Batch.build(segments, torch.device("cpu"))
+    with torch.inference_mode():
+        out = model(
+            input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, batch=batch, cache=cache
+        ).logits
+    return out, cache
+
+
+def segments(rows):
+    """Requests of `rows` rows in all, of different lengths, with a tree, in blocks that are apart."""
+    tree = DraftTree.build([5, 6, 7], [-1, -1, 0])
+    lengths = [rows] if rows < 8 else [rows // 2, rows - rows // 2 - 3]
+    return [
+        Segment.of_tree(
+            BlockTable(np.arange(i, 12 + i, 2).tolist()),
+            0,
+            [(3 * n + i) % 190 + 3 for n in range(length)],
+            tree if i else DraftTree.empty(),
+            logits=True,
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("name", WHOLLY_FUSED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fused_models_equal_plain_ones(name, dtype, monkeypatch):
+    plain = build(name).to(dtype).requires_grad_(False)
+    fused = copy.deepcopy(plain)
+    monkeypatch.setattr("specscope.model.loader.fuse", lambda *_: None)
+    layers = adopt(plain, name).layers
+    monkeypatch.undo()
+    adopt(fused, name)
+    assert not any(fused_layers(plain))
+    assert fused_layers(fused) == [True] * SIZE["num_hidden_layers"]
+    for rows in ROWS:
+        (wanted, plain_cache), (got, fused_cache) = (logits(m, layers, segments(rows)) for m in (plain, fused))
+        tolerance = 1e-5 if dtype is torch.float32 else 16 * torch.finfo(dtype).eps
+        assert (got.float() - wanted.float()).norm() <= tolerance * wanted.float().norm()
+        for a, b in zip(fused_cache.rows, plain_cache.rows, strict=True):
+            assert (a.float() - b.float()).norm() <= tolerance * b.float().norm()
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_layers_of_another_shape_are_left_alone(name):
+    model = build(name)
+    adopt(model, name)
+    assert not any(fused_layers(model))
+
+
+def test_layers_that_do_not_rotate_are_left_alone():
+    model = build("smollm3")
+    without = [not layer.self_attn.use_rope for layer in model.model.layers]
+    assert any(without)
+    adopt(model, "smollm3")
+    assert fused_layers(model) == [not plain for plain in without]
+
+
+def test_a_layer_that_looks_alike_and_computes_something_else_is_left_alone():
+    """Granite's layers have the same parts, but scale what they add."""
+    config = t.GraniteConfig(**SIZE, residual_multiplier=0.5)
+    model = t.AutoModelForCausalLM.from_config(config).eval()
+    assert looks_alike(model.model.layers[0])
+    adopt(model, "granite")
+    assert not any(fused_layers(model))
+
+
+def test_a_layer_that_treats_distant_positions_otherwise_is_left_alone(monkeypatch):
+    model = build("llama")
+    layer = model.model.layers[1].self_attn
+
+    def forward(hidden_states, *, position_embeddings, position_ids, **kwargs):
+        scaled = hidden_states * torch.where(position_ids > 100, 1.5, 1.0)[..., None]
+        return type(layer).forward(layer, scaled, position_embeddings, position_ids=position_ids, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", forward)
+    adopt(model, "llama")
+    assert fused_layers(model) == [True, False, True, True]
+
+
+def test_where_memory_is_short_nothing_is_laid_out_twice(monkeypatch):
+    model = build("llama")
+    assert may_pack(model)
+    monkeypatch.setattr(linear_module, "PACKED_SHARE", 0)
+    assert not may_pack(model)
+    adopt(model, "llama")
+    assert type(model.lm_head) is nn.Linear
+    assert all(fused_layers(model))
+
+
+def test_tied_embeddings_stay_tied():
+    model = t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "tie_word_embeddings": True})).eval()
+    adopt(model, "tied")
+    assert isinstance(model.lm_head, PackedLinear)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_hooks_on_a_fused_layer_still_see_it():
+    model = build("llama")
+    adopted = adopt(model, "llama")
+    seen = []
+    handle = model.model.layers[2].register_forward_hook(lambda _layer, _given, out: seen.append(tuple(out.shape)))
+    logits(model, adopted.layers, segments(5))
+    handle.remove()
+    assert seen == [(1, 5, SIZE["hidden_size"])]
+
+
+def test_every_family_is_listed_or_partly_fused():
+    assert set(WHOLLY_FUSED) | set(LEFT_ALONE) <= set(CONFIGS)
+    assert max(linear_module.PLAIN_ROWS.values()) < fuse_module.ROWS, "a trial must take the packed path"
