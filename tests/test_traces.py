@@ -1,0 +1,32 @@
+"""The sample captures: readable by us, valid OTLP JSON by its own schema, small, and free of anybody's paths."""
+
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto_json.trace.v1.trace import TracesData
+
+from specscope.trace.reading import read_capture
+
+TRACES = Path(__file__).parent.parent / "traces"
+
+
+@pytest.mark.parametrize("name", ["ngram.jsonl", "sampled.jsonl"])
+def test_a_sample_capture_is_whole_and_valid(name):
+    path = TRACES / name
+    assert path.stat().st_size < 500_000
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert len(reader.history.requests) == 3
+    assert all(request.end is not None for request in reader.history.requests.values())
+    spans = 0
+    for line in path.read_text().splitlines():
+        for by_resource in TracesData.from_json(line).resource_spans:
+            spans += sum(len(by_scope.spans or ()) for by_scope in by_resource.scope_spans)
+    assert spans > 100
+    assert "/root" not in path.read_text()
+
+
+def test_the_sampled_capture_shows_every_kind_of_decision():
+    history = read_capture(TRACES / "sampled.jsonl").history
+    assert {kind.value for kind in history.acceptance.kinds} >= {"bonus", "recovered"}
+    assert history.acceptance.accepted > 0
