@@ -28,14 +28,11 @@ class Result:
     def of(end: RequestEnd, steps: list[RequestStep], vocabulary: Vocabulary) -> Result:
         """The result of a request that ended, from its records."""
         tokens = end.output.tolist()
-        text = vocabulary.text(tokens)
-        if end.reason is FinishReason.STOP and end.stop in text:
-            text = text[: text.index(end.stop)]
         acceptance = measure(steps)
         return Result(
             id=end.info.id,
             prompt=end.info.prompt,
-            text=text,
+            text=end.cut(vocabulary.text(tokens)),
             token_ids=tokens,
             origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
             finish=end.reason,

@@ -18,7 +18,7 @@ import orjson
 import specscope
 from specscope.errors import UserError
 from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.spans import SCOPE, Encoder, Span
+from specscope.trace.spans import SCOPE, Encoder, Span, resource_attributes
 from specscope.trace.vocabulary import Vocabulary
 
 LINE_SPANS = 64  # spans a line at most
@@ -93,6 +93,7 @@ class CaptureWriter:
     def __init__(self, path: str | os.PathLike[str], run: RunInfo, vocabulary: Vocabulary) -> None:
         self.path = Path(path)
         self._encoder = Encoder(run, vocabulary)
+        self._resource = resource_attributes(run)
         self._spans: list[Span] = []
         self._written = time.monotonic()
         try:
@@ -108,7 +109,7 @@ class CaptureWriter:
             self._write()
 
     def _write(self) -> None:
-        line = line_json(self._encoder.resource(), self._spans)
+        line = line_json(self._resource, self._spans)
         self._spans = []
         self._written = time.monotonic()
         try:

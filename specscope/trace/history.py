@@ -5,10 +5,10 @@ The live screen, replay and report are all fed from one of these, so they show t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.records import Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 
@@ -41,9 +41,7 @@ class RequestHistory:
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
         text = vocabulary.text(token for token, _ in self.output())
-        if self.end is not None and self.end.reason is FinishReason.STOP and self.end.stop in text:
-            return text[: text.index(self.end.stop)]
-        return text
+        return text if self.end is None else self.end.cut(text)
 
 
 @dataclass
@@ -87,12 +85,5 @@ class History:
         request = self.requests.get(name)
         if request is None:
             return None
-        at = _last_at_or_before(request.engine_steps, position)
+        at = bisect_right(request.engine_steps, position) - 1
         return (at, request.steps[at]) if at >= 0 else None
-
-
-def _last_at_or_before(values: Sequence[int], limit: int) -> int:
-    """Index of the last value <= limit in an ascending list, -1 where there is none."""
-    from bisect import bisect_right
-
-    return bisect_right(values, limit) - 1

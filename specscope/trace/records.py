@@ -151,6 +151,11 @@ class RequestEnd(_ArrayEq):
     output: Ints  # all output tokens
     error: str = ""  # what went wrong, where reason is ERROR
 
+    def cut(self, text: str) -> str:
+        """The output's text up to the stop string, which is no part of it."""
+        stopped = self.reason is FinishReason.STOP and self.stop in text
+        return text[: text.index(self.stop)] if stopped else text
+
 
 @dataclass(frozen=True)
 class Phase:

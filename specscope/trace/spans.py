@@ -9,8 +9,8 @@ spans.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -66,11 +66,6 @@ class Encoder:
     run: RunInfo
     vocabulary: Vocabulary
     level: Level = Level.TREES
-    _resource: dict[str, Any] = field(default_factory=dict)
-
-    def resource(self) -> dict[str, Any]:
-        """The resource attributes, which make a capture self-contained."""
-        return resource_attributes(self.run)
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
@@ -215,7 +210,7 @@ class Encoder:
 
 
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
-    """RunInfo as resource attributes; `unspan.run_info` reads it back."""
+    """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
     return {
         "service.name": "specscope",
         "service.version": run.versions.get("specscope", ""),
@@ -238,8 +233,3 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.versions": json.dumps(dict(run.versions)),
         "specscope.run.text": run.text,
     }
-
-
-def is_capture_resource(attributes: Mapping[str, Any]) -> bool:
-    """Whether spans with this resource are ours."""
-    return "specscope.run.id" in attributes
