@@ -15,12 +15,15 @@ import torch
 import specscope
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
+from specscope.model.head_loader import load_head
+from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.model.runner import ModelRunner
 from specscope.model.tokens import read_vocabulary
 from specscope.speculate.draft_model import DraftModel
 from specscope.speculate.drafter import Drafter, NoDrafter
+from specscope.speculate.eagle import Eagle
 from specscope.speculate.ngram import NgramDrafter
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo
@@ -58,7 +61,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     blocks = count_blocks(target, config.kv_memory)
     drafter = _make_drafter(config, target, tokenizer, blocks, progress)
     return Parts(
-        runner=ModelRunner(target, blocks),
+        runner=ModelRunner(target, blocks, drafter.taps),
         drafter=drafter,
         tokenizer=tokenizer,
         vocabulary=read_vocabulary(tokenizer),
@@ -82,11 +85,15 @@ def _make_drafter(
     blocks: int,
     progress: Callable[[str], None],
 ) -> Drafter:
-    if config.drafter == "none":
+    plan = config.plan
+    if plan is None:
         return NoDrafter()
-    shape = config.shape
     if config.drafter == "ngram":
-        return NgramDrafter(shape.max_depth, config.width, config.ngram_max, config.ngram_min)
+        return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
+    if config.drafter == "eagle":
+        assert config.draft_model is not None
+        head = load_head(config.draft_model, target)
+        return Eagle(HeadRunner(head, target.vocab_size, target.max_context, blocks), plan, target.max_context)
     if config.draft_layers is None:
         draft = load_model(config.draft_model, target.device, target.dtype, progress)
         _check_same_vocabulary(target, draft, tokenizer, config)
@@ -94,7 +101,7 @@ def _make_drafter(
         draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
     else:
         raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
-    return DraftModel(ModelRunner(draft, blocks), shape)
+    return DraftModel(ModelRunner(draft, blocks), plan)
 
 
 def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
@@ -117,8 +124,8 @@ def _run_info(config: EngineConfig, target: LoadedModel, drafter: Drafter, max_c
         target=target.name,
         revision=target.revision,
         drafter=drafter.name,
-        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel) else "",
-        tree=str(config.shape) if len(config.shape) else "",
+        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel | Eagle) else "",
+        tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
         backend="torch",

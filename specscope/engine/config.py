@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specscope.errors import UserError
-from specscope.trace.tree import TreeShape, parse_tree
+from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
+from specscope.trace.tree import ROOT
 
-DRAFTERS = ("ngram", "draft_model", "none")
-DEFAULT_TREES = {"ngram": "3x5", "draft_model": "5"}
+DRAFTERS = ("eagle", "ngram", "draft_model", "none")
+DEFAULT_TREES = {"eagle": "dynamic:16", "ngram": "3x5", "draft_model": "5"}
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,9 @@ class EngineConfig:
 
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
     drafter: str = "ngram"  # one of DRAFTERS
-    draft_model: str | None = None  # for drafter "draft_model": as target, or self:N for the target's first N layers
-    tree: str | None = None  # a tree string (trace/tree.py); None: the drafter's default
+    draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
+    # for "eagle": the folder of a head
+    tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     ngram_max: int = 4  # longest suffix that prompt lookup tries
     ngram_min: int = 2  # shortest
     device: str = "auto"
@@ -34,7 +36,9 @@ class EngineConfig:
             raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)}")
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
-        if self.drafter != "draft_model" and self.draft_model is not None:
+        if self.drafter == "eagle" and self.draft_model is None:
+            raise UserError("the drafter eagle needs --draft-model: the folder of a head that was made for the target")
+        if self.drafter in ("ngram", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
@@ -45,28 +49,30 @@ class EngineConfig:
             raise UserError(f"threads must be at least 1, not {self.threads}")
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        _ = self.shape, self.draft_layers
+        _ = self.plan, self.draft_layers
 
     @property
     def draft_layers(self) -> int | None:
         """N of --draft-model self:N; None for a model of its own."""
-        if self.draft_model is None or not self.draft_model.startswith("self:"):
+        if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
-        layers = self.draft_model.removeprefix("self:")
+        layers = (self.draft_model or "").removeprefix("self:")
         if not layers.isdecimal() or int(layers) < 1:
             raise UserError(f"--draft-model {self.draft_model}: write self:N, N the layers of the target to draft with")
         return int(layers)
 
     @property
-    def shape(self) -> TreeShape:
-        """The static tree, empty for drafter none."""
+    def plan(self) -> TreePlan | None:
+        """How trees are drafted; None for drafter none."""
         text = self.tree or DEFAULT_TREES.get(self.drafter)
-        shape = parse_tree(text) if text else TreeShape(())
-        if self.drafter == "ngram" and "[" in str(shape):
+        if text is None:
+            return None
+        plan = parse_plan(text)
+        if self.drafter == "ngram" and (not isinstance(plan, StaticPlan) or plan.top or "[" in str(plan)):
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
-        return shape
+        return plan
 
     @property
     def width(self) -> int:
-        """Children of the root."""
-        return len(self.shape.children(-1))
+        """Children of the root in a static tree."""
+        return len(self.plan.shape.children(ROOT)) if isinstance(self.plan, StaticPlan) else 0

@@ -37,10 +37,12 @@ class _Step:
     plan: Schedule = field(default_factory=Schedule)
     drafts: list[Draft] = field(default_factory=list)  # one for each scheduled part
     logits: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
     verdicts: list[Verdict | None] = field(default_factory=list)
     parts: list[RequestStep] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    passes: tuple[Phase, ...] = ()  # the drafter's
 
 
 class Engine:
@@ -188,6 +190,7 @@ class Engine:
         fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
         able = [part.request.context for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
         proposed = iter(self.drafter.propose(able)) if able else iter(())
+        now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
 
     def _forward(self, now: _Step) -> None:
@@ -202,7 +205,8 @@ class Engine:
             )
             for part, draft in zip(now.plan.parts, now.drafts, strict=True)
         ]
-        now.logits = self.runner.forward(segments) if segments else []
+        if segments:
+            now.logits, now.features = self.runner.forward_with_features(segments)
 
     def _verify(self, now: _Step) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
@@ -222,11 +226,18 @@ class Engine:
         return verify(tree, p, draft.q, coin)
 
     def _commit(self, now: _Step) -> None:
-        for part, draft, verdict in zip(now.plan.parts, now.drafts, now.verdicts, strict=True):
+        for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
+            if self.drafter.taps:
+                self._show_features(part, verdict, now.features[i])
             now.parts.append(self._commit_one(part, draft, verdict))
             if part.request.finish is not None:
                 self._retire(part.request)
                 now.finished.append(part.request)
+
+    def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
+        """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
+        rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
+        self.drafter.observe(part.request.id, part.request.computed, features[rows])
 
     def _commit_one(self, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
@@ -248,6 +259,8 @@ class Engine:
             tree=draft.tree,
             verdict=verdict,
             emitted=emitted,
+            notes=draft.notes,
+            sizing=draft.sizing,
         )
         request.steps += 1
         return step
@@ -281,6 +294,7 @@ class Engine:
             requests=tuple(now.parts),
             preempted=tuple(request.id for request in now.plan.preempted),
             finished=tuple(request.end(end_ns) for request in now.finished),
+            passes=now.passes,
         )
 
     # Whole runs

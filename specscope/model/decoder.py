@@ -89,9 +89,15 @@ class FusedLayer:
     ) -> Tensor:
         """The layer's forward. hidden_states [1, N, width]; returns the same shape."""
         x = hidden_states[0]
-        x = self.out(self._attend(self.first_norm(x), position_embeddings, batch, cache)).add_(x)
+        return self.run(x, self.first_norm(x), position_embeddings, batch, cache)[None]
+
+    def run(
+        self, x: Tensor, projected: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
+    ) -> Tensor:
+        """The residual stream x [N, width] after the layer; `projected` is what attention makes its queries of."""
+        x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)
-        return self.down(self.act(gate).mul_(up)).add_(x)[None]
+        return self.down(self.act(gate).mul_(up)).add_(x)
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache) -> Tensor:
         """[N, width] to [N, heads * size]: project, turn by position, write to the cache, attend."""

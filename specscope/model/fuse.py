@@ -47,10 +47,15 @@ def fuse(model: Any, layers: list[LayerShape]) -> None:  # noqa: ANN401
     if next(model.parameters()).device.type != "cpu":
         return
     pack = may_pack(model)
-    _swap(model, _norm)
+    fuse_norms(model)
     _fuse_layers(model, layers, pack)
     if pack:
         _swap(model, _packed)
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Put FusedRMSNorms in the place of a model's RMSNorms."""
+    _swap(model, _norm)
 
 
 def _norm(module: nn.Module) -> nn.Module | None:

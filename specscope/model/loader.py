@@ -41,6 +41,21 @@ class LoadedModel:
     eos: tuple[int, ...]
     folder: Path | None  # where it was loaded from; None for a hub name
 
+    @property
+    def embedding(self) -> Any:  # noqa: ANN401
+        """The module that turns token ids into [..., width]."""
+        return self.model.get_input_embeddings()  # type: ignore[operator]
+
+    @property
+    def output(self) -> Any:  # noqa: ANN401
+        """The module that turns hidden states into logits; its weight is [vocabulary, width]."""
+        return self.model.get_output_embeddings()  # type: ignore[operator]
+
+    @property
+    def width(self) -> int:
+        """Of a hidden state."""
+        return int(self.embedding.weight.shape[1])
+
 
 def pick_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one."""

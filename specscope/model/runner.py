@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specscope.model.batch import Batch, Segment
+from specscope.model.features import FeatureTaps, Tap
 from specscope.model.kv_cache import KVCache
 from specscope.model.loader import LoadedModel
 
@@ -15,15 +16,23 @@ from specscope.model.loader import LoadedModel
 class ModelRunner:
     """Runs segments through a model. The target and each drafter that is a model have one of their own."""
 
-    def __init__(self, loaded: LoadedModel, blocks: int) -> None:
+    def __init__(self, loaded: LoadedModel, blocks: int, taps: Sequence[Tap] = ()) -> None:
         self.loaded = loaded
         self.cache = KVCache(loaded.layers, blocks, loaded.dtype, loaded.device)
+        self._taps = FeatureTaps(loaded.model, taps) if taps else None
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         """Write the KV of every fed token and return the wanted logits, [rows, vocabulary] for each segment.
 
         Each segment's table must have room for its length (KVCache.reserve). The dtype is the model's.
+        """
+        return self.forward_with_features(segments)[0]
+
+    @torch.inference_mode()
+    def forward_with_features(self, segments: Sequence[Segment]) -> tuple[list[Tensor], list[Tensor]]:
+        """As `forward`; besides the logits the features of every fed row, [rows, taps * width] for each segment.
+
+        No features where the runner has no taps.
         """
         batch = Batch.build(segments, self.loaded.device)
         logits = self.loaded.model(
@@ -34,4 +43,5 @@ class ModelRunner:
             batch=batch,
             cache=self.cache,
         ).logits[0]
-        return list(logits.split(batch.wanted_per_segment))
+        features = [] if self._taps is None else list(self._taps.take().split([len(s.tokens) for s in segments]))
+        return list(logits.split(batch.wanted_per_segment)), features

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
+from specscope.model.features import Tap
 from specscope.speculate.distribution import Dense
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import Verdict
+from specscope.trace.records import DraftNotes, Phase, Verdict
 from specscope.trace.tree import DraftTree
 
 
@@ -33,6 +36,8 @@ class Draft:
 
     tree: DraftTree
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
+    notes: DraftNotes | None = None  # what a drafter that is a model thought of it
+    sizing: str = ""  # why the tree has this size, where it is adaptive
 
 
 NO_DRAFT = Draft(DraftTree.empty())
@@ -44,12 +49,17 @@ class Drafter(Protocol):
     name: str
     max_nodes: int  # the largest tree it may propose: KV room is reserved for it
     max_depth: int
+    taps: tuple[Tap, ...]  # the target's features that it wants to observe; () for none
+    passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Learn what became of a draft. `context` is the one it was proposed for, before the tokens grew."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """The target's features at committed positions `start` on, [m, taps * width]. Called where there are taps."""
 
     def release(self, request: str) -> None:
         """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
@@ -61,6 +71,8 @@ class NoDrafter:
     name = "none"
     max_nodes = 0
     max_depth = 0
+    taps: tuple[Tap, ...] = ()
+    passes: tuple[Phase, ...] = ()
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """Nothing for anybody."""
@@ -68,6 +80,9 @@ class NoDrafter:
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to learn."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """Nothing to see."""
 
     def release(self, request: str) -> None:
         """Nothing to forget."""

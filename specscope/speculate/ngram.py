@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
+from specscope.model.features import Tap
 from specscope.speculate.drafter import NO_DRAFT, Context, Draft
-from specscope.trace.records import Verdict
+from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Ints
 
 
@@ -19,6 +21,8 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    taps: tuple[Tap, ...] = ()
+    passes: tuple[Phase, ...] = ()
 
     def __init__(self, depth: int = 5, width: int = 1, longest: int = 4, shortest: int = 2) -> None:
         self.depth = depth
@@ -42,6 +46,9 @@ class NgramDrafter:
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """It keeps nothing between steps."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """It asks for no features."""
 
     def release(self, request: str) -> None:
         """It keeps nothing between steps."""

@@ -26,6 +26,16 @@ def distributions(
     """
     if params.greedy and not params.penalised and not params.logit_bias:
         return [Point(token) for token in logits.argmax(-1).tolist()]
+    rows = shaped(logits, params, prompt, output, paths)
+    if params.greedy:
+        return [Point(token) for token in rows.argmax(-1).tolist()]
+    return [Dense(row) for row in probabilities(rows / params.temperature, params)]
+
+
+def shaped(
+    logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], paths: Sequence[Sequence[int]]
+) -> Tensor:
+    """Logits [R, V] after logit bias and penalties, float32; arguments as in `distributions`."""
     rows = logits.float()
     if params.logit_bias:
         rows = _with_bias(rows, params)
@@ -33,9 +43,7 @@ def distributions(
         rows = torch.stack(
             [_penalise(row, params, prompt, [*output, *path]) for row, path in zip(rows, paths, strict=True)]
         )
-    if params.greedy:
-        return [Point(token) for token in rows.argmax(-1).tolist()]
-    return [Dense(row) for row in probabilities(rows / params.temperature, params)]
+    return rows
 
 
 def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:

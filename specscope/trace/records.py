@@ -107,6 +107,20 @@ class Verdict(_ArrayEq):
 
 
 @dataclass(frozen=True, eq=False)
+class DraftNotes(_ArrayEq):
+    """What a drafter that is a model thought of its tree, and what it looked at and left out. Filled by growth.py.
+
+    Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
+    """
+
+    prob: Floats  # [n] the drafter's probability of the node's token at its parent
+    score: Floats  # [n] its log probability of the whole path down to the node: what re-ranking goes by
+    dropped_token: Ints  # [d]
+    dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
+    dropped_score: Floats  # [d]
+
+
+@dataclass(frozen=True, eq=False)
 class RequestStep(_ArrayEq):
     """One request's part in one engine step. Filled by the engine at commit."""
 
@@ -118,6 +132,8 @@ class RequestStep(_ArrayEq):
     tree: DraftTree  # empty where nothing was drafted
     verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
     emitted: int  # committed tokens that became output, after EOS, stop and length truncation
+    notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
+    sizing: str = ""  # why the tree has this size, where it is adaptive
 
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
@@ -182,6 +198,7 @@ class StepRecord(_ArrayEq):
     requests: tuple[RequestStep, ...]
     preempted: tuple[str, ...]  # ids of requests that lost their KV to make room
     finished: tuple[RequestEnd, ...]
+    passes: tuple[Phase, ...] = ()  # the drafter's own passes, inside the phase `draft`
 
     @property
     def start_ns(self) -> int:

@@ -23,6 +23,7 @@ from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, escape
 
 SCOPE = "specscope"
+PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 TREE_ARRAYS = {"token": np.int32, "parent": np.int32, "q": np.float32, "drawn": np.uint8}
 VERDICT_ARRAYS = {
@@ -34,6 +35,13 @@ VERDICT_ARRAYS = {
     "coin": np.float64,
     "residual_mass": np.float64,
     "path": np.int32,
+}
+NOTES_ARRAYS = {
+    "prob": np.float32,
+    "score": np.float32,
+    "dropped_token": np.int32,
+    "dropped_parent": np.int32,
+    "dropped_score": np.float32,
 }
 
 
@@ -125,13 +133,18 @@ class Encoder:
             yield Span("decode_step", trace, own, root, start, end, attributes, link)
 
     def _summary(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        return {
+        attributes: dict[str, Any] = {
             "specscope.drafter": part.drafter,
             "specscope.drafted": len(part.tree),
             "specscope.accepted": verdict.accepted,
             "specscope.emitted": part.emitted,
             "specscope.final.kind": verdict.kind.value,
         }
+        if part.notes is not None:
+            attributes["specscope.draft.dropped"] = len(part.notes.dropped_token)
+        if part.sizing:
+            attributes["specscope.draft.sizing"] = part.sizing
+        return attributes
 
     def _evidence(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
         attributes: dict[str, Any] = {
@@ -142,6 +155,9 @@ class Encoder:
         if len(part.tree):
             attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}
             attributes |= {f"specscope.verdict.{name}": getattr(verdict, name).tolist() for name in VERDICT_ARRAYS}
+        if part.notes is not None:
+            arrays = {name: getattr(part.notes, name).tolist() for name in NOTES_ARRAYS}
+            attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
         return attributes | self._texts(part, part.tree, verdict)
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
@@ -160,6 +176,10 @@ class Encoder:
         for phase in record.phases:
             own = self._span("step", record.step, phase.name)
             yield Span(phase.name, trace, own, root, phase.start_ns, phase.end_ns, {"specscope.step": record.step})
+        draft = self._span("step", record.step, "draft")
+        for one in record.passes:
+            own, name = self._span("step", record.step, "pass", one.name), {"specscope.pass": one.name}
+            yield Span(PASS, trace, own, draft, one.start_ns, one.end_ns, name | {"specscope.step": record.step})
         attributes = {
             "specscope.step": record.step,
             "specscope.running": record.running,
@@ -170,6 +190,8 @@ class Encoder:
             "specscope.speculation_off": record.speculation_off,
             "specscope.phase.names": [phase.name for phase in record.phases],
             "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
+            "specscope.pass.names": [one.name for one in record.passes],
+            "specscope.pass.times": [t for one in record.passes for t in (one.start_ns, one.end_ns)],
             "specscope.requests": [part.request for part in record.requests],
             "specscope.admitted": [info.id for info in record.admitted],
             "specscope.preempted": list(record.preempted),

@@ -12,6 +12,7 @@ import numpy as np
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
+    DraftNotes,
     FinalKind,
     FinishReason,
     Phase,
@@ -22,7 +23,7 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.spans import TREE_ARRAYS, VERDICT_ARRAYS
+from specscope.trace.spans import NOTES_ARRAYS, PASS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, unescape
 
@@ -148,11 +149,10 @@ class Decoder:
     def _record(self, step: int, pending: _Pending) -> StepRecord:
         assert pending.engine is not None
         _, _, a = pending.engine
-        times = a["specscope.phase.times"]
-        phases = zip(a["specscope.phase.names"], times[::2], times[1::2], strict=True)
         return StepRecord(
             step=step,
-            phases=tuple(Phase(*phase) for phase in phases),
+            phases=_phases(a["specscope.phase.names"], a["specscope.phase.times"]),
+            passes=_phases(a.get("specscope.pass.names", ()), a.get("specscope.pass.times", ())),
             running=a["specscope.running"],
             waiting=a["specscope.waiting"],
             blocks_used=a["specscope.blocks_used"],
@@ -203,7 +203,18 @@ class Decoder:
         )
 
 
-_PHASES = frozenset(("schedule", "draft", "forward", "verify", "commit"))
+_PHASES = frozenset(("schedule", "draft", "forward", "verify", "commit", PASS))
+
+
+def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
+    return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
+
+
+def _notes(a: Attributes) -> DraftNotes | None:
+    if "specscope.draft.dropped" not in a:
+        return None
+    arrays: dict[str, Any] = {k: np.asarray(a.get(f"specscope.draft.{k}", ()), t) for k, t in NOTES_ARRAYS.items()}
+    return DraftNotes(**arrays)
 
 
 def _step(a: Attributes, drafter: str, tree: DraftTree, verdict: Verdict | None, emitted: int) -> RequestStep:
@@ -216,6 +227,8 @@ def _step(a: Attributes, drafter: str, tree: DraftTree, verdict: Verdict | None,
         tree=tree,
         verdict=verdict,
         emitted=emitted,
+        notes=_notes(a),
+        sizing=a.get("specscope.draft.sizing", ""),
     )
 
 

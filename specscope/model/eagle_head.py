@@ -1,0 +1,104 @@
+"""EAGLE heads: one decoder layer that continues the target's hidden states. Trained and run from the same modules.
+
+A head works on pairs: the feature of position t and the token at t + 1 give the token at t + 2. EAGLE-3 (Li et al.
+2025) joins features of three layers through `fc`, attends over [embedding, feature] and has a norm and a head of its
+own over a reduced vocabulary; EAGLE and EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the
+target's head. Module names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from specscope.model.head_config import HeadConfig
+
+
+class HeadAttention(nn.Module):
+    """The projections of the head's attention; `wide` is the size of what is projected."""
+
+    layer_idx = 0
+
+    def __init__(self, config: LlamaConfig, wide: int) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads or self.heads
+        self.size: int = config.head_dim or config.hidden_size // self.heads
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(wide, self.heads * self.size, bias=bias)
+        self.k_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
+        self.v_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=False)
+
+
+class HeadLayer(nn.Module):
+    """The decoder layer. EAGLE-3 normalises embedding and feature apart; EAGLE normalises neither."""
+
+    def __init__(self, config: LlamaConfig, version: int) -> None:
+        super().__init__()
+        norm = lambda: LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
+        self.self_attn = HeadAttention(config, config.hidden_size * (2 if version == 3 else 1))
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = norm() if version == 3 else nn.Identity()
+        if version == 3:
+            self.hidden_norm = norm()
+        self.post_attention_layernorm = norm()
+
+
+class EagleHead(nn.Module):
+    """A head without its embedding, which is the target's unless the checkpoint brings one.
+
+    `d2t` holds for each draft token the target's token minus its own number; `t2d` says which tokens of the target
+    can be drafted. Both are absent where the vocabulary is not reduced.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        llama = llama_config(config)
+        joined = len(config.taps) * config.target_width if config.version == 3 else 2 * config.width
+        self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
+        self.midlayer = HeadLayer(llama, config.version)
+        self.rotary = LlamaRotaryEmbedding(llama)
+        if config.version == 3:
+            self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
+            self.lm_head = nn.Linear(config.width, config.draft_vocab, bias=False)
+            if config.draft_vocab != config.vocab:
+                self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+                self.register_buffer("t2d", torch.zeros(config.vocab, dtype=torch.bool))
+
+    def set_vocabulary(self, tokens: Tensor) -> None:
+        """Say which tokens of the target the head drafts: int64 [draft vocabulary], ascending."""
+        d2t: Tensor = self.d2t  # type: ignore[assignment]
+        t2d: Tensor = self.t2d  # type: ignore[assignment]
+        d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+        t2d.zero_()
+        t2d[tokens] = True
+
+    def target_tokens(self) -> Tensor | None:
+        """int64 [draft vocabulary] the target's token behind each draft token; None where they are the same."""
+        if not hasattr(self, "d2t"):
+            return None
+        d2t: Tensor = self.d2t  # type: ignore[assignment]
+        return d2t + torch.arange(len(d2t), device=d2t.device)
+
+    def combine(self, features: Tensor) -> Tensor:
+        """Features [..., taps * target width] as hidden states [..., width]; EAGLE takes them as they are."""
+        return self.fc(features) if self.config.version == 3 else features
+
+    def prepare(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(the residual stream [..., width], what attention projects) of embeddings and hidden states [..., width]."""
+        if self.config.version == 1:
+            joined = self.fc(torch.cat([embedding, hidden], dim=-1))
+            return joined, joined
+        normed = self.midlayer.hidden_norm(hidden)
+        both = torch.cat([self.midlayer.input_layernorm(embedding), normed], dim=-1)
+        return (normed if self.config.norm_before_residual else hidden), both
+
+
+def llama_config(config: HeadConfig) -> LlamaConfig:
+    """The head's layer as transformers' modules want it."""
+    layer = {key: value for key, value in config.layer.items() if key not in ("architectures", "torch_dtype", "dtype")}
+    return LlamaConfig.from_dict({**layer, "num_hidden_layers": 1})

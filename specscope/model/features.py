@@ -1,0 +1,68 @@
+"""What a target tells its drafter besides tokens: the hidden states at chosen places of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from specscope.errors import UserError
+
+Tap = int | Literal["final"]  # j: what enters layer j (0 is the embedding); "final": what enters the head, normalised
+
+
+def published_taps(layers: int) -> tuple[int, int, int]:
+    """Where EAGLE-3's authors take features from a target of that many layers: a low, a middle and a high one.
+
+    Li et al. 2025; the places are those of their modeling_llama_kv.py, and vLLM's and SGLang's default.
+    """
+    if layers < 6:
+        raise UserError(f"the target has {layers} layers: EAGLE-3 takes features from three places and needs 6")
+    return 2, layers // 2, layers - 3
+
+
+class FeatureTaps:
+    """Collects hidden states while a model runs. One forward pass at a time."""
+
+    def __init__(self, model: Any, taps: Sequence[Tap]) -> None:  # noqa: ANN401
+        layers = decoder_layers(model)
+        for tap in taps:
+            if tap != "final" and not 0 <= tap < len(layers):
+                raise UserError(f"features are asked of layer {tap}, but the target has layers 0 to {len(layers) - 1}")
+        self.taps = tuple(taps)
+        self._seen: dict[Tap, Tensor] = {}
+        for tap in set(taps):
+            if tap == "final":
+                _base(model).register_forward_hook(self._keep_final)
+            else:
+                layers[tap].register_forward_pre_hook(self._keeper(tap), with_kwargs=True)
+
+    def _keeper(self, tap: Tap) -> Any:  # noqa: ANN401
+        def keep(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._seen[tap] = (args[0] if args else named["hidden_states"])[0]
+
+        return keep
+
+    def _keep_final(self, base: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
+        self._seen["final"] = out[0][0]
+
+    def take(self) -> Tensor:
+        """The last pass's features, [N, taps * width], the taps side by side."""
+        return torch.cat([self._seen[tap] for tap in self.taps], dim=-1)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401
+    """The list of a model's decoder layers."""
+    wanted = int(model.config.get_text_config().num_hidden_layers)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            return module
+    raise UserError(f"{type(model).__name__} has no list of {wanted} layers to take features from")
+
+
+def _base(model: Any) -> nn.Module:  # noqa: ANN401
+    """The model below its head."""
+    base: nn.Module = getattr(model, model.base_model_prefix)
+    return base

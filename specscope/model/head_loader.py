@@ -1,0 +1,135 @@
+"""EAGLE checkpoints on disk: reading those that were published, writing those that are trained here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from specscope.errors import UserError
+from specscope.model.eagle_head import EagleHead
+from specscope.model.head_config import HeadConfig, read_config
+from specscope.model.loader import LoadedModel
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+EMBEDDING = "embed_tokens.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedHead:
+    """A head that fits its target."""
+
+    head: EagleHead
+    embedding: nn.Module  # token ids to [..., width]: the checkpoint's own, or the target's
+    lm_head: nn.Module  # hidden states to logits over the draft vocabulary
+    name: str
+
+
+def load_head(folder: str, target: LoadedModel) -> LoadedHead:
+    """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise UserError(f"no EAGLE head at {folder}: give a folder with config.json and model.safetensors")
+    tensors = _renamed(_read_tensors(path))
+    version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
+    config = read_config(path, version, len(target.layers))
+    biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
+    config = dataclasses.replace(config, layer={**config.layer, **biased})
+    _check_fit(config, target, path)
+    head = EagleHead(config)
+    own = tensors.pop(EMBEDDING, None)
+    _fill(head, tensors, path)
+    embedding: nn.Module = target.embedding
+    if own is not None and tuple(own.shape) == (config.vocab, config.width):
+        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
+    elif config.width != target.width:
+        raise UserError(
+            f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
+            "such a head needs embed_tokens of its own"
+        )
+    head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    lm_head = head.lm_head if version == 3 else target.output
+    return LoadedHead(head, embedding, lm_head, path.resolve().name)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    found = next((path / name for name in FILES if (path / name).is_file()), None)
+    if found is None:
+        raise UserError(f"{path} has neither {FILES[0]} nor {FILES[1]}")
+    try:
+        if found.suffix == ".safetensors":
+            return load_file(found)
+        tensors = torch.load(found, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(f"cannot read {found}: {str(error).splitlines()[0][:200]}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise UserError(f"{found} does not hold a state dict")
+    return tensors
+
+
+def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' names for the names of others: `layers.0.` for the one layer, a `model.` before all."""
+    out = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name.startswith("layers.0."):
+            name = "midlayer." + name.removeprefix("layers.0.")
+        out[name] = tensor
+    return out
+
+
+def _check_fit(config: HeadConfig, target: LoadedModel, path: Path) -> None:
+    width = target.width
+    if config.target_width != width:
+        raise UserError(
+            f"the head in {path} was made for hidden states of {config.target_width}, but {target.name} has {width}"
+        )
+    if config.vocab != target.vocab_size:
+        raise UserError(
+            f"the head in {path} was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
+        )
+    high = [tap for tap in config.taps if tap != "final" and not 0 <= tap < len(target.layers)]
+    if high:
+        raise UserError(
+            f"the head in {path} asks for layer {high[0]}, but {target.name} has {len(target.layers)} layers"
+        )
+
+
+def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put the tensors into the head: all that it needs, with the shapes that its config says."""
+    wanted = head.state_dict()
+    ignored = {"lm_head.weight", "midlayer.input_layernorm.weight"} if head.config.version == 1 else set()
+    extra = sorted(set(tensors) - set(wanted) - ignored - {"d2t", "t2d"})
+    missing = sorted(set(wanted) - set(tensors))
+    if missing or extra:
+        what = [f"lacks {missing[0]}"] if missing else []
+        what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head has not"] if extra else []
+        raise UserError(f"the head in {path} " + " and ".join(what))
+    for name, tensor in wanted.items():
+        if tensor.shape != tensors[name].shape:
+            raise UserError(
+                f"{name} in {path} is {list(tensors[name].shape)}, but config.json makes it {list(tensor.shape)}"
+            )
+    head.load_state_dict({name: tensors[name] for name in wanted})
+    tokens = head.target_tokens()
+    if tokens is not None and (int(tokens.min()) < 0 or int(tokens.max()) >= head.config.vocab):
+        raise UserError(f"d2t in {path} points outside the target's vocabulary")
+
+
+def save_head(head: EagleHead, folder: Path) -> None:
+    """Write a head as the EAGLE-3 authors publish theirs, in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    save_file(tensors, folder / FILES[0], metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps({**head.config.to_dict(), "torch_dtype": "bfloat16"}, indent=2) + "\n"
+    )

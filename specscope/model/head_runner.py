@@ -1,0 +1,59 @@
+"""HeadRunner: an EAGLE head, its paged KV cache, and one pass over a ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from specscope.model.attention import Variant
+from specscope.model.batch import Batch, Segment
+from specscope.model.decoder import FusedLayer, Rotary
+from specscope.model.fuse import fuse_norms
+from specscope.model.head_loader import LoadedHead
+from specscope.model.kv_cache import KVCache, LayerShape
+from specscope.model.linear import PackedLinear, may_pack
+
+
+class HeadRunner:
+    """Runs pairs of a token and a hidden state through a head."""
+
+    def __init__(self, loaded: LoadedHead, vocab_size: int, max_context: int, blocks: int) -> None:
+        head = loaded.head
+        weight = head.fc.weight
+        attention = head.midlayer.self_attn
+        self.loaded = loaded
+        self.head = head
+        self.vocab_size = vocab_size
+        self.d2t = head.target_tokens()
+        shape = LayerShape(attention.kv_heads, attention.size, attention.size)
+        self.cache = KVCache([shape], blocks, weight.dtype, weight.device)
+        on_cpu = weight.device.type == "cpu"
+        pack = on_cpu and may_pack(head)
+        if on_cpu:
+            fuse_norms(head)
+        self.layer = FusedLayer(
+            head.midlayer, shape, Variant(attention.size**-0.5, None, None, None), Rotary(), pack=pack
+        )
+        own = head.config.version == 3
+        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
+        positions = torch.arange(max_context, device=weight.device)[None]
+        cos, sin = head.rotary(weight, positions)
+        self._cos, self._sin = cos[0], sin[0]
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass. hidden [N, width] of the head, or the target's features [N, taps * target width].
+
+        Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
+        features of the pairs that follow.
+        """
+        batch = Batch.build(segments, self._cos.device)
+        head = self.head
+        if head.config.version == 3 and hidden.shape[-1] != head.config.width:
+            hidden = head.combine(hidden)
+        x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
+        rotation = self._cos[batch.positions], self._sin[batch.positions]
+        out = self.layer.run(x, projected, rotation, batch, self.cache)[batch.wanted]
+        return self.lm_head(head.norm(out) if head.config.version == 3 else out), out

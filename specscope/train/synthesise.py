@@ -1,0 +1,171 @@
+"""Training data that a target writes itself: its own instructions, then its own answers.
+
+A chat model continues its template's opening of a user turn with an instruction that it was trained on (Xu et al.
+2024, Magpie); it then answers it. The features are kept while it writes, so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable
+from specscope.model.runner import ModelRunner
+from specscope.trace.tree import DraftTree
+from specscope.train.shards import Sample, ShardWriter
+
+INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
+ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
+LONGEST_INSTRUCTION = 160  # tokens; a longer one is given up
+SHORTEST_INSTRUCTION = 4
+OPENED = 0.5  # of the instructions begin with one of OPENERS, so that no common kind is rare
+OPENERS = (
+    "Write a Python function that", "Write a short story about", "Summarize the following text:", "Solve this problem:",
+    "Explain", "What is", "How do I", "Write a function in JavaScript that", "Rewrite the following sentence",
+    "Translate", "List", "Give me", "Why", "Calculate", "Here is some code:", "Write an email to", "Tell me about",
+    "Can you", "I have", "Hi! I", "A train", "Describe", "Compare", "Write a poem about", "What are the steps to",
+    "Fix the bug in this code:", "If I", "Summarize this article in three sentences:", "Find the", "Create a class",
+    "Write a SQL query", "Suggest", "Help me", "Proofread", "How many", "What happens when", "Make a plan for",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A chat template taken apart. Empty `answer`: the model has none, and simply goes on from `opening`."""
+
+    opening: list[int]  # up to where the user speaks
+    answer: list[int]  # from the end of the user's turn to where the assistant speaks
+    ends: tuple[int, ...]  # tokens that end the answer
+
+    @staticmethod
+    def of(tokenizer: Any, eos: tuple[int, ...]) -> Turns:  # noqa: ANN401
+        """Read a tokenizer's template."""
+        if not tokenizer.chat_template:
+            start = [t for t in (tokenizer.bos_token_id,) if t is not None] or list(eos[:1])
+            if not start:
+                raise UserError("the target has neither a chat template nor a first token to write from: give --data")
+            return Turns(start, [], eos)
+        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
+        )
+        if text.count(mark) != 1:
+            raise UserError("the target's chat template repeats or drops the user's words: give --data")
+        opening, answer = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(mark))
+        return Turns(opening, answer, eos)
+
+
+@dataclass
+class _Writing:
+    """One sequence while it is written."""
+
+    table: BlockTable
+    tokens: list[int]
+    computed: int  # tokens whose KV and features are known
+    temperature: float
+    answering: bool
+    given: int  # tokens at its beginning that it did not write
+    features: list[Tensor] = field(default_factory=list)  # rows from the end of the opening on
+
+
+class Synthesiser:
+    """Writes sequences, `rows` of them at a time."""
+
+    def __init__(self, runner: ModelRunner, tokenizer: Any, *, rows: int, longest: int, seed: int) -> None:  # noqa: ANN401
+        self.runner = runner
+        self.turns = Turns.of(tokenizer, runner.loaded.eos)
+        self.rows = rows
+        self.longest = longest
+        self.width = runner.loaded.width
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.openers: list[list[int]] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in OPENERS]
+        self._opening = _Writing(BlockTable(), list(self.turns.opening), 0, 1.0, False, len(self.turns.opening))
+        self._opening_features = self._feed([self._opening])[1][0]
+
+    def write(self, tokens: int, writer: ShardWriter, progress: Callable[[int], None]) -> None:
+        """Write until `tokens` are kept. `progress` hears how many more each time."""
+        running = [self._begin() for _ in range(self.rows)]
+        kept = 0
+        while kept < tokens:
+            logits, features = self._feed(running)
+            chosen = self._choose(running, torch.cat(logits))
+            for at, (one, token, rows) in enumerate(zip(list(running), chosen, features, strict=True)):
+                one.features.append(rows)
+                if not self._goes_on(one, token):
+                    sample = self._sample(one)
+                    if sample is not None:
+                        writer.add(sample)
+                        kept += len(sample.tokens)
+                        progress(len(sample.tokens))
+                    self.runner.cache.truncate(one.table, 0)
+                    running[at] = self._begin()
+        writer.flush()
+
+    def _begin(self) -> _Writing:
+        """A new sequence after the common opening, whose KV it shares. The opening's last token is fed again."""
+        table = self.runner.cache.fork(self._opening.table)
+        computed = len(self.turns.opening) - 1
+        tokens = list(self.turns.opening)
+        if self.random.random() < OPENED:
+            tokens += self.random.choice(self.openers)
+        how = INSTRUCTION_TEMPERATURES if self.turns.answer else (*ANSWER_TEMPERATURES, 1.0)
+        return _Writing(table, tokens, computed, self.random.choice(how), not self.turns.answer, len(tokens))
+
+    def _feed(self, running: list[_Writing]) -> tuple[list[Tensor], list[Tensor]]:
+        """Feed each sequence's pending tokens: logits of the last, [1, V] each, and the features of all."""
+        segments = []
+        for one in running:
+            self.runner.cache.reserve(one.table, len(one.tokens), one.computed)
+            pending = one.tokens[one.computed :]
+            segment = Segment.of_tree(one.table, one.computed, pending, DraftTree.empty(), logits=True)
+            segments.append(segment)
+            one.computed = len(one.tokens)
+        logits, features = self.runner.forward_with_features(segments)
+        return logits, [rows.bfloat16() for rows in features]
+
+    def _choose(self, running: list[_Writing], logits: Tensor) -> list[int]:
+        """The next token of each sequence, at its own temperature. logits [rows, V]."""
+        chosen: list[int] = logits.argmax(-1).tolist()
+        drawn = [i for i, one in enumerate(running) if one.temperature > 0]
+        if drawn:
+            heat = torch.tensor([running[i].temperature for i in drawn], device=logits.device)
+            probs = (logits[drawn].float() / heat[:, None]).softmax(-1).cpu()
+            tokens = torch.multinomial(probs, 1, generator=self.generator)[:, 0].tolist()
+            for i, token in zip(drawn, tokens, strict=True):
+                chosen[i] = token
+        return chosen
+
+    def _goes_on(self, one: _Writing, token: int) -> bool:
+        """Append a token; whether the sequence goes on."""
+        one.tokens.append(token)
+        if one.answering:
+            return token not in self.turns.ends and len(one.tokens) < self.longest
+        written = len(one.tokens) - len(self.turns.opening)
+        if token == self.turns.answer[0]:
+            one.tokens += self.turns.answer[1:]
+            one.temperature = self.random.choice(ANSWER_TEMPERATURES)
+            one.answering = True
+            return written > SHORTEST_INSTRUCTION
+        return written < LONGEST_INSTRUCTION and token not in self.turns.ends
+
+    def _sample(self, one: _Writing) -> Sample | None:
+        """The sequence as a sample, without tokens that were never fed; None where it was given up."""
+        if not one.answering or one.computed < len(self.turns.opening) + SHORTEST_INSTRUCTION + len(self.turns.answer):
+            return None
+        rows = torch.cat([self._opening_features[:-1], *one.features])
+        learn = torch.ones(len(rows), dtype=torch.bool)
+        learn[: one.given] = False
+        return Sample(
+            tokens=torch.tensor(one.tokens[: len(rows)], dtype=torch.int32),
+            learn=learn,
+            features=rows[:, : -self.width].contiguous(),
+            final=rows[:, -self.width :].contiguous(),
+        )
