@@ -149,6 +149,66 @@ def _write_page(figures: Report, html: str) -> None:
     click.echo(f"wrote {html}", err=True)
 
 
+@cli.command()
+@click.argument("tree", metavar="TREE")
+@click.option("--mask/--no-mask", default=True, help="Show the attention mask too.")
+def tree(tree: str, mask: bool) -> None:
+    """Draw the tree string TREE as --tree takes it, its attention mask, and what it costs.
+
+    \b
+      5                           a chain of five
+      3x4                         three chains of four
+      '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
+      top:3x4                     top tokens even where the request is sampled
+      dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
+    """
+    from specscope.trace.plan import parse_plan
+    from specscope.trace.plan_text import describe
+
+    click.echo(describe(parse_plan(tree), mask=mask))
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def train(context: click.Context) -> None:
+    """Train drafters for a target of your own."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@train.command("eagle3")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The head, its data and its state go there.")
+@click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
+@click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
+@click.option("--self-synthesise", "tokens", type=click.IntRange(min=1), metavar="N", help="Tokens the target writes.")
+@click.option("--draft-vocab", type=click.IntRange(min=4), default=8192, show_default=True, help="Tokens it drafts.")
+@click.option("--steps", type=click.IntRange(1, 16), default=3, show_default=True, help="Passes over its own outputs.")
+@click.option("--epochs", type=click.FloatRange(min=0.01), default=4.0, show_default=True)
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option("--batch-tokens", type=click.IntRange(min=16), default=2048, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences written at once.")
+@click.option("--longest", type=click.IntRange(min=32), default=320, show_default=True, help="Tokens of a sequence.")
+@click.option("--device", default="auto", show_default=True)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
+def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
+    """Train an EAGLE-3 head and write it in the published format.
+
+    The data is what the target writes by itself (its own instructions, then its own answers), or your file. Stop it
+    with Ctrl-C or kill it: the same command goes on where it was.
+    """
+    if (data is None) == (tokens is None):
+        raise UserError("give either --data FILE or --self-synthesise N")
+    from specscope.train.eagle3 import Recipe
+    from specscope.train.run import Task
+    from specscope.train.run import train as run_training
+
+    names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed")
+    recipe = Recipe(**{name: how.pop(name) for name in names})
+    file = None if data is None else Path(data)
+    sys.exit(run_training(Task(target, file, tokens or 0, Path(output), recipe, **how)))
+
+
 @cli.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:

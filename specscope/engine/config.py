@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specscope.errors import UserError
-from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.tree import ROOT
 
 DRAFTERS = ("eagle", "ngram", "draft_model", "none")
@@ -21,6 +21,7 @@ class EngineConfig:
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
     # for "eagle": the folder of a head
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
+    adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
     ngram_max: int = 4  # longest suffix that prompt lookup tries
     ngram_min: int = 2  # shortest
     device: str = "auto"
@@ -49,7 +50,9 @@ class EngineConfig:
             raise UserError(f"threads must be at least 1, not {self.threads}")
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        _ = self.plan, self.draft_layers
+        if self.adaptive and not isinstance(self.plan, DynamicPlan):
+            raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
+        _ = self.draft_layers
 
     @property
     def draft_layers(self) -> int | None:

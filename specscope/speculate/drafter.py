@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from specscope.model.features import Tap
+from specscope.speculate.adaptive import Size
 from specscope.speculate.distribution import Dense
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
@@ -23,6 +24,7 @@ class Context:
     tokens: Sequence[int]  # prompt and output; grows between calls, earlier tokens never change
     prompt_len: int
     params: SamplingParams
+    size: Size | None = None  # how much to draft where sizes are adaptive; a drafter without sizes ignores it
 
     @property
     def position(self) -> int:
@@ -37,7 +39,6 @@ class Draft:
     tree: DraftTree
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
-    sizing: str = ""  # why the tree has this size, where it is adaptive
 
 
 NO_DRAFT = Draft(DraftTree.empty())

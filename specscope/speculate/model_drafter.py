@@ -14,7 +14,7 @@ from specscope.model.features import Tap
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafter import NO_DRAFT, Context, Draft
 from specscope.speculate.growth import Growth, Level, start_growth
-from specscope.trace.plan import TreePlan
+from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Ints
 
@@ -81,16 +81,21 @@ class ModelDrafter(ABC):
         return [self._finish(growing[c.request]) if c.request in growing else NO_DRAFT for c in contexts]
 
     def _begin(self, context: Context) -> Growing | None:
+        plan, size = self.plan, context.size
+        if size is not None and isinstance(plan, DynamicPlan):
+            if size.depth == 0:
+                return None
+            plan = DynamicPlan(size.nodes, size.depth, plan.top)
         state = self.states.setdefault(context.request, State())
         base = self.known(context, state)
-        length = base + self.plan.max_fed
+        length = base + plan.max_fed
         if base < 0 or length > self.max_context:
             return None
         try:
             self.cache.reserve(state.table, length, state.computed)
         except OutOfBlocksError:
             return None
-        return Growing(context, state, start_growth(context, self.plan), base)
+        return Growing(context, state, start_growth(context, plan), base)
 
     def _pass(self, feed: Callable[[Sequence[Growing]], Level], growing: Sequence[Growing]) -> Level:
         start = time.time_ns()

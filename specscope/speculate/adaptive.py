@@ -1,0 +1,120 @@
+"""Sizer: how deep and how wide to draft for a request, from what was accepted lately and what a step costs. No torch.
+
+A step that verifies rows drafted in D passes takes about base + slope * rows + pass * D, all three measured as the
+engine runs. A request that has its d-th level accepted with probability a_d, measured over its last steps, gets
+1 + a_1 + .. + a_D tokens from it. The sizer takes the depth of the most tokens per time; 0, where drafting does not
+pay. From time to time a request that drafts nothing drafts a little, to see whether it pays again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specscope.trace.plan import DynamicPlan
+from specscope.trace.records import Verdict
+from specscope.trace.tree import DraftTree
+
+WEIGHT = 0.08  # of the newest step in a request's averages: about the last dozen count
+COST_WEIGHT = 0.02  # of the newest step in the measured costs
+PRIOR = 0.6  # acceptance of a level, given the one above, before anything is known
+PROBE_EVERY = 24  # steps without drafts after which a request tries again
+PROBE_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a request may draft in a step. Filled by Sizer.choose."""
+
+    depth: int  # 0: nothing
+    nodes: int
+    reason: str  # for the evidence
+
+
+@dataclass
+class _Line:
+    """Least squares of y = base + slope * x over an exponential window."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        keep = 1 - COST_WEIGHT
+        self.weight = keep * self.weight + 1
+        self.x, self.y = keep * self.x + x, keep * self.y + y
+        self.xx, self.xy = keep * self.xx + x * x, keep * self.xy + x * y
+
+    def at(self, x: float) -> float:
+        """The line's value; flat while all points have one x. 0 before the first point."""
+        if self.weight == 0:
+            return 0.0
+        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        spread = self.xx / self.weight - mean_x**2
+        slope = (self.xy / self.weight - mean_x * mean_y) / spread if spread > 1e-6 else 0.0
+        return max(mean_y + max(slope, 0.0) * (x - mean_x), mean_y * 0.1)
+
+
+@dataclass
+class _Recent:
+    """What became of a request's last drafts."""
+
+    reach: list[float]  # a_d: how often level d was accepted
+    idle: int = 0  # steps since it last drafted
+
+
+@dataclass
+class Sizer:
+    """Chooses sizes for all requests of an engine."""
+
+    plan: DynamicPlan  # the largest tree
+    _recent: dict[str, _Recent] = field(default_factory=dict)
+    _step: _Line = field(default_factory=_Line)  # seconds of a step without its passes, by rows
+    _pass: _Line = field(default_factory=_Line)  # seconds of a drafting pass, by requests
+
+    def nodes(self, depth: int) -> int:
+        """Nodes of a tree of some depth: the plan's share of them."""
+        return max(round(self.plan.max_nodes * depth / self.plan.depth), depth)
+
+    def choose(self, request: str, batch: int) -> Size:
+        """The size for a request in a batch of that many, as if all of them chose alike."""
+        recent = self._recent.setdefault(request, _Recent([PRIOR ** (d + 1) for d in range(self.plan.depth)]))
+        if self._pass.weight == 0 or self._step.weight == 0:
+            return Size(self.plan.depth, self.plan.max_nodes, "the whole tree: costs are not known yet")
+        if recent.idle >= PROBE_EVERY:
+            return Size(PROBE_DEPTH, self.nodes(PROBE_DEPTH), f"a probe after {recent.idle} steps without drafts")
+        gains = [1 + sum(recent.reach[:depth]) for depth in range(self.plan.depth + 1)]
+        costs = [self._cost(depth, batch) for depth in range(self.plan.depth + 1)]
+        best = max(range(self.plan.depth + 1), key=lambda depth: gains[depth] / costs[depth])
+        reach = " ".join(f"{a:.2f}" for a in recent.reach)
+        why = f"{gains[best]:.2f} tokens at {costs[best] / costs[0]:.2f} of a plain step; recent acceptance {reach}"
+        return Size(best, self.nodes(best) if best else 0, why if best else f"no draft pays: {why}")
+
+    def _cost(self, depth: int, batch: int) -> float:
+        """Seconds of a step with trees of some depth."""
+        if depth == 0:
+            return self._step.at(batch)
+        return self._step.at(batch * (1 + self.nodes(depth))) + depth * self._pass.at(batch)
+
+    def learn(self, request: str, tree: DraftTree, verdict: Verdict) -> None:
+        """What became of a draft, or that nothing was drafted."""
+        recent = self._recent.get(request)
+        if recent is None:
+            return
+        recent.idle = 0 if len(tree) else recent.idle + 1
+        for depth in range(min(tree.max_depth, len(recent.reach))):
+            hit = 1.0 if verdict.accepted > depth else 0.0
+            recent.reach[depth] += WEIGHT * (hit - recent.reach[depth])
+        for depth in range(max(tree.max_depth, 1), len(recent.reach)):  # no level is reached oftener than the one above
+            recent.reach[depth] = min(recent.reach[depth], recent.reach[depth - 1])
+
+    def timed(self, rows: int, step_s: float, batch: int, passes: int, draft_s: float) -> None:
+        """Note a step that only decoded: seconds without drafting, by rows; seconds of drafting, by requests."""
+        self._step.add(rows, step_s)
+        if passes:
+            self._pass.add(batch, draft_s / passes)
+
+    def forget(self, request: str) -> None:
+        """A request ended."""
+        self._recent.pop(request, None)

@@ -1,0 +1,177 @@
+"""`specscope train eagle3`: data, training and the head's own README, each resumable, under a progress bar."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from specscope.errors import UserError
+from specscope.model.features import Tap, published_taps
+from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.runner import ModelRunner
+from specscope.train.eagle3 import Recipe, Training
+from specscope.train.shards import Shards, ShardWriter, shard_files
+from specscope.train.synthesise import Synthesiser
+from specscope.train.texts import run_texts
+
+EVERY = 100  # optimiser steps between two saves, each with held-out figures
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the user asked for."""
+
+    target: str | None
+    data: Path | None  # a file of texts; None: the target writes its own
+    tokens: int  # that the target writes
+    out: Path
+    recipe: Recipe
+    device: str
+    dtype: str
+    rows: int  # sequences that the target writes at once
+    longest: int  # tokens of a sequence
+
+
+def train(task: Task) -> int:
+    """Make what is missing of data, training and README; returns the exit code: 0, or 130 after Ctrl-C."""
+    console = Console(stderr=True)
+    try:
+        with _bar(console) as progress:
+            progress("loading the target", 0, 1)
+            device = pick_device(task.device)
+            target = load_model(task.target, device, pick_dtype(task.dtype, device))
+            folder = _data(task, target, progress)
+            training = Training(target, Shards(folder), task.recipe, task.out)
+            figures = _train(training, progress)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", highlight=False)
+        return 130
+    (task.out / "README.md").write_text(_readme(task, training, figures), "utf-8")
+    first = ", ".join(f"{x:.2f}" for x in figures["first"])
+    console.print(f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}")
+    return 0
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        one = bar.add_task("starting", total=1)
+        yield lambda text, done, total: bar.update(one, description=text, completed=done, total=total)
+
+
+def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], None]) -> Path:
+    """The folder of data, made or completed. What a killed run has written is kept."""
+    folder = task.out / "data"
+    taps: tuple[Tap, ...] = (*published_taps(len(target.layers)), "final")
+    done = folder / "done"
+    source = "" if task.data is None else str(task.data.resolve())
+    about = {"target": target.revision, "taps": list(taps), "source": source, "seed": task.recipe.seed}
+    writer = ShardWriter(folder, about)
+    have = Shards(folder).tokens if shard_files(folder) else 0
+    if done.exists() and (task.data is not None or have >= task.tokens):
+        return folder
+    blocks = (task.rows + 2) * (-(-task.longest // BLOCK) + 2)
+    runner = ModelRunner(target, blocks, taps)
+    tokenizer = load_tokenizer(task.target)
+    count = [have]
+
+    def more(tokens: int) -> None:
+        count[0] += tokens
+        progress(f"data: {count[0]:,} tokens", count[0], max(task.tokens, count[0]))
+
+    if task.data is not None:
+        for file in shard_files(folder):  # a torn run over a file begins anew
+            file.unlink()
+        run_texts(runner, tokenizer, task.data, ShardWriter(folder, about), more, task.longest)
+    else:
+        seed = task.recipe.seed + 1000 * len(shard_files(folder))  # so that a resumed run does not repeat itself
+        synthesiser = Synthesiser(runner, tokenizer, rows=task.rows, longest=task.longest, seed=seed)
+        try:
+            synthesiser.write(task.tokens - have, writer, more)
+        except KeyboardInterrupt:
+            writer.flush()
+            raise
+    if not shard_files(folder):
+        raise UserError(f"{task.data} holds no text of at least 4 tokens")
+    done.touch()
+    return folder
+
+
+def _train(training: Training, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """Train to the end, saving now and then; the last held-out figures."""
+    held_out = ""
+    figures: dict[str, Any] | None = None
+    try:
+        for outcome in training.run():
+            if training.step % EVERY == 0:
+                training.save()
+                figures = training.evaluate()
+                held_out = "; held out " + " ".join(f"{x:.2f}" for x in figures["first"])
+            loss = " ".join(f"{x:.2f}" for x in outcome.by_step)
+            progress(f"step {training.step} of {training.total}, loss {loss}{held_out}", training.step, training.total)
+    except KeyboardInterrupt:
+        training.save()
+        raise
+    if figures is None or figures["step"] != training.step:
+        training.save()
+        figures = training.evaluate()
+    return figures
+
+
+def _readme(task: Task, training: Training, figures: dict[str, Any]) -> str:
+    """What the head is, how it was made, and how well it does."""
+    command = ["specscope", "train", "eagle3"]
+    command += [] if task.target is None else ["--target", task.target]
+    command += ["--data", str(task.data)] if task.data is not None else ["--self-synthesise", str(task.tokens)]
+    for name, value in asdict(task.recipe).items():
+        if value != getattr(Recipe(), name):
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    command += ["-o", task.out.name]
+    rows = "\n".join(
+        f"| {i} | {first:.3f} | {among:.3f} |"
+        for i, (first, among) in enumerate(zip(figures["first"], figures["among"], strict=True), 1)
+    )
+    config = training.head.config
+    parameters = sum(p.numel() for p in training.head.parameters())
+    source = "its own instructions and answers" if task.data is None else f"{task.data.name}"
+    return f"""# EAGLE-3 head for {training.target.name}
+
+One decoder layer over what enters layers {", ".join(map(str, config.taps))} of the target; {parameters / 1e6:.1f} M
+parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of the published EAGLE-3 checkpoints.
+
+Made by:
+
+    {shlex.join(command)}
+
+Data: {training.data.tokens:,} tokens in {len(training.data):,} sequences ({source}), of which every 40th sequence was
+held out. Trained on {training.seen:,} tokens in {training.step:,} steps, {training.seconds / 60:.0f} minutes on
+{training.target.device.type}. Seed {task.recipe.seed}.
+
+Held out: how often the target's likeliest token is the head's first choice, and among its first four, when the tokens
+before it are right:
+
+| position | first | among four |
+|---|---|---|
+{rows}
+
+`training.jsonl` holds these figures along the way. Use it with
+
+    specscope run --drafter eagle --draft-model {task.out.name}
+"""
