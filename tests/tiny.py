@@ -12,7 +12,7 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, vocab: int = 300, seed: int = 0) -> Path:
+def write_tiny_model(folder: Path, vocab: int = 300, seed: int = 0, layers: int = 3) -> Path:
     """Byte-level tokens 3..258, three special ones before them, and padding rows up to `vocab`."""
     bytes_to_char = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = {"<unk>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(bytes_to_char)}
@@ -26,7 +26,7 @@ def write_tiny_model(folder: Path, vocab: int = 300, seed: int = 0) -> Path:
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=64,

@@ -97,7 +97,7 @@ class Training:
                 group["lr"] = self._rate()
             outcome = forward(self.head, self.heads, batch, self.recipe.steps)
             self.optimizer.zero_grad(set_to_none=True)
-            outcome.loss.backward()  # type: ignore[no-untyped-call]
+            outcome.loss.backward()
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
             self.optimizer.step()
             self.step += 1

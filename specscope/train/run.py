@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from specscope.errors import UserError
 from specscope.model.features import Tap, published_taps
+from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.model.runner import ModelRunner
 from specscope.train.eagle3 import Recipe, Training
@@ -23,7 +24,7 @@ from specscope.train.synthesise import Synthesiser
 from specscope.train.texts import run_texts
 
 EVERY = 100  # optimiser steps between two saves, each with held-out figures
-BLOCK = 16
+LONGEST_OPENING = 256  # tokens of a chat template's opening and an opener
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
     have = Shards(folder).tokens if shard_files(folder) else 0
     if done.exists() and (task.data is not None or have >= task.tokens):
         return folder
-    blocks = (task.rows + 2) * (-(-task.longest // BLOCK) + 2)
+    blocks = (task.rows + 2) * (-(-(task.longest + LONGEST_OPENING) // BLOCK_SIZE) + 1)
     runner = ModelRunner(target, blocks, taps)
     tokenizer = load_tokenizer(task.target)
     count = [have]

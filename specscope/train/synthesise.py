@@ -154,7 +154,8 @@ class Synthesiser:
             one.temperature = self.random.choice(ANSWER_TEMPERATURES)
             one.answering = True
             return written > SHORTEST_INSTRUCTION
-        return written < LONGEST_INSTRUCTION and token not in self.turns.ends
+        fits = written < LONGEST_INSTRUCTION and len(one.tokens) + len(self.turns.answer) < self.longest
+        return fits and token not in self.turns.ends
 
     def _sample(self, one: _Writing) -> Sample | None:
         """The sequence as a sample, without tokens that were never fed; None where it was given up."""

@@ -101,7 +101,7 @@ class _Cache:
     def turn(self, x: Tensor, step: int) -> Tensor:
         """Rotate x [B, T, heads, D] by its positions at a step."""
         rows = slice(step, step + x.shape[1])
-        turned: Tensor = x * self.cos[rows, None] + rotate_half(x) * self.sin[rows, None]  # type: ignore[no-untyped-call]
+        turned: Tensor = x * self.cos[rows, None] + rotate_half(x) * self.sin[rows, None]
         return turned
 
 

@@ -1,0 +1,261 @@
+"""Training a head: the data a target writes, the recipe's arithmetic, resuming, and the command itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.model.features import published_taps
+from specscope.model.loader import load_model
+from specscope.model.runner import ModelRunner
+from specscope.train.eagle3 import Recipe, Training, batches_of
+from specscope.train.shards import Sample, Shards, ShardWriter
+from specscope.train.synthesise import Synthesiser, Turns
+from specscope.train.texts import read_texts
+from specscope.train.ttt import forward
+from tests.tiny import write_tiny_model
+
+RECIPE = Recipe(draft_vocab=120, steps=3, epochs=2, batch_tokens=256, learning_rate=3e-3)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A tiny target of seven layers: EAGLE-3 takes features from three places."""
+    return write_tiny_model(tmp_path_factory.mktemp("deep"), layers=7)
+
+
+@pytest.fixture(scope="module")
+def target(deep):
+    return load_model(str(deep), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def data(deep, target, tmp_path_factory):
+    """Some 6,000 tokens that the tiny target wrote."""
+    folder = tmp_path_factory.mktemp("data")
+    runner = ModelRunner(target, 200, (*published_taps(7), "final"))
+    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=60, seed=1)
+    made = []
+    writer.write(6000, ShardWriter(folder, {"made": "here"}), made.append)
+    shards = Shards(folder)
+    assert shards.tokens == sum(made) >= 6000
+    return shards
+
+
+def test_what_the_target_writes_comes_with_its_true_features(deep, data):
+    model = AutoModelForCausalLM.from_pretrained(deep)
+    tokenizer = AutoTokenizer.from_pretrained(deep)
+    opening = Turns.of(tokenizer, (2,)).opening
+    for index in (0, len(data) // 2, len(data) - 1):
+        sample = data[index]
+        out = model(sample.tokens.long()[None], output_hidden_states=True)
+        features = torch.cat([out.hidden_states[tap][0] for tap in (2, 3, 4)], dim=-1)
+        assert torch.allclose(sample.features.float(), features, rtol=0.02, atol=0.02)
+        assert torch.allclose(sample.final.float(), out.hidden_states[-1][0], rtol=0.02, atol=0.02)
+        assert sample.tokens[: len(opening)].tolist() == opening
+        assert not sample.learn[: len(opening)].any()
+        assert sample.learn.any()
+
+
+def test_greedy_answers_are_the_targets_own(deep, target, tmp_path):
+    """With temperature 0 everywhere, every learnt token is the argmax after the tokens before it."""
+    runner = ModelRunner(target, 100, (*published_taps(7), "final"))
+    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=3, longest=50, seed=2)
+    writer.turns = Turns(writer.turns.opening, [], (2,))  # no template: it simply goes on
+    writer.random.choice = lambda options: 0.0 if isinstance(options[0], float) else options[0]
+    writer.random.random = lambda: 1.0
+    writer.write(100, ShardWriter(tmp_path, {}), lambda n: None)
+    sample = Shards(tmp_path)[0]
+    model = AutoModelForCausalLM.from_pretrained(deep)
+    best = model(sample.tokens.long()[None]).logits[0].argmax(-1)
+    start = int(sample.learn.nonzero()[0])
+    assert sample.tokens[start:].tolist() == best[start - 1 : -1].tolist()
+
+
+def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
+    """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
+    from specscope.model.batch import Segment
+    from specscope.model.head_loader import LoadedHead
+    from specscope.model.head_runner import HeadRunner
+    from specscope.model.kv_cache import BlockTable
+    from specscope.trace.tree import DraftTree
+
+    training = Training(target, data, RECIPE, tmp_path)
+    batch = training.padded([3])
+    seen = []
+    hook = training.head.lm_head.register_forward_hook(lambda module, given, out: seen.append(out[0]))
+    with torch.no_grad():
+        forward(training.head, training.heads, batch, 3)
+    hook.remove()
+    runner = HeadRunner(LoadedHead(training.head, target.embedding, training.head.lm_head, "here"), 300, 512, 20)
+    tokens, features = batch.tokens[0].tolist(), batch.features[0]
+    for at in (0, 7, 20):
+        table = BlockTable()
+        runner.cache.reserve(table, at + 4, 0)
+        context = Segment.of_tree(table, 0, tokens[1 : at + 2], DraftTree.empty(), logits=True)
+        logits, hidden = runner.forward([context], features[: at + 1])
+        assert torch.allclose(logits[-1], seen[0][at], atol=1e-4)
+        for step in (1, 2):
+            more = Segment.of_tree(table, at + step, [tokens[at + 1 + step]], DraftTree.empty(), logits=True)
+            logits, hidden = runner.forward([more], hidden[-1:])
+            assert torch.allclose(logits[-1], seen[step][at], atol=1e-4)
+        runner.cache.truncate(table, 0)
+
+
+def test_the_loss_is_the_papers(data, target, tmp_path):
+    """Step 0 by hand: cross-entropy with the target's distribution over the draft vocabulary."""
+    training = Training(target, data, RECIPE, tmp_path)
+    batch = training.padded([0, 5])
+    seen = []
+    hook = training.head.lm_head.register_forward_hook(lambda module, given, out: seen.append(out))
+    outcome = forward(training.head, training.heads, batch, 1)
+    hook.remove()
+    chosen = training.head.target_tokens()
+    total, count = 0.0, 0
+    for row, index in enumerate((0, 5)):
+        sample = training.data[index]
+        logits = sample.final.float() @ target.output.weight.T
+        for t in range(len(sample.tokens) - 1):
+            if sample.learn[t + 1]:
+                p = logits[t + 1, chosen].softmax(-1)
+                total -= float((p * seen[0][row, t].detach().log_softmax(-1)).sum())
+                count += 1
+    assert outcome.positions == [count]
+    assert float(outcome.loss.detach()) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_training_learns_and_a_resumed_run_is_the_same_run(data, target, tmp_path):
+    whole = Training(target, data, RECIPE, tmp_path / "whole")
+    losses = [float(outcome.loss.detach()) for outcome in whole.run()]
+    assert whole.step == whole.total == len(losses)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+    first = Training(target, data, RECIPE, tmp_path / "cut")
+    for _ in first.run():
+        if first.step == 7:
+            first.save()
+        if first.step == 9:  # killed: two steps are lost
+            break
+    second = Training(target, data, RECIPE, tmp_path / "cut")
+    assert second.step == 7
+    again = [float(outcome.loss.detach()) for outcome in second.run()]
+    assert again == losses[7:]
+    for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(UserError, match="another recipe"):
+        Training(target, data, Recipe(), tmp_path / "cut")
+
+
+def test_batches_hold_every_sample_once_and_their_size(data):
+    batches = batches_of(data, range(len(data)), 256, seed=3)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(data)))
+    assert all(max(map(data.length, batch)) * len(batch) <= 256 for batch in batches if len(batch) > 1)
+    assert batches != batches_of(data, range(len(data)), 256, seed=4)
+
+
+def test_shards_hold_what_was_added_across_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.train.shards.SHARD_TOKENS", 20)
+    writer = ShardWriter(tmp_path, {"a": 1})
+    samples = [
+        Sample(
+            torch.arange(n, dtype=torch.int32),
+            torch.arange(n) > 1,
+            torch.randn(n, 6).bfloat16(),
+            torch.ones(n, 2).bfloat16(),
+        )
+        for n in (3, 9, 15, 1, 4)
+    ]
+    for sample in samples:
+        writer.add(sample)
+    writer.flush()
+    (tmp_path / "shard-00007.part").write_bytes(b"a killed run left this")
+    shards = Shards(tmp_path)
+    assert len(shards.files) == 2
+    for index, sample in enumerate(samples):
+        for name in ("tokens", "learn", "features", "final"):
+            assert torch.equal(getattr(shards[index], name), getattr(sample, name))
+    counts = shards.counts(20, range(5))
+    assert counts.tolist() == [sum(i < n for n in (3, 9, 15, 1, 4)) if i > 1 else 0 for i in range(20)]
+    with pytest.raises(UserError, match="made otherwise"):
+        ShardWriter(tmp_path, {"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ("", "no text"),
+        ('{"text": ""}', "line 1"),
+        ('{"text": "a"}\n{"prompt": "a"}', "line 2"),
+        ('{"text": "a"}\n{broken', "line 2"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "line 1"),
+    ],
+)
+def test_a_broken_data_file_is_named_with_its_line(tmp_path, deep, content, wrong):
+    path = tmp_path / "data.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=wrong):
+        list(read_texts(path, AutoTokenizer.from_pretrained(deep)))
+
+
+def command(*words):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "specscope.cli", "train", "eagle3", *map(str, words)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
+    out = tmp_path / "head"
+    how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 4000, "-o", out, "--draft-vocab", 150]
+    how += ["--epochs", 6, "--batch-tokens", 128, "--rows", 8, "--longest", 60]
+    first = command(*how)
+    while not (out / "data" / "shard-00000.safetensors").exists() and first.poll() is None:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    error = first.communicate(timeout=60)[1]
+    assert first.returncode == 130, error
+    assert "goes on from here" in error
+    second = command(*how)
+    error = second.communicate(timeout=120)[1]
+    assert second.returncode == 0, error
+    text = (out / "README.md").read_text()
+    assert "--self-synthesise 4000" in text
+    assert "| 3 |" in text
+    lines = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+    assert lines[-1]["tokens"] > 10_000
+    plain = Engine(target=str(deep), drafter="none", dtype="float32", kv_memory=0.01)
+    eagle = Engine(target=str(deep), drafter="eagle", draft_model=str(out), tree="dynamic:8", kv_memory=0.01)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    (a,), (b,) = (engine.generate("hello there", params) for engine in (plain, eagle))
+    assert a.token_ids == b.token_ids
+    assert b.acceptance.drafted > 0
+
+
+def test_a_file_of_texts_trains_too(deep, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"prompt": f"say {i}", "response": f"{i} and once more {i}"} for i in range(60)]
+    texts.write_text("\n".join(map(json.dumps, lines)))
+    done = command(
+        "--target",
+        deep,
+        "--dtype",
+        "float32",
+        "--data",
+        texts,
+        "-o",
+        tmp_path / "h",
+        "--draft-vocab",
+        80,
+        "--epochs",
+        1,
+    )
+    error = done.communicate(timeout=120)[1]
+    assert done.returncode == 0, error
+    assert "texts.jsonl" in (tmp_path / "h" / "README.md").read_text()
