@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _ENGINE = [
     click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
-    click.option("--drafter", type=click.Choice(DRAFTERS), help="What guesses.  [default: ngram]"),
+    click.option("--drafter", type=click.Choice(DRAFTERS), help="What guesses.  [default: eagle; ngram with --target]"),
     click.option("--draft-model", metavar="MODEL", help="An EAGLE head, a smaller model, or self:N (first N layers)."),
     click.option("--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', dynamic:16: see specscope tree -h."),
     click.option("--adaptive", is_flag=True, default=None, help="Let depth and nodes follow acceptance and costs."),
@@ -95,8 +95,6 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
     names = ("target", "draft_model", "tree", "dtype", "device", "max_batch", "max_step_tokens", "max_context")
     given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads", "adaptive")}
-    if given["drafter"] is None and given["draft_model"] is not None:
-        given["drafter"] = "draft_model"
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 

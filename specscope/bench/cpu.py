@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
 from specscope.bench.prompts import COPYING, PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
+from specscope.options import OutputOptions
+from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
+from specscope.trace.records import StepRecord
+from specscope.trace.spans import Level
 
 TOKENS = 64
 COPY_TOKENS = 128
 LOOKUP = 10  # prompt_lookup_num_tokens: transformers' documented choice
 NGRAM_TREE = "8"
+EAGLE_PROMPTS = 10  # of the unseen ones, evenly over their kinds
 
 
 def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
-    """Measure and print: without speculation at batch 1 and 8, and n-gram drafting on copy-heavy prompts."""
+    """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
     console = Console()
-    console.print("loading the engine three times and generate() once", style="dim")
+    console.print("loading the engine for each drafter, and generate()", style="dim")
     plain = Engine(dataclasses.replace(config, drafter="none", tree=None))
     ngram = Engine(dataclasses.replace(config, drafter="ngram", tree=config.tree or NGRAM_TREE))
     peer = Peer(config)
@@ -33,8 +42,13 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
         _batch(8, plain, peer, rounds, console),
         *_copying(plain, ngram, peer, rounds, console),
     ]
+    phases = PhaseTimes()
+    if config.target is None or config.drafter == "eagle":
+        eagle = Engine(dataclasses.replace(config, drafter="eagle"))
+        comparisons.append(_unseen(plain, eagle, phases, rounds, console))
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
+    phases.show(console)
     write_json(json_file, comparisons, machine)
 
 
@@ -108,3 +122,63 @@ def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Con
         Comparison("ngram on copying, batch 1", "ngram", "no speculation", 1.5, rates),
         Comparison("", "ngram", "prompt lookup", 1.1, rates),
     ]
+
+
+def unseen_prompts(count: int | None = None) -> list[str]:
+    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all."""
+    lines = (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines()
+    prompts = [str(json.loads(line)["prompt"]) for line in lines]
+    return prompts if count is None else prompts[:: len(prompts) // count][:count]
+
+
+def _unseen(plain: Engine, eagle: Engine, phases: PhaseTimes, rounds: int, console: Console) -> Comparison:
+    """The head with everything recorded, over no speculation with nothing recorded."""
+    prompts = _encode(plain, unseen_prompts(EAGLE_PROMPTS))
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+
+    def watched() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+            outputs = Outputs(options, eagle.bus, eagle.run_info, eagle.vocabulary, params, log=lambda line: None)
+            eagle.subscribe(phases, lossless=True)
+            try:
+                return sum(_run(eagle, [prompt], params) for prompt in prompts)
+            finally:
+                outputs.close()
+
+    sides: dict[str, Side] = {
+        "eagle, recorded": watched,
+        "no speculation": lambda: sum(_run(plain, [prompt], params) for prompt in prompts),
+    }
+    rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
+    return Comparison("default head on unseen prompts, batch 1", "eagle, recorded", "no speculation", 1.25, rates)
+
+
+class PhaseTimes:
+    """A sink that adds up where the time of steps with drafts goes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self._ns: dict[str, int] = {}
+
+    def __call__(self, record: StepRecord) -> None:
+        """Take a record."""
+        if not any(len(part.tree) for part in record.requests):
+            return
+        self.steps += 1
+        self.tokens += sum(part.emitted for part in record.requests)
+        for phase in (*record.phases, *record.passes):
+            name = f"  {phase.name}" if phase in record.passes else phase.name
+            self._ns[name] = self._ns.get(name, 0) + phase.end_ns - phase.start_ns
+
+    def show(self, console: Console) -> None:
+        """Print the mean milliseconds of a step, phase by phase."""
+        if not self.steps:
+            return
+        table = Table(title=f"a step of the head's: {self.tokens / self.steps:.2f} tokens", title_justify="left")
+        for column in ("phase", "ms"):
+            table.add_column(column, justify="left" if column == "phase" else "right")
+        for name, ns in self._ns.items():
+            table.add_row(name, f"{ns / self.steps / 1e6:.2f}", style="dim" if name.startswith(" ") else "")
+        console.print(table)

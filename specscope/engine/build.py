@@ -91,8 +91,7 @@ def _make_drafter(
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
     if config.drafter == "eagle":
-        assert config.draft_model is not None
-        head = load_head(config.draft_model, target)
+        head = load_head(config.head, target)
         return Eagle(HeadRunner(head, target.vocab_size, target.max_context, blocks), plan, target.max_context)
     if config.draft_layers is None:
         draft = load_model(config.draft_model, target.device, target.dtype, progress)

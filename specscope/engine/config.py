@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import specscope
 from specscope.errors import UserError
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.tree import ROOT
 
-DRAFTERS = ("eagle", "ngram", "draft_model", "none")
+DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
+DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {"eagle": "dynamic:16", "ngram": "3x5", "draft_model": "5"}
 
 
@@ -17,9 +20,9 @@ class EngineConfig:
     """How to build an Engine. Raises UserError where values do not fit together."""
 
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
-    drafter: str = "ngram"  # one of DRAFTERS
+    drafter: str = "auto"  # one of DRAFTERS; auto: eagle with the default target, ngram with another
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
-    # for "eagle": the folder of a head
+    # for "eagle": the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
     ngram_max: int = 4  # longest suffix that prompt lookup tries
@@ -35,9 +38,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
             raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)}")
+        if self.drafter == "auto":
+            object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
-        if self.drafter == "eagle" and self.draft_model is None:
+        if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
             raise UserError("the drafter eagle needs --draft-model: the folder of a head that was made for the target")
         if self.drafter in ("ngram", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
@@ -53,6 +58,17 @@ class EngineConfig:
         if self.adaptive and not isinstance(self.plan, DynamicPlan):
             raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
         _ = self.draft_layers
+
+    def _pick_drafter(self) -> str:
+        """A model that was given drafts; the default target has a head of its own."""
+        if self.draft_model is not None:
+            return "draft_model"
+        return "eagle" if self.target is None and DEFAULT_HEAD.is_dir() else "ngram"
+
+    @property
+    def head(self) -> str:
+        """The folder of the EAGLE head."""
+        return str(DEFAULT_HEAD) if self.draft_model is None else self.draft_model
 
     @property
     def draft_layers(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specscope.trace.records import Outcome, RequestStep
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 
 MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}
@@ -30,7 +30,8 @@ def branches(tree: DraftTree) -> list[tuple[int, str]]:
 def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
-    A node shows p and q, and where it was tried its acceptance probability a and its coin u.
+    A node shows p and q, and where it was tried its acceptance probability a and its coin u. Where q is a point mass,
+    `draft` is the probability that the drafter gave the token.
     """
     verdict, tree = step.verdict, step.tree
     if verdict is None:
@@ -40,9 +41,14 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if end == ROOT else "")]
     token, q, p, outcome = tree.token.tolist(), tree.q.tolist(), verdict.p.tolist(), verdict.outcome.tolist()
     accept, coin = verdict.accept_prob.tolist(), verdict.coin.tolist()
+    draft = [] if step.notes is None else step.notes.prob.tolist()
     for node, lead in branches(tree):
         text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  p={p[node]:.4f} q={q[node]:.4f}"
+        if draft and tree.drawn[node] == Drawn.DETERMINISTIC:
+            text += f" draft={draft[node]:.4f}"
         if outcome[node] != Outcome.UNTRIED:
             text += f" a={accept[node]:.4f} u={coin[node]:.4f}"
         lines.append(text + final if node == end else text)
+    if step.notes is not None and len(step.notes.dropped_token):
+        lines.append(f"re-ranking dropped {len(step.notes.dropped_token)} more")
     return "\n".join(lines)

@@ -93,7 +93,11 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
     parts.append((1, [(f"context {step.context_len:,}", "dim")]))
     if step.verdict is not None and step.emitted < step.verdict.accepted + 1:
         parts.append((2, [(f"{step.emitted} of {step.verdict.accepted + 1} emitted", "warn")]))
-    parts.append((3, [(f"its step {step.index}", "dim")]))
+    if step.notes is not None and len(step.notes.dropped_token):
+        parts.append((3, [(f"{len(step.notes.dropped_token)} dropped", "dim")]))
+    if step.sizing:
+        parts.append((3, [(clean(step.sizing), "dim")]))
+    parts.append((5, [(f"its step {step.index}", "dim")]))
     if step.prefill_tokens and step.verdict is not None:
         parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))
     return fit(parts, width, " · ")

@@ -20,7 +20,7 @@ INKS: dict[Outcome, Ink] = {
     Outcome.REJECTED: "rejected",
     Outcome.UNTRIED: "faint",
 }
-Cell = Callable[[DraftTree, Verdict, int], str]
+Cell = Callable[[RequestStep, Verdict, int], str]
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,17 @@ class Column:
 
 def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float]) -> Cell:
     """A cell that is blank for nodes of other outcomes."""
-    return lambda tree, v, n: probability(float(value(v, n))) if Outcome(int(v.outcome[n])) in outcomes else ""
+    return lambda step, v, n: probability(float(value(v, n))) if Outcome(int(v.outcome[n])) in outcomes else ""
 
 
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
-P = Column("p", 5, lambda tree, v, n: probability(float(v.p[n])))
-Q = Column("q", 5, lambda tree, v, n: probability(float(tree.q[n])))
+P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
+Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
+DRAFT = Column("draft", 5, lambda step, v, n: probability(float(step.notes.prob[n])) if step.notes else "")
 P_TRIAL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))
 Q_TRIAL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
 COIN = Column("coin", 5, _when(TRIED, lambda v, n: v.coin[n]))
-ACCEPT = Column("a", 7, lambda tree, v, n: _accept(v, n))
+ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
@@ -103,9 +104,17 @@ def squeeze(lead: str, indent: int) -> str:
     return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
 
 
-def _form(rows: Sequence[Node], width: int) -> tuple[int, tuple[Column, ...], int]:
+def _columns(columns: tuple[Column, ...], step: RequestStep) -> tuple[Column, ...]:
+    """Where q is a point mass, what the drafter thought of the token says more."""
+    if step.notes is None or np.any(step.tree.drawn != Drawn.DETERMINISTIC):
+        return columns
+    return tuple(DRAFT if column is Q else column for column in columns if column is not Q_TRIAL)
+
+
+def _form(rows: Sequence[Node], step: RequestStep, width: int) -> tuple[int, tuple[Column, ...], int]:
     """The richest form that fits, and the room it leaves for branch, mark and token."""
-    for indent, columns in FORMS:
+    for indent, form in FORMS:
+        columns = _columns(form, step)
         room = width - sum(column.width + GAP for column in columns)
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
@@ -117,7 +126,7 @@ def _form(rows: Sequence[Node], width: int) -> tuple[int, tuple[Column, ...], in
 def tree_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int) -> tuple[Line, list[Line], int]:
     """(the head of the columns, a line a node, which line is the final token's) for a panel of this width."""
     rows = nodes(step, verdict, vocabulary)
-    indent, columns, room = _form(rows, width)
+    indent, columns, room = _form(rows, step, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
     lines: list[Line] = []
     final = 0
@@ -130,7 +139,7 @@ def tree_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, widt
             line.append((_final_cells(verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
-            line += [(_cells(step.tree, verdict, row.node, columns), ink)]
+            line += [(_cells(step, verdict, row.node, columns), ink)]
         lines.append(line)
     return head, lines, final
 
@@ -139,8 +148,8 @@ def _heading(column: Column) -> str:
     return left(f"  {column.head}", column.width) if column is ACCEPT else right(column.head, column.width)
 
 
-def _cells(tree: DraftTree, verdict: Verdict, node: int, columns: Sequence[Column]) -> str:
-    return "".join(" " * GAP + right(column.cell(tree, verdict, node), column.width) for column in columns)
+def _cells(step: RequestStep, verdict: Verdict, node: int, columns: Sequence[Column]) -> str:
+    return "".join(" " * GAP + right(column.cell(step, verdict, node), column.width) for column in columns)
 
 
 def _final_cells(verdict: Verdict, columns: Sequence[Column]) -> str:

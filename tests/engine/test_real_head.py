@@ -1,0 +1,159 @@
+"""The bundled head on the bundled model, float32: greedy output is generate()'s, sampled output the target's own."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from specscope import Engine, SamplingParams
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.drafter import Context
+from specscope.speculate.growth import Level, StaticGrowth
+from specscope.speculate.sampling import distributions
+from specscope.speculate.verify import verify
+from specscope.trace.plan import parse_plan
+from specscope.trace.tree import DraftTree, Drawn
+from tests.engine.test_real_model import PROMPTS, TOKENS, reference  # noqa: F401
+
+ENGINES = {
+    "static": {"tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"},
+    "dynamic": {"tree": "dynamic:16"},
+    "adaptive": {"tree": "dynamic:24,depth=6", "adaptive": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_greedy_output_is_generates_own(reference, name):  # noqa: F811
+    prompts, wanted = reference
+    assert len(PROMPTS) == 20
+    results = Engine(dtype="float32", drafter="eagle", **ENGINES[name]).generate(
+        prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    )
+    assert [r.token_ids for r in results] == wanted
+    assert sum(r.acceptance.accepted for r in results) > 500
+
+
+class FixedContext:
+    """The real target's p and the real head's q at a context and below it; each path's logits are computed once."""
+
+    def __init__(self, engine, tokens):
+        self.engine, self.tokens = engine, tokens
+        self._target, self._head, self._p = {}, {}, {}
+
+    def target(self, path):
+        """The target's logits after the context and `path`, [V]."""
+        if path not in self._target:
+            cache, table = self.engine.runner.cache, BlockTable()
+            whole = [*self.tokens, *path]
+            cache.reserve(table, len(whole), 0)
+            segment = Segment.of_tree(table, 0, whole, DraftTree.empty(), logits=True)
+            logits, features = self.engine.runner.forward_with_features([segment])
+            self._target[path] = logits[0][-1].clone(), features[0][: len(self.tokens) - 1].clone()
+            cache.truncate(table, 0)
+        return self._target[path][0]
+
+    def p(self, path, prompt):
+        """The distribution that is sampled from after the context and `path`."""
+        if path not in self._p:
+            output = self.tokens[len(prompt) :]
+            (self._p[path],) = distributions(self.target(path)[None], PARAMS, prompt, output, [path])
+        return self._p[path]
+
+    def head(self, path):
+        """The head's logits at a node: true features up to the context's last token, its own guesses below."""
+        if path not in self._head:
+            self.target(())
+            runner, table = self.engine.drafter.runner, BlockTable()
+            runner.cache.reserve(table, len(self.tokens) + len(path), 0)
+            pairs = Segment.of_tree(table, 0, list(self.tokens[1:]), DraftTree.empty(), logits=True)
+            logits, hidden = runner.forward([pairs], self._target[()][1])
+            for depth, token in enumerate(path):
+                at = len(self.tokens) - 1 + depth
+                one = Segment.of_tree(table, at, [token], DraftTree.empty(), logits=True)
+                logits, hidden = runner.forward([one], hidden[-1:])
+            self._head[path] = logits[-1].clone()
+            runner.cache.truncate(table, 0)
+        return self._head[path]
+
+
+PARAMS = SamplingParams(temperature=0.9, top_k=6)
+PLAN = parse_plan("[(0,), (1,), (0, 0), (1, 0)]")
+
+
+class Sampler:
+    """Speculative steps at contexts that begin alike: draft, judge, commit, with the engine's own parts."""
+
+    def __init__(self, engine, tokens, drawn=Drawn.WITHOUT_REPLACEMENT):
+        self.engine, self.prompt, self.drawn = engine, tokens, drawn
+        self.contexts = {}
+
+    def two_tokens(self, seed):
+        """The first two tokens of a request with this seed."""
+        made = ()
+        while len(made) < 2:
+            made += self.step(seed, made)
+        return made[:2]
+
+    def step(self, seed, made):
+        """One step after `made`: the tokens that it commits."""
+        fixed = self.contexts.setdefault(made, FixedContext(self.engine, [*self.prompt, *made]))
+        params = SamplingParams(temperature=PARAMS.temperature, top_k=PARAMS.top_k, seed=seed)
+        context = Context("r", fixed.tokens, len(self.prompt), params)
+        growth, runner = StaticGrowth(context, PLAN), self.engine.drafter.runner
+        while growth.frontier:
+            paths = [tuple(growth._path(node)) for node in growth.frontier]
+            level = Level(torch.stack([fixed.head(path) for path in paths]), runner.vocab_size, runner.d2t)
+            growth.grow(level, slice(0, len(paths)))
+            growth.fed += growth.frontier
+        draft, _ = growth.finish()
+        tree = draft.tree
+        tree.drawn[:] = self.drawn
+        paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]
+        p = [fixed.p(path, self.prompt) for path in paths]
+        verdict = verify(tree, p, draft.q, coins(seed, Stream.VERIFY, context.position, len(tree) + 1))
+        return (*tree.token[verdict.path].tolist(), verdict.token)
+
+    def exact(self):
+        """The target's own joint distribution of the first two tokens."""
+        first = FixedContext(self.engine, self.prompt)
+        p = first.p((), self.prompt)
+        joint = {}
+        for a in p.probs.nonzero()[:, 0].tolist():
+            then = first.p((a,), self.prompt)
+            for b in then.probs.nonzero()[:, 0].tolist():
+                joint[a, b] = p.prob(a) * then.prob(b)
+        return joint
+
+
+def p_value(counts, joint, samples):
+    """Chi-square of counts against a distribution; cells that expect fewer than 5 are taken together."""
+    assert set(counts) <= set(joint), "a token pair of probability zero was sampled"
+    large = [cell for cell in joint if samples * joint[cell] >= 5]
+    expected = np.array([samples * joint[cell] for cell in large])
+    observed = np.array([counts[cell] for cell in large])
+    rest = samples - expected.sum()
+    if rest > 1e-6:
+        expected, observed = np.append(expected, rest), np.append(observed, samples - observed.sum())
+    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
+
+
+@pytest.mark.slow
+def test_sampled_output_has_the_targets_distribution_and_a_fault_is_seen():
+    engine = Engine(dtype="float32", drafter="eagle", tree="4")
+    tokens = engine.encode(engine.turn("Tell me about the sea."))[1]
+    samples = 20_000
+    right = Sampler(engine, tokens)
+    joint = right.exact()
+    assert sum(joint.values()) == pytest.approx(1, abs=1e-5)
+    assert len(joint) > 20
+    counts = Counter(right.two_tokens(seed) for seed in range(samples))
+    assert p_value(counts, joint, samples) > 1e-3
+    # The fault: siblings that were drawn without replacement are judged as if they had been drawn with it.
+    wrong = Sampler(engine, tokens, Drawn.WITH_REPLACEMENT)
+    counts = Counter(wrong.two_tokens(seed) for seed in range(samples // 2))
+    assert p_value(counts, joint, samples // 2) < 1e-6
