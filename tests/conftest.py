@@ -19,3 +19,11 @@ def tiny(tmp_path_factory):
     from tests.tiny import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory):
+    """The same with 7 layers: an EAGLE-3 head takes features from three of them (2, 3 and 4)."""
+    from tests.tiny import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("deep"), layers=7)

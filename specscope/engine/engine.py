@@ -74,7 +74,11 @@ class Engine:
         self.run_info: RunInfo = parts.run_info
         self.bus = Bus()
         self.scheduler = Scheduler(
-            self.runner.cache, self.config.max_batch, self.config.max_step_tokens, self.drafter.max_nodes
+            self.runner.cache,
+            self.config.max_batch,
+            self.config.max_step_tokens,
+            self.drafter.max_nodes,
+            root_alone=bool(self.drafter.taps),
         )
         plan = self.config.plan
         self.sizer = Sizer(plan) if self.config.adaptive and isinstance(plan, DynamicPlan) else None

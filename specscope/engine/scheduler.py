@@ -32,7 +32,10 @@ class Schedule:
 class Scheduler:
     """Continuous batching: decoding requests first, prefill chunks with the rest of the token budget."""
 
-    def __init__(self, cache: KVCache, max_batch: int, max_step_tokens: int, max_nodes: int) -> None:
+    def __init__(
+        self, cache: KVCache, max_batch: int, max_step_tokens: int, max_nodes: int, *, root_alone: bool = False
+    ) -> None:
+        self.root_alone = root_alone  # the drafter needs the features of all before the root
         self.cache = cache
         self.max_batch = max_batch
         self.max_step_tokens = max_step_tokens
@@ -92,7 +95,10 @@ class Scheduler:
                 return self._cost(part)
 
     def _part(self, request: Request, budget: int) -> Scheduled:
-        feed = max(min(request.pending, budget), 1)
+        most = request.pending
+        if self.root_alone and most > 1 and request.output:
+            most -= 1  # a request that comes back drafts again from the very step in which it would have
+        feed = max(min(most, budget), 1)
         return Scheduled(request, feed, feed == request.pending)
 
     def _cost(self, part: Scheduled) -> int:

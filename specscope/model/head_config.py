@@ -11,6 +11,7 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.model.features import Tap, published_taps
 
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
@@ -45,7 +46,8 @@ class HeadConfig:
             "tie_word_embeddings": False,
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
-            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            "norm_before_residual": self.norm_before_residual,
+            LAYER_IDS: list(self.taps),
         }
 
 
@@ -59,10 +61,13 @@ def read_config(folder: Path, version: int, target_layers: int) -> HeadConfig:
         raise UserError(f"{folder}/config.json is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{folder}/config.json is not a JSON object")
-    layer = {**raw, **raw.get("transformer_layer_config", {})}  # the nested one: vLLM's speculators format
-    missing = [name for name in NEEDED if not isinstance(layer.get(name), int)]
-    if missing:
-        raise UserError(f"{folder}/config.json lacks {', '.join(missing)}")
+    layer = {**raw, **(raw.get("transformer_layer_config") or {})}  # the nested one: vLLM's speculators format
+    wrong = [name for name in NEEDED if not isinstance(layer.get(name), int) or layer[name] < 1]
+    if wrong:
+        raise UserError(f"{folder}/config.json lacks {', '.join(wrong)}, or they are not sizes")
+    for name in ("target_hidden_size", "draft_vocab_size"):
+        if not isinstance(raw.get(name) or 1, int):
+            raise UserError(f"{folder}/config.json: {name} is not a number")
     return HeadConfig(
         version=version,
         layer=layer,
@@ -79,12 +84,13 @@ def read_taps(raw: Mapping[str, Any], target_layers: int) -> tuple[Tap, ...]:
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is
     what leaves layer j, which enters j + 1. Where neither is given, the authors' rule.
     """
+    nested = raw.get("eagle_config")
     for ids, shift in (
-        (raw.get("eagle_aux_hidden_state_layer_ids"), 0),
-        ((raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"), 1),
+        (raw.get(LAYER_IDS), 0),
+        (nested.get(LAYER_IDS) if isinstance(nested, dict) else None, 1),
     ):
         if ids:
-            if not all(isinstance(j, int) for j in ids):
-                raise UserError(f"the head's config names the target's layers {ids}: they must be numbers")
+            if not isinstance(ids, list) or not all(isinstance(j, int) for j in ids):
+                raise UserError(f"the head's config names the target's layers {ids}: it must be a list of numbers")
             return tuple(j + shift for j in ids)
     return published_taps(target_layers)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
 from specscope.model.head_config import HeadConfig, read_config
-from specscope.model.loader import LoadedModel
+from specscope.model.loader import LoadedModel, first_line
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
@@ -42,13 +40,19 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
     config = dataclasses.replace(config, layer={**config.layer, **biased})
     _check_fit(config, target, path)
-    head = EagleHead(config)
+    try:
+        head = EagleHead(config)
+    except Exception as error:
+        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
     own = tensors.pop(EMBEDDING, None)
     _fill(head, tensors, path)
     embedding: nn.Module = target.embedding
-    if own is not None and tuple(own.shape) == (config.vocab, config.width):
+    if own is not None:
+        if tuple(own.shape) != (config.vocab, config.width):
+            wanted = [config.vocab, config.width]
+            raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
         embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
-    elif config.width != target.width:
+    if config.width != target.width and (own is None or version == 1):
         raise UserError(
             f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
             "such a head needs embed_tokens of its own"
@@ -66,8 +70,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         if found.suffix == ".safetensors":
             return load_file(found)
         tensors = torch.load(found, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise UserError(f"cannot read {found}: {str(error).splitlines()[0][:200]}") from error
+    except Exception as error:  # torch.load has a dozen ways to say that a file is torn
+        raise UserError(f"cannot read {found}: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{found} does not hold a state dict")
     return tensors
@@ -126,7 +130,7 @@ def save_head(head: EagleHead, folder: Path) -> None:
     """Write a head as the EAGLE-3 authors publish theirs, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous().clone()
         for name, tensor in head.state_dict().items()
     }
     save_file(tensors, folder / FILES[0], metadata={"format": "pt"})

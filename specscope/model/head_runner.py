@@ -43,16 +43,19 @@ class HeadRunner:
         self._cos, self._sin = cos[0], sin[0]
 
     @torch.inference_mode()
+    def combine(self, features: Tensor) -> Tensor:
+        """The target's features [N, taps * target width] as hidden states [N, width] for `forward`."""
+        return self.head.combine(features)
+
+    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass. hidden [N, width] of the head, or the target's features [N, taps * target width].
+        """One pass. hidden [N, width]: combined features, or what an earlier pass returned.
 
         Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
         features of the pairs that follow.
         """
         batch = Batch.build(segments, self._cos.device)
         head = self.head
-        if head.config.version == 3 and hidden.shape[-1] != head.config.width:
-            hidden = head.combine(hidden)
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self._cos[batch.positions], self._sin[batch.positions]
         out = self.layer.run(x, projected, rotation, batch, self.cache)[batch.wanted]

@@ -124,7 +124,7 @@ def load_model(
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
     except Exception as error:
-        raise UserError(f"cannot load {name}: {_first_line(error)}") from error
+        raise UserError(f"cannot load {name}: {first_line(error)}") from error
     model = model.to(device).eval()
     model.requires_grad_(False)
     folder = Path(source) if Path(source).is_dir() else None
@@ -160,7 +160,7 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
     try:
         return AutoTokenizer.from_pretrained(source, **extra)
     except Exception as error:
-        raise UserError(f"cannot load the tokenizer of {name}: {_first_line(error)}") from error
+        raise UserError(f"cannot load the tokenizer of {name}: {first_line(error)}") from error
 
 
 class _ShapeRecorder:
@@ -205,7 +205,7 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
             .float()
         )
     except Exception as error:
-        raise UserError(f"{kind} cannot run on the paged cache: {_first_line(error)}") from error
+        raise UserError(f"{kind} cannot run on the paged cache: {first_line(error)}") from error
     wanted = int(model.config.get_text_config().num_hidden_layers)
     missing = sorted(set(range(wanted)) - set(recorder.layers))
     if missing:
@@ -233,6 +233,7 @@ def _revision(model: Any, folder: Path | None) -> str:  # noqa: ANN401
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library's error says, in one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -67,7 +67,12 @@ class Eagle(ModelDrafter):
         self._features.setdefault(request, Features()).put(start, features)
 
     def known(self, context: Context, state: State) -> int:
-        """A pair for every token but the first: its feature is of the token before it."""
+        """A pair for every token but the first: its feature is of the token before it.
+
+        The prompt's last token is not drafted from: how the prompt was cut into chunks would decide whether it can be.
+        """
+        if len(context.tokens) == context.prompt_len:
+            return -1
         features = self._features.get(context.request)
         pairs = len(context.tokens) - 1
         return pairs if features is not None and features.end >= pairs > state.computed else -1
@@ -89,7 +94,7 @@ class Eagle(ModelDrafter):
             segments.append(segment)
             hidden.append(self._features[g.context.request].take(end - start))
             g.state.computed = end
-        return segments, torch.cat(hidden)
+        return segments, self.runner.combine(torch.cat(hidden))
 
     def feed_frontier(self, growing: Sequence[Growing]) -> Level:
         """Each node's token with the hidden state made at its parent."""

@@ -98,9 +98,8 @@ def parse_plan(text: str) -> TreePlan:
 
 
 def _dynamic(rest: str, text: str) -> DynamicPlan:
-    match = re.fullmatch(
-        r"(?P<nodes>\d{1,6})(?:,depth=(?P<depth>\d{1,6}))?(?:,top=(?P<top>\d{1,6}))?", rest.replace(" ", "")
-    )
+    form = r"(?P<nodes>\d{1,6})(?:,depth=(?P<depth>\d{1,6}))?(?:,top=(?P<top>\d{1,6}))?"
+    match = re.fullmatch(form, re.sub(r"\s*([,=])\s*", r"\1", rest.strip()))
     if match is None:
         raise UserError(f"cannot read the tree {text!r}: write dynamic:NODES,depth=D,top=K, the last two as you like")
     nodes = int(match["nodes"])

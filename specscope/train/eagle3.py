@@ -166,11 +166,30 @@ def new_head(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
                 module.weight.normal_(0, 0.02)
         rows = target.output.weight[chosen].float()
         head.lm_head.weight.copy_(rows)
+        _start_from_the_last_tap(head, data, samples)
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
     draft_of = torch.full((target.vocab_size,), -1, dtype=torch.int64, device=chosen.device)
     draft_of[chosen] = torch.arange(size, device=chosen.device)
     return head, Heads(target.embedding.weight.float(), rows, draft_of)
+
+
+def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
+    """Let the highest layer's feature pass through `fc` as it is, in the basis that the target's head reads.
+
+    All are scaled by their size in the data (the median over tokens: a few tokens have features a thousand times as
+    large), so that the residual stream begins near 1 and the layer's own output counts from the first step on.
+    """
+    width, taps = head.config.target_width, len(head.config.taps)
+    some = torch.cat([data[i].features for i in samples[:64]]).float().view(-1, taps, width)
+    sizes = some.pow(2).mean(-1).sqrt().median(0).values.tolist()
+    for tap, size in enumerate(sizes):
+        block = head.fc.weight[:, tap * width : (tap + 1) * width]
+        if tap == taps - 1:
+            torch.nn.init.eye_(block)
+            block /= size
+        else:
+            block.normal_(0, 0.3 / (size * math.sqrt(width)))
 
 
 def head_config(target: LoadedModel, draft_vocab: int) -> HeadConfig:

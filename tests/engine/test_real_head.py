@@ -71,7 +71,7 @@ class FixedContext:
             runner, table = self.engine.drafter.runner, BlockTable()
             runner.cache.reserve(table, len(self.tokens) + len(path), 0)
             pairs = Segment.of_tree(table, 0, list(self.tokens[1:]), DraftTree.empty(), logits=True)
-            logits, hidden = runner.forward([pairs], self._target[()][1])
+            logits, hidden = runner.forward([pairs], runner.combine(self._target[()][1]))
             for depth, token in enumerate(path):
                 at = len(self.tokens) - 1 + depth
                 one = Segment.of_tree(table, at, [token], DraftTree.empty(), logits=True)

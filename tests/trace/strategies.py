@@ -6,6 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
+    DraftNotes,
     FinalKind,
     FinishReason,
     Phase,
@@ -63,6 +64,19 @@ def verdicts(draw, tree):
     )
 
 
+@st.composite
+def notes(draw, tree):
+    """Of a tree, which may be empty, and of any nodes left out of it."""
+    n, d = len(tree), draw(st.integers(0, 4))
+    return DraftNotes(
+        prob=draw(floats(n, np.float32)),
+        score=draw(floats(n, np.float32)),
+        dropped_token=draw(hnp.arrays(np.int32, d, elements=st.integers(0, TOKENS - 1))),
+        dropped_parent=np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32),
+        dropped_score=draw(floats(d, np.float32)),
+    )
+
+
 params = st.builds(
     SamplingParams,
     temperature=st.floats(0, 5),
@@ -93,6 +107,11 @@ def infos(draw, name):
     )
 
 
+passes = st.lists(st.tuples(times, counts), max_size=3).map(
+    lambda spans: tuple(Phase(f"pass {i + 1}", start, start + length) for i, (start, length) in enumerate(spans))
+)
+
+
 @st.composite
 def runs(draw, max_steps=4):
     """A few consecutive steps, in which requests come, run and end."""
@@ -116,6 +135,8 @@ def runs(draw, max_steps=4):
                     tree=tree if verdict is not None else DraftTree.empty(),
                     verdict=verdict,
                     emitted=draw(st.integers(0, 5)) if verdict is not None else 0,
+                    notes=draw(st.none() | notes(tree)) if verdict is not None else None,
+                    sizing=draw(clean_text) if verdict is not None else "",
                 )
             )
         ending = [name for name in alive if draw(st.booleans())]
@@ -146,6 +167,7 @@ def runs(draw, max_steps=4):
                 requests=tuple(parts),
                 preempted=tuple(draw(st.lists(st.sampled_from(sorted(alive)), max_size=1))) if alive else (),
                 finished=ends,
+                passes=draw(passes),
             )
         )
     return records

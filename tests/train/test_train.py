@@ -21,15 +21,8 @@ from specscope.train.shards import Sample, Shards, ShardWriter
 from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.ttt import forward
-from tests.tiny import write_tiny_model
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=2, batch_tokens=256, learning_rate=3e-3)
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory):
-    """A tiny target of seven layers: EAGLE-3 takes features from three places."""
-    return write_tiny_model(tmp_path_factory.mktemp("deep"), layers=7)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +94,7 @@ def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
         table = BlockTable()
         runner.cache.reserve(table, at + 4, 0)
         context = Segment.of_tree(table, 0, tokens[1 : at + 2], DraftTree.empty(), logits=True)
-        logits, hidden = runner.forward([context], features[: at + 1])
+        logits, hidden = runner.forward([context], runner.combine(features[: at + 1]))
         assert torch.allclose(logits[-1], seen[0][at], atol=1e-4)
         for step in (1, 2):
             more = Segment.of_tree(table, at + step, [tokens[at + 1 + step]], DraftTree.empty(), logits=True)

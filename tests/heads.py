@@ -1,0 +1,148 @@
+"""EAGLE heads as others publish them: random weights on disk, and what they compute in plain torch.
+
+Written from the published convention and without specscope, so that its loader, runner and drafter are held against
+something else than themselves.
+"""
+
+import json
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "hidden_act": "silu",
+}
+DRAFT_VOCAB = 60
+
+
+def head_tensors(version=3, width=48, target=48, taps=3, draft=DRAFT_VOCAB, vocab=300, mlp=80, bias=False, seed=0):
+    """Random tensors by their published names: 4 query heads and 2 key heads."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=generator) * 0.2  # noqa: E731
+    wide, size = width * (2 if version == 3 else 1), width // 4
+    rows = {"q": width, "k": 2 * size, "v": 2 * size}
+    tensors = {f"midlayer.self_attn.{p}_proj.weight": normal(n, wide) for p, n in rows.items()}
+    tensors |= {
+        "fc.weight": normal(width, taps * target if version == 3 else 2 * width),
+        "midlayer.self_attn.o_proj.weight": normal(width, width),
+        "midlayer.mlp.gate_proj.weight": normal(mlp, width),
+        "midlayer.mlp.up_proj.weight": normal(mlp, width),
+        "midlayer.mlp.down_proj.weight": normal(width, mlp),
+        "midlayer.post_attention_layernorm.weight": 1 + normal(width),
+    }
+    if bias:
+        tensors |= {f"midlayer.self_attn.{p}_proj.bias": normal(n) for p, n in rows.items()}
+    if version == 1:
+        return tensors | ({"fc.bias": normal(width)} if bias else {})
+    tensors["midlayer.hidden_norm.weight"] = 1 + normal(width)
+    tensors["midlayer.input_layernorm.weight"] = 1 + normal(width)
+    tensors["norm.weight"] = 1 + normal(width)
+    tensors["lm_head.weight"] = normal(draft, width)
+    if draft != vocab:
+        known = torch.randperm(vocab, generator=generator)[:draft].sort().values
+        tensors["d2t"] = known - torch.arange(draft)
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, known, True)
+    return tensors
+
+
+def write_head(folder, tensors, binary=False, **config):
+    """A head's folder; `config` is laid over CONFIG, and what is None there is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = next((x for name, x in tensors.items() if name.endswith("lm_head.weight")), None)
+    if head is not None:
+        config = {"draft_vocab_size": len(head), **config}
+    told = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(told))
+    if binary:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+class Reference:
+    """What a head in a folder computes, densely: no cache, no trees, one sequence at a time, float32."""
+
+    def __init__(self, folder, embedding, output=None):
+        self.t = {
+            name: x.float() if x.is_floating_point() else x
+            for name, x in load_file(folder / "model.safetensors").items()
+        }
+        self.config = json.loads((folder / "config.json").read_text())
+        self.three = "midlayer.hidden_norm.weight" in self.t
+        self.embedding = self.t.get("embed_tokens.weight", embedding).float()
+        self.output = self.t["lm_head.weight"] if self.three else output.float()
+        draft = torch.arange(len(self.output))
+        self.d2t = draft + self.t["d2t"] if "d2t" in self.t else draft
+
+    def linear(self, name, x):
+        return functional.linear(x, self.t[name + ".weight"], self.t.get(name + ".bias"))
+
+    def norm(self, name, x):
+        return (
+            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * self.t[name + ".weight"]
+        )
+
+    def combine(self, features):
+        """Features of the target to hidden states of the head."""
+        return self.linear("fc", features) if self.three else features
+
+    def forward(self, tokens, hidden):
+        """Pairs of a token and a hidden state, [T] and [T, width]: (logits [T, draft], hidden states [T, width])."""
+        embedding = self.embedding[torch.as_tensor(tokens)]
+        if self.three:
+            normed = self.norm("midlayer.hidden_norm", hidden)
+            projected = torch.cat([self.norm("midlayer.input_layernorm", embedding), normed], dim=-1)
+            residual = normed if self.config.get("norm_before_residual") else hidden
+        else:
+            residual = projected = self.linear("fc", torch.cat([embedding, hidden], dim=-1))
+        x = residual + self.linear("midlayer.self_attn.o_proj", self.attend(projected))
+        y = self.norm("midlayer.post_attention_layernorm", x)
+        gate, up = (self.linear(f"midlayer.mlp.{part}_proj", y) for part in ("gate", "up"))
+        x = x + self.linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
+        return (self.norm("norm", x) if self.three else x) @ self.output.T, x
+
+    def attend(self, projected):
+        """Causal attention with rotated halves; key heads are repeated for their query heads."""
+        heads, kv = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        q, k, v = (self.linear(f"midlayer.self_attn.{part}_proj", projected) for part in "qkv")
+        length, size = len(projected), q.shape[-1] // heads
+        q, k, v = (x.view(length, -1, size).transpose(0, 1) for x in (q, k, v))
+        frequency = self.config["rope_theta"] ** (-torch.arange(0, size, 2) / size)
+        angle = (torch.arange(length)[:, None] * frequency).repeat(1, 2)
+        half = size // 2
+        turn = lambda x: x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()  # noqa: E731
+        k, v = (x.repeat_interleave(heads // kv, dim=0) for x in (turn(k), v))
+        scores = turn(q) @ k.transpose(1, 2) / size**0.5
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+    def full(self, logits):
+        """Logits over the draft vocabulary [D] as logits over the target's."""
+        out = torch.full((self.config["vocab_size"],), -torch.inf)
+        out[self.d2t] = logits
+        return out
+
+    def chain(self, tokens, features, length, bias=None):
+        """The greedy chain below tokens[-1]: the target's true features of the tokens before it, then guesses."""
+        tokens, hidden, drafted = list(tokens[1:]), self.combine(features[: len(tokens) - 1]), []
+        for _ in range(length):
+            logits, out = self.forward(tokens, hidden)
+            row = self.full(logits[-1])
+            for token, value in (bias or {}).items():
+                row[token] += value
+            drafted.append(int(row.argmax()))
+            tokens, hidden = [*tokens, drafted[-1]], torch.cat([hidden, out[-1:]])
+        return drafted

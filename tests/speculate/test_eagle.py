@@ -1,0 +1,225 @@
+"""EAGLE heads through the engine: losslessness, and that nothing which the head guessed outlives the verdict."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope import Engine, SamplingParams
+from specscope.speculate import eagle
+from specscope.trace.plan import parse_plan
+from tests.heads import Reference, head_tensors, write_head
+
+PROMPTS = [
+    "abcabcabcab",
+    "hello hello hel",
+    "x",
+    "the cat sat on the mat, the cat",
+    "1 2 3 1 2 3 1 2",
+    "zzzz yyyy zzzz",
+]
+TREES = ["4", "3x3", "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "top:2x3", "dynamic:12,depth=4,top=3"]
+# Random models never agree. Under this bias, which moves both alike, four tokens are left and they agree now and then.
+# They are among what the EAGLE-3 head can draft.
+KNOWN = (head_tensors()["d2t"] + torch.arange(60)).tolist()
+BIAS = dict.fromkeys((KNOWN[11], KNOWN[23], KNOWN[37], KNOWN[48]), 1000)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Folders of heads by name."""
+    at = tmp_path_factory.mktemp("heads")
+    return {
+        "eagle3": write_head(at / "eagle3", head_tensors()),
+        "eagle3 whole": write_head(at / "whole", head_tensors(draft=300)),
+        "eagle1": write_head(at / "eagle1", head_tensors(version=1, bias=True)),
+        "one tap": write_head(at / "one", head_tensors(taps=1, draft=300), eagle_aux_hidden_state_layer_ids=[3]),
+    }
+
+
+@pytest.fixture(scope="module")
+def make(deep, heads):
+    def make(head="eagle3", tree="4", **more):
+        drafting = {"drafter": "eagle", "draft_model": str(heads[head]), "tree": tree} if head else {"drafter": "none"}
+        return Engine(target=str(deep), dtype="float32", **drafting, **{"kv_memory": 0.01, **more})
+
+    return make
+
+
+def greedy(bias=False, **more):
+    return SamplingParams(max_tokens=24, ignore_eos=True, logit_bias=BIAS if bias else {}, **more)
+
+
+@pytest.fixture(scope="module")
+def plain(make):
+    """The target's own greedy tokens, with and without the bias."""
+    engine = make(None)
+    return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("head", "tree"),
+    [*(("eagle3", tree) for tree in TREES), ("eagle3 whole", TREES[2]), ("eagle1", "4"), ("eagle1", TREES[4])],
+)
+def test_greedy_tokens_are_the_targets_own(make, plain, head, tree):
+    engine = make(head, tree)
+    results = engine.generate(PROMPTS * 2, [greedy()] * len(PROMPTS) + [greedy(bias=True)] * len(PROMPTS))
+    assert [r.token_ids for r in results] == plain[False] + plain[True]
+    drafted = [step for r in results for step in r.steps if len(step.tree)]
+    assert all(step.notes is not None and len(step.notes.prob) == len(step.tree) for step in drafted)
+    assert sum(r.acceptance.accepted for r in results) > 10
+    assert engine.runner.cache.pool.used == engine.drafter.cache.pool.used == 0
+    assert engine.drafter.states == engine.drafter._features == {}
+
+
+@pytest.mark.parametrize(
+    ("head", "tree", "chunk"), [("eagle3", TREES[4], 7), ("eagle3", "3x3", 512), ("eagle1", "4", 7)]
+)
+def test_greedy_tokens_do_not_depend_on_chunks(make, plain, monkeypatch, head, tree, chunk):
+    """A prompt fed in several steps, and its pairs in several passes of the head."""
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", chunk)
+    engine = make(head, tree, max_step_tokens=16, max_batch=2)
+    assert [r.token_ids for r in engine.generate(PROMPTS, greedy(bias=True))] == plain[True]
+
+
+@pytest.mark.parametrize(
+    ("head", "tree", "temperature"), [("eagle3", TREES[4], 0), ("eagle1", "4", 0), ("eagle3", "3x3", 0.8)]
+)
+def test_preemption_changes_nothing_but_time(make, plain, head, tree, temperature):
+    """Sampled too: coins follow from positions, so a request must draft where it would have drafted."""
+    params = [greedy(bias=True, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
+    engine = make(head, tree)
+    pool = engine.runner.cache.pool
+    hidden = pool.take(pool.blocks - 11)  # leave room for two requests or so
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    results = engine.generate(PROMPTS, params)
+    engine.close()
+    assert sum(len(r.preempted) for r in records) > 0
+    assert pool.used == len(hidden)
+    assert engine.drafter.cache.pool.used == 0
+    wanted = plain[True] if temperature == 0 else [r.token_ids for r in make(head, tree).generate(PROMPTS, params)]
+    assert [r.token_ids for r in results] == wanted
+
+
+def test_no_room_for_a_draft_costs_the_draft_alone(make, plain):
+    engine = make("eagle3", "dynamic:12,depth=4,top=3")
+    pool = engine.drafter.cache.pool
+    pool.take(pool.blocks - 6)
+    results = engine.generate(PROMPTS, greedy(bias=True))
+    assert [r.token_ids for r in results] == plain[True]
+    sizes = [len(step.tree) for r in results for step in r.steps if step.verdict]
+    assert 0 < sum(size > 0 for size in sizes) < len(sizes)
+
+
+def test_the_end_of_the_context_is_reached(make):
+    """Near the end no tree fits any more; features of the last steps go unused."""
+    params = SamplingParams(max_tokens=99, ignore_eos=True)
+    wanted, got = (make(head, "3x3").generate("a" * 470, params)[0] for head in (None, "eagle3"))
+    assert got.token_ids == wanted.token_ids
+    assert len(got.token_ids) == 512 - 470
+
+
+SAMPLED = [("eagle3", "3x3"), ("eagle3", TREES[4])]
+
+
+@pytest.fixture(scope="module")
+def sampling(make):
+    return {case: make(*case) for case in SAMPLED}
+
+
+def sampled(seed):
+    return SamplingParams(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True, logit_bias=BIAS)
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
+@given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
+@settings(max_examples=4)
+def test_a_seed_gives_its_tokens_whatever_the_batch(sampling, case, order, batch, budget):
+    engine, params = sampling[case], [sampled(i) for i in range(len(PROMPTS))]
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
+    alone = [engine.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = batch, budget
+    mixed = engine.generate([PROMPTS[i] for i in order], [params[i] for i in order])
+    assert [r.token_ids for r in mixed] == [alone[i].token_ids for i in order]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chunk_that_leaves_the_root_alone_changes_no_token(sampling, seed):
+    """17 tokens in chunks of 16: the root is fed alone, when the features before it are known already."""
+    engine, prompt = sampling["eagle3", "3x3"], "abcdefghijklmnopq"
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
+    whole = engine.generate(prompt, sampled(seed))[0]
+    engine.scheduler.max_step_tokens = 16
+    assert engine.generate(prompt, sampled(seed))[0].token_ids == whole.token_ids
+
+
+@pytest.fixture(scope="module")
+def hugging(deep):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle3 whole", "eagle1", "one tap"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_chain_is_what_the_head_says_of_true_features(make, heads, hugging, head, bias):
+    """Every drafted token against the head run densely, on what transformers says of the committed tokens.
+
+    It would differ as soon as a guessed hidden state, or that of a rejected token, stayed in the cache.
+    """
+    engine, length = make(head, "4", max_step_tokens=40), 4
+    results = engine.generate(PROMPTS, greedy(bias))
+    reference = Reference(heads[head], hugging.model.embed_tokens.weight, hugging.lm_head.weight)
+    taps = engine.drafter.taps
+    checked = set()
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        tokens = engine.encode(prompt)[1] + result.token_ids
+        with torch.inference_mode():
+            states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+            features = torch.cat([states[-1 if tap == "final" else tap][0] for tap in taps], dim=-1)
+            for step in (step for step in result.steps if len(step.tree)):
+                known = step.context_len + step.prefill_tokens + 1
+                wanted = reference.chain(tokens[:known], features, length, BIAS if bias else None)
+                assert step.tree.token.tolist() == wanted
+                checked.add(step.verdict.accepted)
+    assert checked >= ({0, 1, 2} if bias else {0})
+
+
+@pytest.mark.parametrize("tree", ["3x3", "dynamic:12,depth=4,top=3"])
+def test_a_tree_is_what_the_head_says_of_true_features(make, heads, hugging, tree):
+    """Each node's probability and score, from the dense head on the node's own path."""
+    engine = make("eagle3", tree)
+    (result,) = engine.generate("the cat", greedy())
+    reference = Reference(heads["eagle3"], hugging.model.embed_tokens.weight)
+    tokens = engine.encode("the cat")[1] + result.token_ids
+    with torch.inference_mode():
+        states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[tap][0] for tap in engine.drafter.taps], dim=-1)
+    for step in [step for step in result.steps if len(step.tree)][::9]:
+        known = step.context_len + step.prefill_tokens + 1
+        for node in range(len(step.tree)):
+            path, fed, hidden = step.tree.path_to(node), tokens[1:known], reference.combine(features[: known - 1])
+            score = 0.0
+            for at in path:
+                logits, out = reference.forward(fed, hidden)
+                token = int(step.tree.token[at])
+                prob = reference.full(logits[-1]).log_softmax(-1)[token]
+                score += float(prob.detach())
+                fed, hidden = [*fed, token], torch.cat([hidden, out[-1:]])
+            assert step.notes.prob[node] == pytest.approx(float(prob.exp()), rel=1e-3)
+            assert step.notes.score[node] == pytest.approx(score, rel=1e-3)
+
+
+def test_the_passes_of_a_draft_are_recorded(make):
+    engine = make("eagle3", "dynamic:12,depth=4,top=3")
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    engine.generate(PROMPTS[:2], greedy())
+    engine.close()
+    for record in records:
+        drafted = any(len(part.tree) for part in record.requests)
+        plan = parse_plan("dynamic:12,depth=4,top=3")
+        assert [p.name for p in record.passes] == [f"pass {i + 1}" for i in range(plan.max_depth * drafted)]
+        (draft,) = [phase for phase in record.phases if phase.name == "draft"]
+        assert all(draft.start_ns <= p.start_ns <= p.end_ns <= draft.end_ns for p in record.passes)

@@ -1,0 +1,118 @@
+"""The --tree grammar: what people write for static and dynamic trees, and what each costs a drafter."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace.plan import (
+    DEFAULT_DEPTH,
+    DEFAULT_TOP,
+    MAX_DEPTH,
+    MAX_TOP,
+    DynamicPlan,
+    StaticPlan,
+    parse_plan,
+)
+from specscope.trace.tree import MAX_NODES, ROOT, TreeShape, parse_tree
+from tests.trace.test_tree import shapes
+
+statics = st.builds(StaticPlan, shapes().map(lambda paths: parse_tree(str(paths))), st.booleans())
+dynamics = st.builds(DynamicPlan, st.integers(1, MAX_NODES), st.integers(1, MAX_DEPTH), st.integers(1, MAX_TOP)).filter(
+    lambda plan: plan.depth <= plan.nodes
+)
+
+
+@given(statics | dynamics)
+def test_plans_round_trip_through_their_strings(plan):
+    assert parse_plan(str(plan)) == plan
+    assert parse_plan(f"  {plan}\n") == plan
+
+
+@given(shapes())
+def test_a_static_tree_is_sampled_unless_it_says_top(paths):
+    plain = parse_plan(str(paths))
+    assert plain == parse_plan(f"sampled:{paths}") == StaticPlan(parse_tree(str(paths)))
+    assert parse_plan(f"top:{paths}") == StaticPlan(plain.shape, top=True) != plain
+
+
+def test_short_forms():
+    assert parse_plan("sampled:3x4") == parse_plan("3x4") == StaticPlan(TreeShape.fan(3, 4))
+    assert str(parse_plan("sampled:3x4")) == "3x4"
+    assert str(parse_plan("top:5")) == "top:5"
+    assert parse_plan("dynamic:24") == DynamicPlan(24, DEFAULT_DEPTH, DEFAULT_TOP)
+    assert parse_plan("dynamic:24,top=2") == DynamicPlan(24, DEFAULT_DEPTH, 2)
+    assert parse_plan("dynamic:24, depth=6, top=3") == DynamicPlan(24, 6, 3)
+    # Where the default depth is more than there are nodes, it is as deep as it can be.
+    assert parse_plan("dynamic:3") == DynamicPlan(3, 3, DEFAULT_TOP)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read the tree ''"),
+        ("   ", "cannot read the tree"),
+        ("dynamic", "cannot read the tree 'dynamic'"),
+        ("eagle:24", r"cannot read the tree 'eagle:24': it begins with dynamic:, top: or sampled:"),
+        (":5", "it begins with dynamic:, top: or sampled:"),
+        ("Top:5", "it begins with dynamic:, top: or sampled:"),
+        ("top:", "cannot read the tree ''"),
+        ("sampled:", "cannot read the tree ''"),
+        ("top:0", "no nodes"),
+        ("top:top:3", "cannot read the tree 'top:3'"),
+        ("top:dynamic:8", "cannot read the tree 'dynamic:8'"),
+        (f"sampled:{MAX_NODES + 1}", "the limit is 256"),
+        ("dynamic:", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:x", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:-1", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:24,top=4,depth=6", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:24,width=4", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:24,depth=6,depth=6", "write dynamic:NODES,depth=D,top=K"),
+        ("dynamic:0", "nodes must be between 1 and 256, not 0"),
+        (f"dynamic:{MAX_NODES + 1}", "nodes must be between 1 and 256, not 257"),
+        ("dynamic:24,depth=0", "depth must be between 1 and 32, not 0"),
+        (f"dynamic:200,depth={MAX_DEPTH + 1}", "depth must be between 1 and 32, not 33"),
+        ("dynamic:24,top=0", "top must be between 1 and 32, not 0"),
+        (f"dynamic:24,top={MAX_TOP + 1}", "top must be between 1 and 32, not 33"),
+        ("dynamic:4,depth=5", "4 nodes cannot be 5 deep"),
+    ],
+)
+def test_bad_plans_are_refused_clearly(text, message):
+    with pytest.raises(UserError, match=message) as error:
+        parse_plan(text)
+    assert "\n" not in str(error.value)
+
+
+@given(st.sampled_from(["", "dynamic:", "top:", "sampled:"]), st.text("0123456789,=xdepthop[]() :\n", max_size=25))
+def test_no_text_crashes_the_parser(prefix, text):
+    plan, problem = None, ""
+    try:
+        plan = parse_plan(prefix + text)
+    except UserError as error:
+        problem = str(error)
+    assert (plan is not None and 0 < plan.max_nodes <= MAX_NODES) or (problem and "\n" not in problem)
+
+
+@given(statics)
+def test_costs_of_a_static_tree(plan):
+    paths = [[node] for node in range(len(plan.shape))]
+    for path in paths:
+        while (above := plan.shape.parent[path[-1]]) != ROOT:
+            path.append(above)
+    assert plan.max_nodes == len(paths)
+    assert plan.max_depth == max(map(len, paths))
+    assert plan.max_fed == len({node for path in paths for node in path[1:]})
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 4))
+def test_costs_of_a_dynamic_tree(nodes, depth, top):
+    """By running the search without scores: every level gives `top` children to `top` nodes, the root's aside."""
+    plan = DynamicPlan(nodes, depth, top)
+    seen, fed, beam = 0, 0, [ROOT]
+    for level in range(depth):
+        fed += len(beam) if level else 0
+        found = [(above, rank) for above in beam for rank in range(top)]
+        seen += len(found)
+        beam = found[:top]
+    assert (plan.candidates, plan.max_fed, plan.max_depth) == (seen, fed, depth)
+    assert plan.max_nodes == min(nodes, seen)
