@@ -36,6 +36,7 @@ def examine() -> Iterator[Finding]:
     yield from (_package(name) for name in ("transformers", "textual", "opentelemetry-sdk", "gguf"))
     yield _package("matplotlib", "for specscope report --html: pip install 'specscope[html]'", needed=False)
     yield _model()
+    yield _head()
 
 
 def _version(name: str) -> str | None:
@@ -89,3 +90,12 @@ def _model() -> Finding:
     if found is not None:
         return Finding("default model", True, f"{NAME}, will be converted at the first start (20 s)")
     return Finding("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
+
+
+def _head() -> Finding:
+    from specscope.engine.config import DEFAULT_HEAD
+
+    if (DEFAULT_HEAD / "model.safetensors").exists():
+        return Finding("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
+    remedy = "the default drafter is ngram; specscope train eagle3 makes a head"
+    return Finding("default head", False, "not installed", remedy, needed=False)

@@ -90,6 +90,8 @@ def _make_drafter(
         return NoDrafter()
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
+    # A drafter feeds more nodes than are verified where the tree is dynamic: it shall not run out before the target.
+    blocks += config.max_batch * (plan.max_fed // BLOCK_SIZE + 2)
     if config.drafter == "eagle":
         head = load_head(config.head, target)
         return Eagle(HeadRunner(head, target.vocab_size, target.max_context, blocks), plan, target.max_context)
