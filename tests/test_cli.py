@@ -130,6 +130,23 @@ BAD = {
     "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
     "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
+    "adaptive without a dynamic tree": (["capture", "P", "-o", "O", "TINY", "--adaptive"], "needs a dynamic tree"),
+    "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),
+    "no such head": (
+        ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
+        "no EAGLE head",
+    ),
+    "unknown kind of tree": (["tree", "wide:3"], "it begins with dynamic:, top: or sampled:"),
+    "dynamic tree too deep": (["tree", "dynamic:24,depth=99"], "depth must be between 1 and 32"),
+    "training without data": (["train", "eagle3", "-o", "O"], "give either --data FILE or --self-synthesise N"),
+    "training on no file": (
+        ["train", "eagle3", "-o", "O", "--target", "DEEP", "--data", "./no.txt"],
+        "cannot read the data",
+    ),
+    "training a shallow target": (
+        ["train", "eagle3", "-o", "O", "--target", "SHALLOW", "--self-synthesise", "9"],
+        "takes features from three places and needs 6",
+    ),
     "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
     "tree the drafter cannot draw": (["capture", "P", "-o", "O", "--tree", "[(0,), (1,), (0, 0)]"], "WIDTHxDEPTH"),
     "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
@@ -152,13 +169,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, tmp_path):
+def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, deep, tmp_path):
     words, message = BAD[name]
     if "OTHER" in words:
         from tests.tiny import write_tiny_model
 
         write_tiny_model(tmp_path / "other", vocab=310)
-    swap = {"P": prompts, "O": tmp_path / "out.jsonl", "OTHER": tmp_path / "other"}
+    swap = {"P": prompts, "O": tmp_path / "out.jsonl", "OTHER": tmp_path / "other", "DEEP": deep, "SHALLOW": tiny}
     full = [w for word in words for w in (model if word == "TINY" else [swap.get(word, word)])]
     done = specscope(*full)
     assert done.returncode == 2, done.stderr
@@ -166,6 +183,15 @@ def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, tmp
     assert done.stderr.startswith("specscope: error: ")
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_tree_draws_shape_mask_and_costs():
+    done = specscope("tree", "[(0,), (1,), (0, 0)]")
+    assert done.returncode == 0
+    assert "├─ 0  0\n│  └─ 2  0,0\n└─ 1  1" in done.stdout
+    assert "   2        ■ · ■" in done.stdout
+    assert "4 rows a request" in done.stdout
+    assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
 
 
 def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, model, tmp_path):

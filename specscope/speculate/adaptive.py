@@ -102,12 +102,17 @@ class Sizer:
         recent = self._recent.get(request)
         if recent is None:
             return
-        recent.idle = 0 if len(tree) else recent.idle + 1
-        for depth in range(min(tree.max_depth, len(recent.reach))):
-            hit = 1.0 if verdict.accepted > depth else 0.0
-            recent.reach[depth] += WEIGHT * (hit - recent.reach[depth])
-        for depth in range(max(tree.max_depth, 1), len(recent.reach)):  # no level is reached oftener than the one above
-            recent.reach[depth] = min(recent.reach[depth], recent.reach[depth - 1])
+        if not len(tree):
+            recent.idle += 1
+            return
+        recent.idle, reach = 0, recent.reach
+        for depth in range(len(reach)):
+            if depth < tree.max_depth:
+                seen = 1.0 if verdict.accepted > depth else 0.0
+            else:  # not drafted: as likely, given the level above, as that was given the one above it
+                above = reach[depth - 2] if depth > 1 else 1.0
+                seen = min(reach[depth - 1] ** 2 / max(above, 1e-9), reach[depth - 1])
+            reach[depth] += WEIGHT * (seen - reach[depth])
 
     def timed(self, rows: int, step_s: float, batch: int, passes: int, draft_s: float) -> None:
         """Note a step that only decoded: seconds without drafting, by rows; seconds of drafting, by requests."""
