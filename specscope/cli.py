@@ -222,7 +222,7 @@ def bench(context: click.Context) -> None:
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
 @engine_options
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s beside transformers' generate(): batch 1, batch 8, and n-gram on copy-heavy prompts."""
+    """Tokens/s beside transformers' generate() at batch 1 and 8; n-gram where text is copied; the default head."""
     from specscope.bench.cpu import run_cpu
 
     run_cpu(engine_config(flags), rounds, json_file)

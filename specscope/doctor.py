@@ -93,9 +93,9 @@ def _model() -> Finding:
 
 
 def _head() -> Finding:
-    from specscope.engine.config import DEFAULT_HEAD
+    from specscope.engine.config import DEFAULT_HEAD, is_head
 
-    if (DEFAULT_HEAD / "model.safetensors").exists():
+    if is_head(DEFAULT_HEAD):
         return Finding("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
     remedy = "the default drafter is ngram; specscope train eagle3 makes a head"
     return Finding("default head", False, "not installed", remedy, needed=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,36 +13,12 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.errors import UserError
+from specscope.interrupt import INTERRUPTED, interruptible
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
 from specscope.trace.stats import Acceptance
-
-INTERRUPTED = 130
-
-
-class _Interrupt:
-    """Ctrl-C once ends the run after the current step; twice, at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def _interruptible() -> Iterator[_Interrupt]:
-    handler = _Interrupt()
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield handler
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def capture_run(
@@ -61,7 +35,7 @@ def capture_run(
     assert options.capture is not None
     _check_writable(options.capture)
     total = Acceptance()
-    with _interruptible() as interrupt, _bar(console, len(specs)) as progress:
+    with interruptible() as interrupt, _bar(console, len(specs)) as progress:
         engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in enumerate(specs, 1):

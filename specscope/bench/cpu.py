@@ -34,8 +34,10 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
     console = Console()
     console.print("loading the engine for each drafter, and generate()", style="dim")
-    plain = Engine(dataclasses.replace(config, drafter="none", tree=None))
-    ngram = Engine(dataclasses.replace(config, drafter="ngram", tree=config.tree or NGRAM_TREE))
+    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False)
+    plain = Engine(bare)
+    ngram = Engine(dataclasses.replace(bare, drafter="ngram", tree=NGRAM_TREE))
+    eagle = Engine(config) if config.drafter == "eagle" else None
     peer = Peer(config)
     comparisons = [
         _batch(1, plain, peer, rounds, console),
@@ -43,8 +45,7 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
         *_copying(plain, ngram, peer, rounds, console),
     ]
     phases = PhaseTimes()
-    if config.target is None or config.drafter == "eagle":
-        eagle = Engine(dataclasses.replace(config, drafter="eagle"))
+    if eagle is not None:
         comparisons.append(_unseen(plain, eagle, phases, rounds, console))
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)

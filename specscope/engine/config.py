@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from specscope.trace.tree import ROOT
 DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {"eagle": "dynamic:16", "ngram": "3x5", "draft_model": "5"}
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds an EAGLE-3 head, by its config. The config of an older head is a plain model's."""
+    try:
+        raw = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "draft_vocab_size" in raw
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,8 @@ class EngineConfig:
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
         if self.draft_model is not None:
-            return "draft_model"
-        return "eagle" if self.target is None and DEFAULT_HEAD.is_dir() else "ngram"
+            return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
+        return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
 
     @property
     def head(self) -> str:

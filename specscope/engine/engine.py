@@ -19,7 +19,7 @@ from specscope.engine.result import Chunk, Result
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.speculate.adaptive import Sizer
+from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafter import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
@@ -46,7 +46,7 @@ class _Step:
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
-    sizing: dict[str, str] = field(default_factory=dict)  # by request: why its tree has its size
+    sizes: dict[str, Size] = field(default_factory=dict)  # by request, where sizes are adaptive
 
 
 class Engine:
@@ -181,20 +181,12 @@ class Engine:
             start = time.time_ns()
             phase(now)
             now.phases.append(Phase(name, start, max(time.time_ns(), start)))
-        if self.sizer is not None:
-            self._time(self.sizer, now)
         record = self._record(now)
+        if self.sizer is not None:
+            self.sizer.note(record)
         self.steps += 1
         self.bus.publish(record)
         return record
-
-    def _time(self, sizer: Sizer, now: _Step) -> None:
-        """Tell the sizer what the step cost, where it only decoded."""
-        if any(part.feed > 1 or not part.decodes for part in now.plan.parts) or not now.plan.parts:
-            return
-        seconds = {phase.name: (phase.end_ns - phase.start_ns) / 1e9 for phase in now.phases}
-        rows, drafting = sum(1 + len(draft.tree) for draft in now.drafts), seconds.pop("draft")
-        sizer.timed(rows, sum(seconds.values()), len(now.drafts), len(now.passes), drafting)
 
     def _schedule(self, now: _Step) -> None:
         now.plan = self.scheduler.schedule(time.time_ns())
@@ -209,7 +201,7 @@ class Engine:
         """Trees for the requests that decode in this step and have room for one in their context."""
         fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
         able = [self._context(part.request, sum(fits)) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
-        now.sizing = {context.request: context.size.reason for context in able if context.size is not None}
+        now.sizes = {context.request: context.size for context in able if context.size is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
@@ -256,7 +248,7 @@ class Engine:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
             if self.drafter.taps:
                 self._show_features(part, verdict, now.features[i])
-            now.parts.append(self._commit_one(part, draft, verdict, now.sizing.get(part.request.id, "")))
+            now.parts.append(self._commit_one(part, draft, verdict, now.sizes.get(part.request.id)))
             if part.request.finish is not None:
                 self._retire(part.request)
                 now.finished.append(part.request)
@@ -266,14 +258,12 @@ class Engine:
         rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
         self.drafter.observe(part.request.id, part.request.computed, features[rows])
 
-    def _commit_one(self, part: Scheduled, draft: Draft, verdict: Verdict | None, sizing: str) -> RequestStep:
+    def _commit_one(self, part: Scheduled, draft: Draft, verdict: Verdict | None, size: Size | None) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         request, start = part.request, part.request.computed
         emitted = 0
         request.computed += part.feed
         if verdict is not None:
-            if self.sizer is not None:
-                self.sizer.learn(request.id, draft.tree, verdict)
             if len(draft.tree):
                 self.drafter.commit(request.context, draft.tree, verdict)
             self._keep_path(request, verdict)
@@ -289,7 +279,7 @@ class Engine:
             verdict=verdict,
             emitted=emitted,
             notes=draft.notes,
-            sizing=sizing,
+            sizing=size.reason if size is not None and bool(size.depth) == bool(len(draft.tree)) else "",
         )
         request.steps += 1
         return step

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specscope.errors import UserError
-from specscope.model.eagle_head import EagleHead
+from specscope.model.eagle_head import EagleHead, llama_config
 from specscope.model.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel, first_line
 
@@ -58,6 +59,7 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
             "such a head needs embed_tokens of its own"
         )
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    head.rotary = LlamaRotaryEmbedding(llama_config(config)).to(target.device)  # its frequencies stay float32
     lm_head = head.lm_head if version == 3 else target.output
     return LoadedHead(head, embedding, lm_head, path.resolve().name)
 

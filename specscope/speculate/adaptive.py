@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import Verdict
+from specscope.trace.records import Phase, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
 
 WEIGHT = 0.08  # of the newest step in a request's averages: about the last dozen count
 COST_WEIGHT = 0.02  # of the newest step in the measured costs
 PRIOR = 0.6  # acceptance of a level, given the one above, before anything is known
+OUTLIER = 5  # a pass that takes so many times what is known fed more than a tree
 PROBE_EVERY = 24  # steps without drafts after which a request tries again
 PROBE_DEPTH = 2
 
@@ -28,6 +29,10 @@ class Size:
     depth: int  # 0: nothing
     nodes: int
     reason: str  # for the evidence
+
+
+def _seconds(phase: Phase) -> float:
+    return (phase.end_ns - phase.start_ns) / 1e9
 
 
 @dataclass
@@ -83,7 +88,8 @@ class Sizer:
         if self._pass.weight == 0 or self._step.weight == 0:
             return Size(self.plan.depth, self.plan.max_nodes, "the whole tree: costs are not known yet")
         if recent.idle >= PROBE_EVERY:
-            return Size(PROBE_DEPTH, self.nodes(PROBE_DEPTH), f"a probe after {recent.idle} steps without drafts")
+            depth = min(PROBE_DEPTH, self.plan.depth)
+            return Size(depth, self.nodes(depth), f"a probe after {recent.idle} steps without drafts")
         gains = [1 + sum(recent.reach[:depth]) for depth in range(self.plan.depth + 1)]
         costs = [self._cost(depth, batch) for depth in range(self.plan.depth + 1)]
         best = max(range(self.plan.depth + 1), key=lambda depth: gains[depth] / costs[depth])
@@ -114,11 +120,26 @@ class Sizer:
                 seen = min(reach[depth - 1] ** 2 / max(above, 1e-9), reach[depth - 1])
             reach[depth] += WEIGHT * (seen - reach[depth])
 
-    def timed(self, rows: int, step_s: float, batch: int, passes: int, draft_s: float) -> None:
-        """Note a step that only decoded: seconds without drafting, by rows; seconds of drafting, by requests."""
+    def note(self, record: StepRecord) -> None:
+        """Learn from a step: what became of its drafts, and what it cost where it only decoded."""
+        for part in record.requests:
+            if part.verdict is not None:
+                self.learn(part.request, part.tree, part.verdict)
+        if not record.requests or any(part.prefill_tokens or part.verdict is None for part in record.requests):
+            return
+        seconds = {phase.name: _seconds(phase) for phase in record.phases}
+        drafting = seconds.pop("draft")
+        if len(record.passes) > 1:  # the first pass may also feed a whole prompt, and says nothing of the others
+            drafting = (drafting - _seconds(record.passes[0])) / (len(record.passes) - 1)
+        rows = sum(1 + len(part.tree) for part in record.requests)
+        self.timed(rows, sum(seconds.values()), len(record.requests), drafting if record.passes else None)
+
+    def timed(self, rows: int, step_s: float, batch: int, pass_s: float | None) -> None:
+        """Note costs: seconds of a step without drafting, by rows; seconds of a pass, by requests, None without."""
         self._step.add(rows, step_s)
-        if passes:
-            self._pass.add(batch, draft_s / passes)
+        known = self._pass.at(batch)
+        if pass_s is not None and (known == 0 or pass_s < OUTLIER * known):
+            self._pass.add(batch, pass_s)
 
     def forget(self, request: str) -> None:
         """A request ended."""

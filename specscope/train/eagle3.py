@@ -169,9 +169,7 @@ def new_head(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
         _start_from_the_last_tap(head, data, samples)
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
-    draft_of = torch.full((target.vocab_size,), -1, dtype=torch.int64, device=chosen.device)
-    draft_of[chosen] = torch.arange(size, device=chosen.device)
-    return head, Heads(target.embedding.weight.float(), rows, draft_of)
+    return head, Heads(target.embedding.weight.float(), rows)
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:

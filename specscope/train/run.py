@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specscope.errors import UserError
+from specscope.interrupt import INTERRUPTED, Interrupt, StoppedError, interruptible
 from specscope.model.features import Tap, published_taps
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
@@ -23,6 +25,7 @@ from specscope.train.shards import Shards, ShardWriter, shard_files
 from specscope.train.synthesise import Synthesiser
 from specscope.train.texts import run_texts
 
+ROWS, LONGEST = 64, 320  # what the command does unless it is told otherwise
 EVERY = 100  # optimiser steps between two saves, each with held-out figures
 LONGEST_OPENING = 256  # tokens of a chat template's opening and an opener
 
@@ -45,17 +48,19 @@ class Task:
 def train(task: Task) -> int:
     """Make what is missing of data, training and README; returns the exit code: 0, or 130 after Ctrl-C."""
     console = Console(stderr=True)
+    if task.out.exists() and not task.out.is_dir():
+        raise UserError(f"{task.out} is a file: -o takes a folder")
     try:
-        with _bar(console) as progress:
+        with interruptible() as interrupt, _bar(console, interrupt) as progress:
             progress("loading the target", 0, 1)
             device = pick_device(task.device)
             target = load_model(task.target, device, pick_dtype(task.dtype, device))
             folder = _data(task, target, progress)
             training = Training(target, Shards(folder), task.recipe, task.out)
             figures = _train(training, progress)
-    except KeyboardInterrupt:
+    except (StoppedError, KeyboardInterrupt):
         console.print("stopped; the same command goes on from here", highlight=False)
-        return 130
+        return INTERRUPTED
     (task.out / "README.md").write_text(_readme(task, training, figures), "utf-8")
     first = ", ".join(f"{x:.2f}" for x in figures["first"])
     console.print(f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}")
@@ -63,7 +68,8 @@ def train(task: Task) -> int:
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+def _bar(console: Console, interrupt: Interrupt) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar's update. It is called where the work is whole, and raises StoppedError where asked to."""
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -74,7 +80,12 @@ def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     )
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         one = bar.add_task("starting", total=1)
-        yield lambda text, done, total: bar.update(one, description=text, completed=done, total=total)
+
+        def progress(text: str, done: int, total: int) -> None:
+            bar.update(one, description=text, completed=done, total=total)
+            interrupt.check()
+
+        yield progress
 
 
 def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], None]) -> Path:
@@ -82,8 +93,13 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
     folder = task.out / "data"
     taps: tuple[Tap, ...] = (*published_taps(len(target.layers)), "final")
     done = folder / "done"
-    source = "" if task.data is None else str(task.data.resolve())
-    about = {"target": target.revision, "taps": list(taps), "source": source, "seed": task.recipe.seed}
+    about = {
+        "target": target.revision,
+        "taps": list(taps),
+        "source": "" if task.data is None else _digest(task.data),
+        "longest": task.longest,
+        "seed": task.recipe.seed,
+    }
     writer = ShardWriter(folder, about)
     have = Shards(folder).tokens if shard_files(folder) else 0
     if done.exists() and (task.data is not None or have >= task.tokens):
@@ -106,13 +122,20 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
         synthesiser = Synthesiser(runner, tokenizer, rows=task.rows, longest=task.longest, seed=seed)
         try:
             synthesiser.write(task.tokens - have, writer, more)
-        except KeyboardInterrupt:
+        except StoppedError:
             writer.flush()
             raise
     if not shard_files(folder):
         raise UserError(f"{task.data} holds no text of at least 4 tokens")
     done.touch()
     return folder
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read the data {path}: {error.strerror}") from error
 
 
 def _train(training: Training, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
@@ -127,7 +150,7 @@ def _train(training: Training, progress: Callable[[str, int, int], None]) -> dic
                 held_out = "; held out " + " ".join(f"{x:.2f}" for x in figures["first"])
             loss = " ".join(f"{x:.2f}" for x in outcome.by_step)
             progress(f"step {training.step} of {training.total}, loss {loss}{held_out}", training.step, training.total)
-    except KeyboardInterrupt:
+    except StoppedError:
         training.save()
         raise
     if figures is None or figures["step"] != training.step:
@@ -144,6 +167,8 @@ def _readme(task: Task, training: Training, figures: dict[str, Any]) -> str:
     for name, value in asdict(task.recipe).items():
         if value != getattr(Recipe(), name):
             command += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value, usual in (("--rows", task.rows, ROWS), ("--longest", task.longest, LONGEST)):
+        command += [] if value == usual else [name, str(value)]
     command += ["-o", task.out.name]
     rows = "\n".join(
         f"| {i} | {first:.3f} | {among:.3f} |"
@@ -151,6 +176,7 @@ def _readme(task: Task, training: Training, figures: dict[str, Any]) -> str:
     )
     config = training.head.config
     parameters = sum(p.numel() for p in training.head.parameters())
+    target = "" if task.target is None else f"--target {shlex.quote(task.target)} "
     source = "its own instructions and answers" if task.data is None else f"{task.data.name}"
     return f"""# EAGLE-3 head for {training.target.name}
 
@@ -174,5 +200,5 @@ before it are right:
 
 `training.jsonl` holds these figures along the way. Use it with
 
-    specscope run --drafter eagle --draft-model {task.out.name}
+    specscope run {target}--drafter eagle --draft-model {task.out.name}
 """

@@ -75,7 +75,6 @@ class Shards:
         self.files = shard_files(folder)
         if not self.files:
             raise UserError(f"{folder} holds no training data")
-        self.about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
         self._spans: list[tuple[int, int, int]] = []  # file, start, end of each sample
         try:
             self._open: list[Any] = [safe_open(file, framework="pt") for file in self.files]

@@ -25,6 +25,7 @@ INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
 LONGEST_INSTRUCTION = 160  # tokens; a longer one is given up
 SHORTEST_INSTRUCTION = 4
+LEAST_ROOM = 16  # tokens beside template and opener
 OPENED = 0.5  # of the instructions begin with one of OPENERS, so that no common kind is rare
 OPENERS = (
     "Write a Python function that", "Write a short story about", "Summarize the following text:", "Solve this problem:",
@@ -87,6 +88,9 @@ class Synthesiser:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.openers: list[list[int]] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in OPENERS]
+        room = longest - len(self.turns.opening) - len(self.turns.answer) - max(map(len, self.openers))
+        if room < LEAST_ROOM:
+            raise UserError(f"--longest {longest} leaves {room} tokens to write after the chat template: raise it")
         self._opening = _Writing(BlockTable(), list(self.turns.opening), 0, 1.0, False, len(self.turns.opening))
         self._opening_features = self._feed([self._opening])[1][0]
 

@@ -40,7 +40,7 @@ def read_texts(path: Path, tokenizer: Any) -> Iterator[Text]:  # noqa: ANN401
     if not content.lstrip().startswith("{"):
         yield from (Text("", part) for part in content.split("\n\n") if part.strip())
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
                 yield _text(json.loads(line), tokenizer)
@@ -53,7 +53,7 @@ def _text(values: Any, tokenizer: Any) -> Text:  # noqa: ANN401
         raise UserError("this is not a JSON object")
     if isinstance(values.get("text"), str) and values["text"]:
         return Text("", values["text"])
-    messages = values.get("messages")
+    messages: Any = values.get("messages")
     if isinstance(values.get("prompt"), str) and isinstance(values.get("response"), str):
         messages = [
             {"role": "user", "content": values["prompt"]},
@@ -61,7 +61,8 @@ def _text(values: Any, tokenizer: Any) -> Text:  # noqa: ANN401
         ]
         if not tokenizer.chat_template:
             return Text(values["prompt"], values["response"])
-    if not isinstance(messages, list) or len(messages) < 2 or messages[-1].get("role") != "assistant":
+    good = isinstance(messages, list) and len(messages) > 1 and all(isinstance(m, dict) for m in messages)
+    if not good or messages[-1].get("role") != "assistant":
         raise UserError('give "text", "prompt" and "response", or "messages" that end with the assistant\'s')
     if not tokenizer.chat_template:
         raise UserError("messages need a target with a chat template")

@@ -44,10 +44,9 @@ class Outcome:
 class Heads:
     """The tensors that training needs of a target besides the data: embedding and the rows of its head."""
 
-    def __init__(self, embedding: Tensor, rows: Tensor, draft_of: Tensor) -> None:
+    def __init__(self, embedding: Tensor, rows: Tensor) -> None:
         self.embedding = embedding  # [V, width]
         self.rows = rows  # [draft vocabulary, width] of the target's head
-        self.draft_of = draft_of  # int64 [V] the draft token of each token, -1 where it has none
 
 
 def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> Outcome:
@@ -71,7 +70,7 @@ def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> Outcom
         counts = _ahead(batch.real & batch.learn, shift)
         rows = logits[counts]
         p, choice = _ahead(wanted, shift)[counts], _ahead(best, shift)[counts]
-        losses.append(-(p * rows.log_softmax(-1)).sum(-1).mean())
+        losses.append(-(p * rows.log_softmax(-1)).sum() / max(len(rows), 1))
         with torch.no_grad():
             top = rows.topk(4, dim=-1).indices == choice[:, None]
         positions.append(len(rows))
@@ -84,7 +83,7 @@ def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> Outcom
 
 def _ahead(x: Tensor, by: int) -> Tensor:
     """x [B, T, ...] seen `by` positions further on; zeros where it ends."""
-    return functional.pad(x[:, by:], (0, 0) * (x.dim() - 2) + (0, by))
+    return functional.pad(x[:, by:], (0, 0) * (x.dim() - 2) + (0, min(by, x.shape[1])))
 
 
 class _Cache:

@@ -27,7 +27,7 @@ def measured(base, slope, per_pass):
     """A sizer that has seen steps of these costs in seconds."""
     sizer = Sizer(PLAN)
     for rows in (1, 4, 7, 10, 13):
-        sizer.timed(rows, base + slope * rows, 1, 3, 3 * per_pass)
+        sizer.timed(rows, base + slope * rows, 1, per_pass)
     return sizer
 
 
@@ -104,6 +104,11 @@ def test_an_engine_with_adaptive_sizes_is_lossless_and_says_why(deep, tmp_path):
     engine = Engine(drafter="eagle", draft_model=str(folder), tree="dynamic:8", adaptive=True, **common)
     found = engine.generate(["hello", "what is this"], params)
     assert [r.token_ids for r in found] == [r.token_ids for r in plain]
-    judged_steps = [step for result in found for step in result.steps if step.verdict is not None][2:]
-    assert all(step.sizing for step in judged_steps)
-    assert {len(step.tree) for step in judged_steps} != {8}
+    # The prompt's last token is never drafted from, whatever the sizer says: nothing is to be explained there.
+    first = [next(step for step in result.steps if step.verdict is not None) for result in found]
+    later = [
+        step for result in found for step in result.steps if step.verdict is not None and step.index > first[0].index
+    ]
+    assert not any(step.sizing or len(step.tree) for step in first)
+    assert all(step.sizing for step in later)
+    assert {len(step.tree) for step in later} != {8}

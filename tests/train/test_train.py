@@ -22,7 +22,7 @@ from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.ttt import forward
 
-RECIPE = Recipe(draft_vocab=120, steps=3, epochs=2, batch_tokens=256, learning_rate=3e-3)
+RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def data(deep, target, tmp_path_factory):
     """Some 6,000 tokens that the tiny target wrote."""
     folder = tmp_path_factory.mktemp("data")
     runner = ModelRunner(target, 200, (*published_taps(7), "final"))
-    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=60, seed=1)
+    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=100, seed=1)
     made = []
     writer.write(6000, ShardWriter(folder, {"made": "here"}), made.append)
     shards = Shards(folder)
@@ -61,7 +61,7 @@ def test_what_the_target_writes_comes_with_its_true_features(deep, data):
 def test_greedy_answers_are_the_targets_own(deep, target, tmp_path):
     """With temperature 0 everywhere, every learnt token is the argmax after the tokens before it."""
     runner = ModelRunner(target, 100, (*published_taps(7), "final"))
-    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=3, longest=50, seed=2)
+    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=3, longest=100, seed=2)
     writer.turns = Turns(writer.turns.opening, [], (2,))  # no template: it simply goes on
     writer.random.choice = lambda options: 0.0 if isinstance(options[0], float) else options[0]
     writer.random.random = lambda: 1.0
@@ -206,8 +206,8 @@ def command(*words):
 
 def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     out = tmp_path / "head"
-    how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 4000, "-o", out, "--draft-vocab", 150]
-    how += ["--epochs", 6, "--batch-tokens", 128, "--rows", 8, "--longest", 60]
+    how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 5000, "-o", out, "--draft-vocab", 150]
+    how += ["--epochs", 6, "--batch-tokens", 128, "--rows", 8, "--longest", 100]
     first = command(*how)
     while not (out / "data" / "shard-00000.safetensors").exists() and first.poll() is None:
         time.sleep(0.05)
@@ -219,7 +219,7 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     error = second.communicate(timeout=120)[1]
     assert second.returncode == 0, error
     text = (out / "README.md").read_text()
-    assert "--self-synthesise 4000" in text
+    assert "--self-synthesise 5000" in text
     assert "| 3 |" in text
     lines = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
     assert lines[-1]["tokens"] > 10_000
@@ -229,6 +229,24 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     (a,), (b,) = (engine.generate("hello there", params) for engine in (plain, eagle))
     assert a.token_ids == b.token_ids
     assert b.acceptance.drafted > 0
+
+
+def test_too_little_room_is_refused_at_once(deep, target):
+    runner = ModelRunner(target, 20, (*published_taps(7), "final"))
+    with pytest.raises(UserError, match="raise it"):
+        Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=1, longest=40, seed=0)
+
+
+def test_short_sequences_do_not_poison_the_loss(data, target, tmp_path):
+    """Sequences with fewer tokens than steps give nothing to later steps, not NaN."""
+    training = Training(target, data, RECIPE, tmp_path)
+    batch = training.padded([0])
+    short = type(batch)(
+        batch.tokens[:, :2], batch.real[:, :2], batch.learn[:, :2], batch.features[:, :2], batch.final[:, :2]
+    )
+    outcome = forward(training.head, training.heads, short, 5)
+    outcome.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in training.head.parameters())
 
 
 def test_a_file_of_texts_trains_too(deep, tmp_path):
