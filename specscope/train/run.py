@@ -20,9 +20,10 @@ from specscope.model.features import Tap, published_taps
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.model.runner import ModelRunner
+from specscope.train.card import card
 from specscope.train.eagle3 import Recipe, Training
 from specscope.train.shards import Shards, ShardWriter, shard_files
-from specscope.train.synthesise import Synthesiser
+from specscope.train.synthesise import ANSWER_TEMPERATURES, INSTRUCTION_TEMPERATURES, OPENED, OPENERS, Synthesiser
 from specscope.train.texts import run_texts
 
 ROWS, LONGEST = 64, 320  # what the command does unless it is told otherwise
@@ -61,7 +62,7 @@ def train(task: Task) -> int:
     except (StoppedError, KeyboardInterrupt):
         console.print("stopped; the same command goes on from here", highlight=False)
         return INTERRUPTED
-    (task.out / "README.md").write_text(_readme(task, training, figures), "utf-8")
+    (task.out / "README.md").write_text(card(training, _command(task), _source(task)), "utf-8")
     first = ", ".join(f"{x:.2f}" for x in figures["first"])
     console.print(f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}")
     return 0
@@ -159,46 +160,27 @@ def _train(training: Training, progress: Callable[[str, int, int], None]) -> dic
     return figures
 
 
-def _readme(task: Task, training: Training, figures: dict[str, Any]) -> str:
-    """What the head is, how it was made, and how well it does."""
-    command = ["specscope", "train", "eagle3"]
-    command += [] if task.target is None else ["--target", task.target]
-    command += ["--data", str(task.data)] if task.data is not None else ["--self-synthesise", str(task.tokens)]
+def _command(task: Task) -> str:
+    """The command that makes the same head."""
+    words = ["specscope", "train", "eagle3"]
+    words += [] if task.target is None else ["--target", task.target]
+    words += ["--data", str(task.data)] if task.data is not None else ["--self-synthesise", str(task.tokens)]
     for name, value in asdict(task.recipe).items():
         if value != getattr(Recipe(), name):
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name, value, usual in (("--rows", task.rows, ROWS), ("--longest", task.longest, LONGEST)):
-        command += [] if value == usual else [name, str(value)]
-    command += ["-o", task.out.name]
-    rows = "\n".join(
-        f"| {i} | {first:.3f} | {among:.3f} |"
-        for i, (first, among) in enumerate(zip(figures["first"], figures["among"], strict=True), 1)
+        words += [] if value == usual else [name, str(value)]
+    return shlex.join([*words, "-o", task.out.name])
+
+
+def _source(task: Task) -> str:
+    """Where the data came from."""
+    if task.data is not None:
+        return f"the texts of {task.data.name}, over which the target was run"
+    hot = ", ".join(map(str, INSTRUCTION_TEMPERATURES))
+    then = ", ".join(map(str, ANSWER_TEMPERATURES))
+    return (
+        "the target's own writing. It continues its chat template's opening with an\n"
+        f"instruction (at a temperature of {hot}; {OPENED:.0%} begin with one of {len(OPENERS)} common openers), then\n"
+        f"answers it (at {then}, evenly), up to {task.longest} tokens in all"
     )
-    config = training.head.config
-    parameters = sum(p.numel() for p in training.head.parameters())
-    target = "" if task.target is None else f"--target {shlex.quote(task.target)} "
-    source = "its own instructions and answers" if task.data is None else f"{task.data.name}"
-    return f"""# EAGLE-3 head for {training.target.name}
-
-One decoder layer over what enters layers {", ".join(map(str, config.taps))} of the target; {parameters / 1e6:.1f} M
-parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of the published EAGLE-3 checkpoints.
-
-Made by:
-
-    {shlex.join(command)}
-
-Data: {training.data.tokens:,} tokens in {len(training.data):,} sequences ({source}), of which every 40th sequence was
-held out. Trained on {training.seen:,} tokens in {training.step:,} steps, {training.seconds / 60:.0f} minutes on
-{training.target.device.type}. Seed {task.recipe.seed}.
-
-Held out: how often the target's likeliest token is the head's first choice, and among its first four, when the tokens
-before it are right:
-
-| position | first | among four |
-|---|---|---|
-{rows}
-
-`training.jsonl` holds these figures along the way. Use it with
-
-    specscope run {target}--drafter eagle --draft-model {task.out.name}
-"""
