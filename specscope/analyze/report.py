@@ -266,16 +266,24 @@ def _engine(history: History) -> EngineFigures:
 
 
 def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
+    """The phases of all steps, the drafter's passes below `draft`; shares are of the phases' time."""
     spent: dict[str, list[int]] = {name: [] for name in PHASES}
+    passes: dict[str, list[int]] = {}
     for step in steps:
-        for phase in step.phases:
-            spent.setdefault(phase.name, []).append(phase.end_ns - phase.start_ns)
+        for phases, into in ((step.phases, spent), (step.passes, passes)):
+            for phase in phases:
+                into.setdefault(phase.name, []).append(phase.end_ns - phase.start_ns)
     total = sum(map(sum, spent.values()))
-    return [
-        PhaseTime(name, len(ns), median(ns) / 1e6, sum(ns) / 1e9, sum(ns) / total if total else None)
-        for name, ns in spent.items()
-        if ns
-    ]
+
+    def time(name: str, ns: Sequence[int]) -> PhaseTime:
+        return PhaseTime(name, len(ns), median(ns) / 1e6, sum(ns) / 1e9, sum(ns) / total if total else None)
+
+    found: list[PhaseTime] = []
+    for name, ns in spent.items():
+        found += [time(name, ns)] if ns else []
+        if name == "draft":
+            found += [time(f"draft, {one}", ns) for one, ns in passes.items()]
+    return found
 
 
 def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
