@@ -8,7 +8,6 @@ import torch
 import transformers as t
 from torch import nn
 
-from specscope.model import fuse as fuse_module
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, looks_alike
@@ -53,6 +52,14 @@ def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows)
     joined = PackedLinear(parts, pack=pack)
     assert close(joined(x), wanted)
     assert close(joined(x[None]), wanted[None])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_float32_is_packed_without_mkl_as_well(rows, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    parts = linears(torch.float32, True, 64, 16)
+    x = torch.randn(rows, 48)
+    assert close(PackedLinear(parts, pack=True)(x), torch.cat([part(x) for part in parts], dim=-1))
 
 
 def test_joined_weights_are_held_once():
@@ -191,4 +198,3 @@ def test_hooks_on_a_fused_layer_still_see_it():
 
 def test_every_family_is_listed_or_partly_fused():
     assert set(WHOLLY_FUSED) | set(LEFT_ALONE) <= set(CONFIGS)
-    assert max(linear_module.PLAIN_ROWS.values()) < fuse_module.ROWS, "a trial must take the packed path"
