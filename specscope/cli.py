@@ -228,6 +228,18 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
     run_cpu(engine_config(flags), rounds, json_file)
 
 
+@bench.command("peers")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment that has vLLM.")
+@engine_options
+def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Tokens/s at batch 1 beside transformers' generate() and, where it is found, vLLM."""
+    from specscope.bench.peers import run_peers
+
+    run_peers(engine_config(flags), vllm, rounds, json_file)
+
+
 @bench.command("observe")
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specscope.engine.config import DRAFTERS, EngineConfig
+from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 from specscope.trace.spans import Level
@@ -17,12 +17,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _ENGINE = [
     click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
-    click.option("--drafter", type=click.Choice(DRAFTERS), help="What guesses.  [default: eagle; ngram with --target]"),
+    click.option(
+        "--drafter",
+        metavar="DRAFTER",
+        help="eagle, ngram, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
+    ),
     click.option("--draft-model", metavar="MODEL", help="An EAGLE head, a smaller model, or self:N (first N layers)."),
     click.option("--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', dynamic:16: see specscope tree -h."),
     click.option("--adaptive", is_flag=True, default=None, help="Let depth and nodes follow acceptance and costs."),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
+    click.option(
+        "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton: GPU kernels.  [default: auto]"
+    ),
     click.option("--max-batch", type=int, metavar="N", help="Requests at once.  [default: 8]"),
     click.option("--max-step-tokens", type=int, metavar="N", help="Tokens fed in one step.  [default: 512]"),
     click.option("--max-context", type=int, metavar="N", help="Tokens a request may have.  [default: the model's]"),
@@ -93,7 +100,17 @@ def output_options(function: F) -> F:
 
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
-    names = ("target", "draft_model", "tree", "dtype", "device", "max_batch", "max_step_tokens", "max_context")
+    names = (
+        "target",
+        "draft_model",
+        "tree",
+        "dtype",
+        "device",
+        "backend",
+        "max_batch",
+        "max_step_tokens",
+        "max_context",
+    )
     given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads", "adaptive")}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 

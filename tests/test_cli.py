@@ -148,7 +148,10 @@ BAD = {
         "takes features from three places and needs 6",
     ),
     "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
-    "tree the drafter cannot draw": (["capture", "P", "-o", "O", "--tree", "[(0,), (1,), (0, 0)]"], "WIDTHxDEPTH"),
+    "tree the drafter cannot draw": (
+        ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],
+        "WIDTHxDEPTH",
+    ),
     "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
     "draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:x"], "write self:N"),
     "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),

@@ -83,19 +83,25 @@ class Peer:
         return int(out.shape[1] - longest) * len(prompts)
 
 
-def _encode(engine: Engine, prompts: Sequence[str]) -> list[list[int]]:
+def encode(engine: Engine, prompts: Sequence[str]) -> list[list[int]]:
+    """Prompts as token ids of chat turns."""
     return [engine.encode(engine.turn(prompt))[1] for prompt in prompts]
 
 
-def _run(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+def run_prompts(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    """Run prompts one by one; the tokens made."""
+    return sum(_together(engine, [prompt], params) for prompt in prompts)
+
+
+def _together(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     return sum(len(result.token_ids) for result in engine.generate(prompts, params))
 
 
 def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console) -> Comparison:
-    prompts = _encode(engine, PLAIN[:size])
+    prompts = encode(engine, PLAIN[:size])
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     sides: dict[str, Side] = {
-        "specscope": lambda: _run(engine, prompts, params),
+        "specscope": lambda: _together(engine, prompts, params),
         "generate()": lambda: peer.generate(prompts, TOKENS, eos=False),
     }
     wanted = 1.1 if size == 1 else 1.3
@@ -104,18 +110,15 @@ def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console)
 
 
 def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Console) -> list[Comparison]:
-    prompts = _encode(plain, COPYING)
+    prompts = encode(plain, COPYING)
     params = SamplingParams(max_tokens=COPY_TOKENS)
-
-    def one_by_one(engine: Engine) -> int:
-        return sum(_run(engine, [prompt], params) for prompt in prompts)
 
     def lookup() -> int:
         return sum(peer.generate([p], COPY_TOKENS, eos=True, prompt_lookup_num_tokens=LOOKUP) for p in prompts)
 
     sides: dict[str, Side] = {
-        "ngram": lambda: one_by_one(ngram),
-        "no speculation": lambda: one_by_one(plain),
+        "ngram": lambda: run_prompts(ngram, prompts, params),
+        "no speculation": lambda: run_prompts(plain, prompts, params),
         "prompt lookup": lookup,
     }
     rates = measure_paired(sides, rounds, console, "copying, batch 1")
@@ -134,25 +137,27 @@ def unseen_prompts(count: int | None = None) -> list[str]:
 
 def _unseen(plain: Engine, eagle: Engine, phases: PhaseTimes, rounds: int, console: Console) -> Comparison:
     """The head with everything recorded, over no speculation with nothing recorded."""
-    prompts = _encode(plain, unseen_prompts(EAGLE_PROMPTS))
+    prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
-    def watched() -> int:
-        with tempfile.TemporaryDirectory() as folder:
-            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
-            outputs = Outputs(options, eagle.bus, eagle.run_info, eagle.vocabulary, params, log=lambda line: None)
-            eagle.subscribe(phases, lossless=True)
-            try:
-                return sum(_run(eagle, [prompt], params) for prompt in prompts)
-            finally:
-                outputs.close()
-
     sides: dict[str, Side] = {
-        "eagle, recorded": watched,
-        "no speculation": lambda: sum(_run(plain, [prompt], params) for prompt in prompts),
+        "eagle, recorded": lambda: watched(eagle, phases, prompts, params),
+        "no speculation": lambda: run_prompts(plain, prompts, params),
     }
     rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
     return Comparison("default head on unseen prompts, batch 1", "eagle, recorded", "no speculation", 1.25, rates)
+
+
+def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    """Run prompts one by one with everything recorded, to a file and to `phases`; the tokens made."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
+        engine.subscribe(phases, lossless=True)
+        try:
+            return run_prompts(engine, prompts, params)
+        finally:
+            outputs.close()
 
 
 class PhaseTimes:

@@ -15,6 +15,7 @@ import torch
 import specscope
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
+from specscope.model.backend import Backend, pick_backend
 from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
@@ -25,7 +26,9 @@ from specscope.speculate.draft_model import DraftModel
 from specscope.speculate.drafter import Drafter, NoDrafter
 from specscope.speculate.eagle import Eagle
 from specscope.speculate.ngram import NgramDrafter
+from specscope.speculate.synthetic import Synthetic
 from specscope.trace.params import SamplingParams
+from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo
 from specscope.trace.vocabulary import Vocabulary
 
@@ -49,6 +52,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
+    backend = pick_backend(config.backend, device)
     dtype = pick_dtype(config.dtype, device)
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(1) as pool:  # the tokenizer is read while the weights are
@@ -59,14 +63,14 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if not 2 <= max_context <= target.max_context:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
     blocks = count_blocks(target, config.kv_memory)
-    drafter = _make_drafter(config, target, tokenizer, blocks, progress)
+    drafter = _make_drafter(config, target, tokenizer, blocks, backend, progress)
     return Parts(
-        runner=ModelRunner(target, blocks, drafter.taps),
+        runner=ModelRunner(target, blocks, drafter.taps, backend),
         drafter=drafter,
         tokenizer=tokenizer,
         vocabulary=read_vocabulary(tokenizer),
         max_context=max_context,
-        run_info=_run_info(config, target, drafter, max_context, blocks),
+        run_info=_run_info(config, target, drafter, max_context, blocks, backend),
     )
 
 
@@ -83,18 +87,22 @@ def _make_drafter(
     target: LoadedModel,
     tokenizer: Any,  # noqa: ANN401
     blocks: int,
+    backend: Backend,
     progress: Callable[[str], None],
 ) -> Drafter:
     plan = config.plan
     if plan is None:
         return NoDrafter()
+    if config.synthetic_rates is not None and isinstance(plan, StaticPlan):
+        return Synthetic(plan, config.synthetic_rates, target.vocab_size)
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
     # A drafter feeds more nodes than are verified where the tree is dynamic: it shall not run out before the target.
     blocks += config.max_batch * (plan.max_fed // BLOCK_SIZE + 2)
     if config.drafter == "eagle":
         head = load_head(config.head, target)
-        return Eagle(HeadRunner(head, target.vocab_size, target.max_context, blocks), plan, target.max_context)
+        runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
+        return Eagle(runner, plan, target.max_context)
     if config.draft_layers is None:
         draft = load_model(config.draft_model, target.device, target.dtype, progress)
         _check_same_vocabulary(target, draft, tokenizer, config)
@@ -102,7 +110,7 @@ def _make_drafter(
         draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
     else:
         raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
-    return DraftModel(ModelRunner(draft, blocks), plan)
+    return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
 
 
 def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
@@ -118,18 +126,20 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
         raise UserError(f"the tokenizers of {draft.name} and {target.name} differ: a drafter must speak its tokens")
 
 
-def _run_info(config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int) -> RunInfo:
+def _run_info(
+    config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, backend: Backend
+) -> RunInfo:
     on_gpu = target.device.type == "cuda"
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
         revision=target.revision,
-        drafter=drafter.name,
+        drafter=config.drafter if config.synthetic_rates else drafter.name,
         draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel | Eagle) else "",
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
-        backend="torch",
+        backend=backend.value,
         seed=0,
         eos_tokens=target.eos,
         max_context=max_context,

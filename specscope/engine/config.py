@@ -38,6 +38,7 @@ class EngineConfig:
     ngram_max: int = 4  # longest suffix that prompt lookup tries
     ngram_min: int = 2  # shortest
     device: str = "auto"
+    backend: str = "auto"  # auto, torch or triton (model/backend.py)
     dtype: str = "auto"
     max_batch: int = 8  # requests that run at once
     max_step_tokens: int = 512  # tokens fed in one step: decode first, prefill chunks with the rest
@@ -46,16 +47,18 @@ class EngineConfig:
     threads: int | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
-        if self.drafter not in DRAFTERS:
-            raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)}")
+        if self.drafter not in DRAFTERS and self.synthetic_rates is None:
+            raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)} or synthetic:0.8,0.6,...")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
         if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
             raise UserError("the drafter eagle needs --draft-model: the folder of a head that was made for the target")
-        if self.drafter in ("ngram", "none") and self.draft_model is not None:
+        if (self.drafter in ("ngram", "none") or self.synthetic_rates) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
+        if self.synthetic_rates and not isinstance(self.plan, StaticPlan):
+            raise UserError("a synthetic drafter takes a static tree: 5, 3x5 or '[(0,), (0, 0)]'")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
         for name, least in (("max_batch", 1), ("max_step_tokens", 16), ("ngram_min", 1), ("kv_memory", 0.001)):
@@ -91,9 +94,28 @@ class EngineConfig:
         return int(layers)
 
     @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """The rates of synthetic:0.8,0.6,..., of which none rises; None for a real drafter."""
+        name, _, text = self.drafter.partition(":")
+        if name != "synthetic":
+            return None
+        try:
+            rates = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            rates = ()
+        falling = all(1 >= a >= b >= 0 for a, b in zip((1.0, *rates), rates, strict=False))
+        if not rates or not falling:
+            raise UserError(
+                f"--drafter {self.drafter}: write synthetic:0.8,0.6,0.45, the share of drafts that are accepted down "
+                "to depth 1, 2, 3; each between 0 and the one before it"
+            )
+        return rates
+
+    @property
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
-        text = self.tree or DEFAULT_TREES.get(self.drafter)
+        rates = self.synthetic_rates
+        text = self.tree or (DEFAULT_TREES.get(self.drafter) if rates is None else str(len(rates)))
         if text is None:
             return None
         plan = parse_plan(text)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.engine.build import Parts, build_parts
@@ -23,13 +24,14 @@ from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafter import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
-from specscope.speculate.verify import verify
+from specscope.speculate.verify import Question, verify_all
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import FinishReason, Phase, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
 
+Slots = NDArray[np.int64]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
 
@@ -43,6 +45,7 @@ class _Step:
     features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
     verdicts: list[Verdict | None] = field(default_factory=list)
     parts: list[RequestStep] = field(default_factory=list)
+    moves: list[tuple[Slots, Slots]] = field(default_factory=list)  # of accepted paths: from, to
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
@@ -229,10 +232,12 @@ class Engine:
 
     def _verify(self, now: _Step) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
-        now.verdicts = [self._judge(part.request, draft, x) if part.decodes else None for part, draft, x in parts]
+        asked = [self._question(part.request, draft, x) for part, draft, x in parts if part.decodes]
+        verdicts = iter(verify_all(asked, self.runner.cache.backend))
+        now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
 
-    def _judge(self, request: Request, draft: Draft, logits: Tensor) -> Verdict:
-        """The verdict on one request's tree. logits [n + 1, V]: the root's row, then each node's."""
+    def _question(self, request: Request, draft: Draft, logits: Tensor) -> Question:
+        """What is asked about one request's tree. logits [n + 1, V]: the root's row, then each node's."""
         tree, params, context = draft.tree, request.params, request.context
         tokens = tree.token.tolist()
         paths = (
@@ -242,31 +247,33 @@ class Engine:
         )
         p = distributions(logits, params, request.prompt_tokens, request.output, paths)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
-        return verify(tree, p, draft.q, coin)
+        return Question(tree, p, draft.q, coin, draft.forced)
 
     def _commit(self, now: _Step) -> None:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
             if self.drafter.taps:
                 self._show_features(part, verdict, now.features[i])
-            now.parts.append(self._commit_one(part, draft, verdict, now.sizes.get(part.request.id)))
+            now.parts.append(self._commit_one(now, part, draft, verdict))
             if part.request.finish is not None:
                 self._retire(part.request)
                 now.finished.append(part.request)
+        if now.moves:
+            self.runner.cache.move(now.moves)
 
     def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
         self.drafter.observe(part.request.id, part.request.computed, features[rows])
 
-    def _commit_one(self, part: Scheduled, draft: Draft, verdict: Verdict | None, size: Size | None) -> RequestStep:
+    def _commit_one(self, now: _Step, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
-        request, start = part.request, part.request.computed
+        request, start, size = part.request, part.request.computed, now.sizes.get(part.request.id)
         emitted = 0
         request.computed += part.feed
         if verdict is not None:
             if len(draft.tree):
                 self.drafter.commit(request.context, draft.tree, verdict)
-            self._keep_path(request, verdict)
+            self._keep_path(now, request, verdict)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
             emitted = request.accept(tokens, self.run_info.eos_tokens, self.max_context, self.vocabulary)
         step = RequestStep(
@@ -284,12 +291,12 @@ class Engine:
         request.steps += 1
         return step
 
-    def _keep_path(self, request: Request, verdict: Verdict) -> None:
-        """Move the accepted path from where the tree lay to the slots after the root."""
+    def _keep_path(self, now: _Step, request: Request, verdict: Verdict) -> None:
+        """The accepted path moves from where the tree lay to the slots after the root."""
         path, base = verdict.path, request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
             slots = request.table.slots(0, base + int(path.max()) + 1)
-            self.runner.cache.move(slots[base + path], slots[base : base + len(path)])
+            now.moves.append((slots[base + path], slots[base : base + len(path)]))
         request.computed = base + len(path)
 
     def _retire(self, request: Request) -> None:

@@ -7,7 +7,7 @@ AttentionInterface under BACKEND; the batch and the cache arrive as keyword argu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch, Group
 from specscope.model.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from specscope.kernels.tree_batch import TreeBatch
 
 BACKEND = "specscope"
 
@@ -83,6 +86,8 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
 
 def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, variant: Variant) -> Tensor:
     """Attention of every row of the batch over its own context in the cache. query [N, H, D]; returns [N, H, E]."""
+    if batch.tree is not None:
+        return _kernel_attention(query, layer, cache, batch.tree, variant)
     parts = [_group_attention(query, layer, cache, group, variant) for group in batch.groups]
     if len(parts) == 1:
         return parts[0]
@@ -90,6 +95,16 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     for group, part in zip(batch.groups, parts, strict=True):
         rows = group.rows if group.real is None else group.rows.index_select(0, group.real)  # type: ignore[union-attr]
         out.index_copy_(0, rows, part)  # type: ignore[arg-type]
+    return out
+
+
+def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatch, variant: Variant) -> Tensor:
+    from specscope.kernels.tree_attention import Heads, tree_attention  # triton is imported only where it runs
+
+    shape = cache.layers[layer]
+    heads = Heads(shape.heads, shape.key_size, shape.value_size)
+    how = {"scale": variant.scale, "window": variant.window, "softcap": variant.softcap, "sinks": variant.sinks}
+    out: Tensor = tree_attention(query, cache.rows[layer], heads, batch, **how)
     return out
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.trace.tree import Bools, DraftTree
+
+if TYPE_CHECKING:
+    from specscope.kernels.tree_batch import TreeBatch
 
 PADDED_ROWS = 64  # longer segments are never padded into one attention group with others
 
@@ -115,19 +120,21 @@ class Batch:
     slots: Tensor  # int64 [N] slot mapping: where each row's KV is written
     wanted: Tensor  # int64 [R] rows whose logits are needed
     wanted_per_segment: list[int]  # how many of the R belong to each segment
-    groups: list[Group]
+    groups: list[Group]  # for the torch backend
+    tree: TreeBatch | None  # for the triton backend
 
     @staticmethod
-    def build(segments: Sequence[Segment], device: torch.device) -> Batch:
+    def build(segments: Sequence[Segment], device: torch.device, backend: Backend = Backend.TORCH) -> Batch:
         """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
         own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
-        padded = [i for i, s in enumerate(segments) if len(s.tokens) <= PADDED_ROWS]
-        alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > PADDED_ROWS]
-        groups = [_group(part, segments, first, device) for part in ([padded] if padded else []) + alone]
+        if backend is Backend.TRITON:
+            groups, tree = [], _tree_batch(segments, device)
+        else:
+            groups, tree = _groups(segments, first, device), None
         return Batch(
             tokens=torch.tensor([[t for s in segments for t in s.tokens]], dtype=torch.int64, device=device),
             positions=torch.from_numpy(np.concatenate(positions)[None]).to(device),
@@ -135,7 +142,21 @@ class Batch:
             wanted=torch.tensor(wanted, dtype=torch.int64, device=device),
             wanted_per_segment=[len(s.wanted) for s in segments],
             groups=groups,
+            tree=tree,
         )
+
+
+def _tree_batch(segments: Sequence[Segment], device: torch.device) -> TreeBatch:
+    from specscope.kernels.tree_batch import Part, TreeBatch  # triton is imported only where it runs
+
+    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device)
+
+
+def _groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
+    """Short segments padded together; each of the long ones alone."""
+    padded = [i for i, s in enumerate(segments) if len(s.tokens) <= PADDED_ROWS]
+    alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > PADDED_ROWS]
+    return [_group(part, segments, first, device) for part in ([padded] if padded else []) + alone]
 
 
 def _group(

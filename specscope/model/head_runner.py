@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specscope.model.attention import Variant
+from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, Rotary
 from specscope.model.fuse import fuse_norms
@@ -19,7 +20,14 @@ from specscope.model.linear import PackedLinear, may_pack
 class HeadRunner:
     """Runs pairs of a token and a hidden state through a head."""
 
-    def __init__(self, loaded: LoadedHead, vocab_size: int, max_context: int, blocks: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedHead,
+        vocab_size: int,
+        max_context: int,
+        blocks: int,
+        backend: Backend = Backend.TORCH,
+    ) -> None:
         head = loaded.head
         weight = head.fc.weight
         attention = head.midlayer.self_attn
@@ -28,7 +36,7 @@ class HeadRunner:
         self.vocab_size = vocab_size
         self.d2t = head.target_tokens()
         shape = LayerShape(attention.kv_heads, attention.size, attention.size)
-        self.cache = KVCache([shape], blocks, weight.dtype, weight.device)
+        self.cache = KVCache([shape], blocks, weight.dtype, weight.device, backend)
         on_cpu = weight.device.type == "cpu"
         pack = on_cpu and may_pack(head)
         if on_cpu:
@@ -54,7 +62,7 @@ class HeadRunner:
         Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
         features of the pairs that follow.
         """
-        batch = Batch.build(segments, self._cos.device)
+        batch = Batch.build(segments, self._cos.device, self.cache.backend)
         head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self._cos[batch.positions], self._sin[batch.positions]

@@ -6,12 +6,16 @@ BlockPool and BlockTable are bookkeeping without tensors; KVCache holds the tens
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from specscope.model.backend import Backend
 
 BLOCK_SIZE = 16
 
@@ -107,7 +111,14 @@ class KVCache:
     A slot is one row, so that a step writes each layer once, and gathers or moves keys and values together.
     """
 
-    def __init__(self, layers: list[LayerShape], blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: list[LayerShape],
+        blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: Backend = Backend.TORCH,
+    ) -> None:
         slots = blocks * BLOCK_SIZE
         self.pool = BlockPool(blocks)
         self.layers = layers
@@ -116,6 +127,8 @@ class KVCache:
         self.key = [key[0] for key, _ in self.views]  # [heads, slots, key size] of each layer
         self.value = [value[0] for _, value in self.views]
         self.device = device
+        self.backend = backend
+        self._pointers: Any = None  # of the kernel that moves slots; made when it is first used
 
     @staticmethod
     def block_bytes(layers: list[LayerShape], dtype: torch.dtype) -> int:
@@ -128,7 +141,12 @@ class KVCache:
 
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store new rows [n, width]: each the keys of every head, then their values."""
-        self.rows[layer].index_copy_(0, slots, rows)
+        if self.backend is Backend.TRITON:
+            from specscope.kernels.kv_write import kv_write  # triton is imported only where it runs
+
+            kv_write(self.rows[layer], slots, rows)
+        else:
+            self.rows[layer].index_copy_(0, slots, rows)
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
@@ -159,10 +177,19 @@ class KVCache:
             self.pool.share(block)
         return BlockTable(list(table.blocks))
 
-    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy slots to slots in every layer. All are loaded before any is stored, so they may overlap."""
-        src = torch.from_numpy(source).to(self.device)
-        dst = torch.from_numpy(target).to(self.device)
+    def move(self, paths: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
+        """Copy slots (source, target) of each sequence in every layer, as if all were loaded before any is stored.
+
+        Within a sequence they are in the order of its positions, and none moves to a later one.
+        """
+        src, dst = (torch.from_numpy(np.concatenate(part)).to(self.device) for part in zip(*paths, strict=True))
+        if self.backend is Backend.TRITON:
+            from specscope.kernels.kv_compact import LayerPointers, kv_compact
+
+            self._pointers = self._pointers or LayerPointers(self.rows)
+            first = np.cumsum([0, *(len(source) for source, _ in paths)])
+            kv_compact(self._pointers, src, dst, torch.from_numpy(first).to(self.device))
+            return
         for rows in self.rows:
             rows.index_copy_(0, dst, rows.index_select(0, src))
 

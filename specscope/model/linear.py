@@ -1,4 +1,8 @@
-"""Linear layers on the CPU: those over one input as one product, their weight laid out for MKL or oneDNN."""
+"""Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
+
+What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
+kept in 16 bits without losing a digit: FBGEMM then reads half as much, and multiplies and adds in float32 all the same.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,7 @@ EXPECTED_ROWS = 32
 class PackedLinear(nn.Module):
     """One or more linear layers over one input; gives their outputs side by side.
 
-    Packed, bfloat16 weights are read at up to three times the speed. Float32 ones lose nothing at one row, and four
-    rows and more take two thirds of the time.
+    Packed, bfloat16 weights are read at up to three times the speed, and float32 ones at up to twice.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], *, pack: bool) -> None:
@@ -44,12 +47,26 @@ class PackedLinear(nn.Module):
 
 def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x -> x W^T + b with a weight laid out anew."""
+    if weight.dtype == torch.float32 and _is_half(weight):
+        half, narrow = (
+            torch.ops.quantized.linear_prepack_fp16(weight, bias),
+            torch.ops.quantized.linear_dynamic_fp16.default,
+        )
+        return lambda x: narrow(x, half)
     if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
         layout, width = torch.ops.mkl._mkl_reorder_linear_weight(weight, EXPECTED_ROWS), weight.shape[1]
         multiply = torch.ops.mkl._mkl_linear.default
         return lambda x: multiply(x, layout, weight, bias, x.numel() // width)
     layout, product = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
     return lambda x: product(x, layout, bias, "none", [], "")
+
+
+def _is_half(weight: Tensor) -> bool:
+    """Whether float16 holds every number of a weight, and the library that multiplies by such weights is there."""
+    known = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
+        torch.ops.quantized, "linear_prepack_fp16"
+    )
+    return known and torch.equal(weight.half().float(), weight)
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:

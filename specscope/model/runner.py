@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import FeatureTaps, Tap
 from specscope.model.kv_cache import KVCache
@@ -16,9 +17,11 @@ from specscope.model.loader import LoadedModel
 class ModelRunner:
     """Runs segments through a model. The target and each drafter that is a model have one of their own."""
 
-    def __init__(self, loaded: LoadedModel, blocks: int, taps: Sequence[Tap] = ()) -> None:
+    def __init__(
+        self, loaded: LoadedModel, blocks: int, taps: Sequence[Tap] = (), backend: Backend = Backend.TORCH
+    ) -> None:
         self.loaded = loaded
-        self.cache = KVCache(loaded.layers, blocks, loaded.dtype, loaded.device)
+        self.cache = KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
         self._taps = FeatureTaps(loaded.model, taps) if taps else None
 
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
@@ -34,7 +37,7 @@ class ModelRunner:
 
         No features where the runner has no taps.
         """
-        batch = Batch.build(segments, self.loaded.device)
+        batch = Batch.build(segments, self.loaded.device, self.cache.backend)
         logits = self.loaded.model(
             input_ids=batch.tokens,
             position_ids=batch.positions,

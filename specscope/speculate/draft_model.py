@@ -72,5 +72,5 @@ class DraftModel(ModelDrafter):
         slots = state.table.slots(0, base + int(state.fed.max(initial=-1)) + 1)
         source, target = slots[base + places[:kept]], slots[base : base + kept]
         if (source != target).any():
-            self.cache.move(source, target)
+            self.cache.move([(source, target)])
         state.computed = base + kept

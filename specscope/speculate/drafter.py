@@ -39,6 +39,7 @@ class Draft:
     tree: DraftTree
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
+    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are decreed accepted (True) or rejected
 
 
 NO_DRAFT = Draft(DraftTree.empty())

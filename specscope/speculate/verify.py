@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.model.backend import Backend
 from specscope.speculate.distribution import Dense, Distribution
 from specscope.trace.records import FinalKind, Outcome, Verdict
 from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
+
+NONE_FORCED: Mapping[int, bool] = {}
 
 
 @dataclass
@@ -39,16 +42,34 @@ class Judgement:
     residual_mass: dict[int, float] = field(default_factory=dict)  # rejected nodes only
 
 
-def judge(tree: DraftTree, p: Sequence[Distribution], q: Mapping[int, Dense], coin: Sequence[float]) -> Judgement:
+@dataclass(frozen=True)
+class Question:
+    """What a verdict is asked about."""
+
+    tree: DraftTree
+    p: Sequence[Distribution]  # [n + 1] the target's distribution at the root and at each node
+    q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
+    coin: Doubles  # [n + 1]: coin[0] draws the final token, coin[i + 1] is node i's
+    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are decreed accepted (True) or rejected
+    final: int | None = None  # the final token, where that is decreed
+
+
+def judge(
+    tree: DraftTree,
+    p: Sequence[Distribution],
+    q: Mapping[int, Dense],
+    coin: Sequence[float],
+    forced: Mapping[int, bool] = NONE_FORCED,
+) -> Judgement:
     """Walk from the root down, trying children in draw order.
 
     p: [n + 1] the target's distribution at the root and at each node; q: the drafter's at each parent of sampled
-    nodes (ROOT for the first level); coin: [n] one for each node.
+    nodes (ROOT for the first level); coin: [n] one for each node; forced: nodes whose outcome is decreed.
     """
     judgement = Judgement(left=p[0], kind=FinalKind.TARGET)
     node = ROOT
     while children := tree.children(node):
-        accepted = _try_children(tree, children, p[node + 1], q.get(node), coin, judgement)
+        accepted = _try_children(tree, children, p[node + 1], q.get(node), coin, forced, judgement)
         if accepted is None:
             judgement.kind = FinalKind.RECOVERED
             return judgement
@@ -65,6 +86,7 @@ def _try_children(
     p_i: Distribution,
     q_i: Dense | None,
     coin: Sequence[float],
+    forced: Mapping[int, bool],
     judgement: Judgement,
 ) -> int | None:
     """Try siblings in draw order; the accepted one, or None with what is left of p in the judgement."""
@@ -79,7 +101,7 @@ def _try_children(
         accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
         judgement.p_trial[child], judgement.q_trial[child] = p_token, q_token
         judgement.accept_prob[child] = accept
-        if coin[child] < accept:
+        if forced.get(child, coin[child] < accept):
             judgement.outcome[child] = Outcome.ACCEPTED
             return child
         judgement.outcome[child] = Outcome.REJECTED
@@ -95,15 +117,23 @@ def _try_children(
     return None
 
 
-def verify(tree: DraftTree, p: Sequence[Distribution], q: Mapping[int, Dense], coin: Doubles) -> Verdict:
+def verify(
+    tree: DraftTree,
+    p: Sequence[Distribution],
+    q: Mapping[int, Dense],
+    coin: Doubles,
+    forced: Mapping[int, bool] = NONE_FORCED,
+    final: int | None = None,
+) -> Verdict:
     """Judge a tree and draw the final token.
 
-    p and q as in `judge`; coin float64 [n + 1]: coin[0] draws the final token, coin[i + 1] is node i's, so that a
-    node's coin does not depend on how many nodes follow it.
+    p, q and forced as in `judge`; final: the final token, where it is decreed; coin float64 [n + 1]: coin[0] draws the
+    final token, coin[i + 1] is node i's, so that a node's coin does not depend on how many nodes follow it.
     """
-    judgement = judge(tree, p, q, coin[1:].tolist())
-    final = judgement.left.draw(float(coin[0]))
+    judgement = judge(tree, p, q, coin[1:].tolist(), forced)
     n = len(tree)
+    decreed = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
+    final = judgement.left.draw(float(coin[0])) if final is None else final
 
     def spread(values: Mapping[int, float], dtype: type) -> NDArray[Any]:
         out: NDArray[Any] = np.zeros(n, dtype=dtype)
@@ -127,4 +157,23 @@ def verify(tree: DraftTree, p: Sequence[Distribution], q: Mapping[int, Dense], c
         kind=judgement.kind,
         final_p=judgement.left.prob(final),
         final_coin=float(coin[0]),
+        forced=np.asarray(decreed, dtype=np.int32),
     )
+
+
+def verify_all(questions: Sequence[Question], backend: Backend = Backend.TORCH) -> list[Verdict]:
+    """A verdict for each question. On the device they are judged together, but for greedy ones, which need no walk."""
+    together: set[int] = set()
+    if backend is Backend.TRITON:
+        together = {
+            i for i, x in enumerate(questions) if isinstance(x.p[0], Dense) and not x.forced and x.final is None
+        }
+    alone = [
+        None if i in together else verify(x.tree, x.p, x.q, x.coin, x.forced, x.final) for i, x in enumerate(questions)
+    ]
+    if not together:
+        return [verdict for verdict in alone if verdict is not None]
+    from specscope.speculate.verify_device import verify_on_device  # triton is imported only where it runs
+
+    judged = iter(verify_on_device([questions[i] for i in sorted(together)]))
+    return [next(judged) if verdict is None else verdict for verdict in alone]

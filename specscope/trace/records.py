@@ -95,6 +95,8 @@ class Verdict(_ArrayEq):
     kind: FinalKind
     final_p: float  # its probability in the distribution that it was drawn from
     final_coin: float  # the uniform number that drew it
+    # Nodes whose outcome was decreed and not judged, and n where the final token was: such a run is not lossless.
+    forced: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def accepted(self) -> int:

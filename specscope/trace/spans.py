@@ -142,6 +142,8 @@ class Encoder:
         }
         if part.notes is not None:
             attributes["specscope.draft.dropped"] = len(part.notes.dropped_token)
+        if len(verdict.forced):
+            attributes["specscope.forced"] = verdict.forced.tolist()
         if part.sizing:
             attributes["specscope.draft.sizing"] = part.sizing
         return attributes

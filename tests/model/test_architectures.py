@@ -81,7 +81,7 @@ def decode(runner, prompt, count, guess):
         base, path = len(tokens), verdict.path
         if len(path):
             slots = table.slots(0, base + len(tree))
-            runner.cache.move(slots[base + path], slots[base : base + len(path)])
+            runner.cache.move([(slots[base + path], slots[base : base + len(path)])])
         computed = base + len(path)
         accepted += len(path)
         tokens += [*tree.token[path].tolist(), verdict.token]

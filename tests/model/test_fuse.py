@@ -55,6 +55,27 @@ def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows)
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_float32_weights_that_16_bits_hold_lose_no_digit(rows, bias):
+    parts = [part.to(torch.bfloat16).float() for part in linears(torch.float32, bias, 64, 16)]
+    assert all(linear_module._is_half(part.weight) for part in parts)
+    x = torch.randn(rows, 48)
+    exact = torch.cat([part.double()(x.double()) for part in copy.deepcopy(parts)], dim=-1)
+    assert (PackedLinear(parts, pack=True)(x).double() - exact).norm() <= 2e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("number", [1 / 3, 1e5, 1e-9])
+def test_a_weight_with_a_number_that_16_bits_do_not_hold_is_kept_in_32(number):
+    (part,) = linears(torch.float32, False, 16)
+    part.weight.copy_(part.weight.bfloat16().float())
+    assert linear_module._is_half(part.weight)
+    part.weight[3, 5] = number
+    assert not linear_module._is_half(part.weight)
+    x = torch.randn(2, 48)
+    assert close(PackedLinear([part], pack=True)(x), x @ part.weight.T)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_float32_is_packed_without_mkl_as_well(rows, monkeypatch):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     parts = linears(torch.float32, True, 64, 16)

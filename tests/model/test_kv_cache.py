@@ -108,7 +108,7 @@ def test_an_accepted_path_moves_safely_onto_itself(path):
             values.expand(shape.heads, 40, shape.value_size),
         )
     base = 10
-    store.move(slots[base + np.array(path)], slots[base : base + len(path)])
+    store.move([(slots[base + np.array(path)], slots[base : base + len(path)])])
     kept = store.key[1][0, slots[base : base + len(path)], 0]
     assert kept.tolist() == [base + node for node in path]
 

@@ -1,0 +1,74 @@
+"""The accepted paths to the slots after their roots, in place, every layer of the cache in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_NUMBER = {2: tl.int16, 4: tl.int32, 1: tl.int8}  # a move looks at no number, only at its size
+
+
+class LayerPointers:
+    """Where the rows of every layer lie; made once for a cache, whose tensors never move."""
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        first = layers[0]
+        self.layers = list(layers)  # kept alive
+        self.dtype = first.dtype
+        device = first.device
+        self.address = torch.tensor([rows.data_ptr() for rows in layers], dtype=torch.int64, device=device)
+        self.width = torch.tensor([rows.shape[1] for rows in layers], dtype=torch.int64, device=device)
+        self.widest = max(rows.shape[1] for rows in layers)
+
+
+def kv_compact(layers: LayerPointers, source: Tensor, target: Tensor, first: Tensor) -> None:
+    """rows[target[i]] = rows[source[i]] in every layer, as if all were loaded before any is stored.
+
+    source and target int64 [n]: slots, of every request one after another; first int64 [B + 1]: where each request's
+    begin. Within a request positions rise, and none moves to a later one: the i-th target is at most the i-th source,
+    and so below the sources after it. Moving in order therefore overwrites nothing that is still to be read. Requests
+    share none of these slots.
+    """
+    requests = len(first) - 1
+    if requests == 0 or len(source) == 0:
+        return
+    block = min(triton.next_power_of_2(layers.widest), 512)
+    grid = (requests, len(layers.layers), triton.cdiv(layers.widest, block))
+    number = _NUMBER[layers.dtype.itemsize]
+    _kv_compact[grid](layers.address, layers.width, source, target, first, NUMBER=number, BLOCK=block)
+
+
+def kv_compact_reference(layers: Sequence[Tensor], source: Tensor, target: Tensor) -> None:
+    """What kv_compact must do."""
+    for rows in layers:
+        rows[target] = rows[source].clone()
+
+
+def kv_compact_bytes(layers: LayerPointers, source: Tensor) -> int:
+    """Bytes that kv_compact moves at least."""
+    return 2 * len(source) * int(layers.width.sum()) * layers.dtype.itemsize
+
+
+@triton.jit
+def _kv_compact(  # noqa: ANN202
+    address,  # noqa: ANN001
+    widths,  # noqa: ANN001
+    source,  # noqa: ANN001
+    target,  # noqa: ANN001
+    first,  # noqa: ANN001
+    NUMBER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request, layer = tl.program_id(0), tl.program_id(1)
+    width = tl.load(widths + layer)
+    rows = tl.load(address + layer).to(tl.pointer_type(NUMBER))
+    at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    # One thread has the same columns of every row, so its own order of loads and stores is all that counts.
+    for i in range(tl.load(first + request), tl.load(first + request + 1)):
+        value = tl.load(rows + tl.load(source + i) * width + at, mask=inside)
+        tl.store(rows + tl.load(target + i) * width + at, value, mask=inside)

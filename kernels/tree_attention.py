@@ -1,0 +1,269 @@
+"""Attention over a paged cache for prefill chunks, single tokens and draft trees: one kernel, one mask.
+
+Each row sees its sequence's context and, of the window behind it, the slots whose bits are set: itself and its
+ancestors in a tree, itself and all before it in a chunk. The softmax is computed online over blocks of keys (Milakov
+and Gimelshein 2018; FlashAttention, Dao et al. 2022). Where few tiles would leave a device idle, the context is split
+and the parts are joined by a second launch (flash-decoding, Dao et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from specscope.kernels.tree_batch import TreeBatch
+from torch import Tensor
+
+BLOCK_SIZE = 16  # slots of a block of the cache
+LEAST_TILE = 16  # rows that a matrix unit takes at least
+MOST_TILE = 64
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a layer keeps of a token: keys of every head, then values, in one row."""
+
+    count: int
+    key_size: int
+    value_size: int
+
+
+def tree_attention(
+    query: Tensor,
+    rows: Tensor,
+    heads: Heads,
+    batch: TreeBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    splits: int | None = None,
+    keys: int = 64,
+) -> Tensor:
+    """softmax(softcap(q k^T * scale) + mask) v of every row. Returns [N, H, value size] in the query's dtype.
+
+    query [N, H, key size]; rows [slots, count * (key size + value size)] a layer of the cache, with the rows' own
+    keys and values in it; sinks [H]. `splits`: into how many parts a context is cut (None: as the device needs);
+    `keys`: how many are read at a time. Sums are float32.
+    """
+    n, query_heads, _ = query.shape
+    fold = query_heads // heads.count
+    tile = max(LEAST_TILE, min(MOST_TILE, triton.next_power_of_2(int(batch.rows.max()) * fold)))
+    tile = max(tile, triton.next_power_of_2(fold))
+    tiles = batch.tiles(tile // fold)
+    splits = _splits(len(tiles) * heads.count, int(batch.reach.max()), keys, query.device) if splits is None else splits
+    out = query.new_empty(n, query_heads, heads.value_size)
+    parts = sums = out
+    if splits > 1:
+        parts = torch.empty(splits, n, query_heads, heads.value_size, dtype=torch.float32, device=query.device)
+        sums = torch.empty(splits, n, query_heads, 2, dtype=torch.float32, device=query.device)
+    _attend[(len(tiles), heads.count, splits)](
+        *(query, query.stride(0), query.stride(1), rows, rows.stride(0), heads.count * heads.key_size),
+        *(out, parts, sums, sums if sinks is None else sinks, n, torch.from_numpy(tiles).to(query.device)),
+        *(batch.table, batch.table.stride(0), batch.context, batch.first_row, batch.first_slot, batch.positions),
+        *(batch.mask, batch.mask.stride(0), scale, softcap or 0.0),
+        **{"HEADS": query_heads, "FOLD": fold, "KEY": heads.key_size, "VALUE": heads.value_size},
+        **{"WINDOW": window or 0, "SOFTCAP": softcap is not None, "SINKS": sinks is not None, "SPLITS": splits},
+        **{"TILE": tile, "KEYS": keys, "BLOCK": BLOCK_SIZE, "WIDEN": _must_widen(query.dtype)},
+        **{"KEY_WIDE": triton.next_power_of_2(heads.key_size), "VALUE_WIDE": triton.next_power_of_2(heads.value_size)},
+    )
+    if splits > 1:
+        _join[(n, query_heads)](
+            *(parts, sums, sums if sinks is None else sinks, out, n),
+            **{"HEADS": query_heads, "VALUE": heads.value_size, "SINKS": sinks is not None, "SPLITS": splits},
+            VALUE_WIDE=triton.next_power_of_2(heads.value_size),
+        )
+    return out
+
+
+def _must_widen(dtype: torch.dtype) -> bool:
+    """Whether products must be of float32 numbers: Triton's interpreter multiplies bfloat16 as if it were integers."""
+    return bool(triton.knobs.runtime.interpret) and dtype == torch.bfloat16
+
+
+def _splits(programs: int, longest: int, keys: int, device: torch.device) -> int:
+    """Parts of a context: enough that the device has two programs a multiprocessor, each with a few blocks of keys."""
+    if device.type != "cuda":
+        return 1
+    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // max(programs, 1)
+    return triton.next_power_of_2(max(1, min(wanted, longest // (4 * keys), 64)))
+
+
+def tree_attention_reference(
+    query: Tensor,
+    rows: Tensor,
+    heads: Heads,
+    batch: TreeBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What tree_attention must give, in float64, one sequence after another."""
+    out = torch.empty(*query.shape[:2], heads.value_size, dtype=torch.float64)
+    starts, windows = batch.first_row.tolist(), batch.first_slot.tolist()
+    for i, context in enumerate(batch.context.tolist()):
+        r0, r1, w0, w1 = starts[i], starts[i + 1], windows[i], windows[i + 1]
+        index = torch.arange(context + w1 - w0)
+        slots = batch.table[i].cpu().long()[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
+        key, value = (
+            rows.cpu()[slots].double().split([heads.count * heads.key_size, heads.count * heads.value_size], dim=1)
+        )
+        fold = query.shape[1] // heads.count
+        key = key.unflatten(1, (heads.count, -1)).repeat_interleave(fold, 1)
+        value = value.unflatten(1, (heads.count, -1)).repeat_interleave(fold, 1)
+        score = torch.einsum("mhd,khd->hmk", query[r0:r1].cpu().double(), key) * scale
+        score = score if softcap is None else softcap * torch.tanh(score / softcap)
+        bit = torch.arange(w1 - w0)
+        seen = (batch.mask[r0:r1].cpu()[:, bit // 64] >> (bit % 64)) & 1
+        seen = torch.cat([torch.ones(r1 - r0, context, dtype=torch.int64), seen], dim=1).bool()
+        position = torch.cat([torch.arange(context), batch.positions[w0:w1].cpu().long()])
+        if window is not None:
+            seen = seen & (position[-(r1 - r0) :, None] - position[None] < window)
+        score = score.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            score = torch.cat([score, sinks.cpu().double()[:, None, None].expand(-1, r1 - r0, 1)], dim=2)
+        weight = score.softmax(-1)[..., : len(index)]
+        out[r0:r1] = torch.einsum("hmk,khd->mhd", weight, value)
+    return out
+
+
+def tree_attention_bytes(query: Tensor, rows: Tensor, heads: Heads, batch: TreeBatch) -> int:
+    """Bytes that tree_attention moves at least: every visible key and value once, queries and outputs."""
+    starts = batch.first_slot.tolist()
+    slots = int(batch.context.sum()) + starts[-1]
+    out = query.shape[0] * query.shape[1] * (heads.key_size + heads.value_size) * query.element_size()
+    return slots * rows.shape[1] * rows.element_size() + out
+
+
+@triton.jit
+def _attend(  # noqa: ANN202
+    query, query_row, query_head, rows, rows_stride, values_at,  # noqa: ANN001
+    out, parts, sums, sinks, n, tiles,  # noqa: ANN001
+    table, table_stride, context, first_row, first_slot, positions,  # noqa: ANN001
+    mask, mask_stride, scale, cap,  # noqa: ANN001
+    HEADS: tl.constexpr, FOLD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
+    KEY_WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows, all query heads of one key head, one part of the context."""
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, tile_row = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
+    end, least = tl.load(tiles + 4 * tile + 2), tl.load(tiles + 4 * tile + 3)
+    row_0, row_1 = tl.load(first_row + sequence), tl.load(first_row + sequence + 1)
+    slot_0, slot_1 = tl.load(first_slot + sequence), tl.load(first_slot + sequence + 1)
+    before = tl.load(context + sequence)
+    m = tl.arange(0, TILE)
+    row = row_0 + tile_row + m // FOLD
+    real = (row < row_1) & (m < TILE // FOLD * FOLD)
+    head = kv_head * FOLD + m % FOLD
+    d = tl.arange(0, KEY_WIDE)
+    dv = tl.arange(0, VALUE_WIDE)
+    q = tl.load(
+        query + row.to(tl.int64)[:, None] * query_row + head[:, None] * query_head + d[None, :],
+        mask=real[:, None] & (d < KEY)[None, :],
+        other=0.0,
+    )
+    if WIDEN:
+        q = q.to(tl.float32)
+    position = tl.load(positions + slot_1 - row_1 + row, mask=real, other=0)
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(least - WINDOW + 1, 0) // KEYS * KEYS
+    share = tl.cdiv(tl.cdiv(end - start, KEYS), SPLITS) * KEYS
+    low = start + split * share
+    high = tl.minimum(low + share, end)
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, VALUE_WIDE], tl.float32)
+    # Blocks of keys that lie wholly in the context need no bits of the mask.
+    plain = tl.maximum(tl.minimum(high, before // KEYS * KEYS), low)
+    for at in range(low, high, KEYS):
+        j = at + tl.arange(0, KEYS)
+        inside = j < high
+        block = tl.load(table + sequence * table_stride + j // BLOCK, mask=inside, other=0)
+        kv = rows + (block.to(tl.int64) * BLOCK + j % BLOCK) * rows_stride
+        k = tl.load(kv[None, :] + kv_head * KEY + d[:, None], mask=inside[None, :] & (d < KEY)[:, None], other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
+        seen = real[:, None] & inside[None, :]
+        if at >= plain:
+            w = j - before
+            behind = inside & (w >= 0)
+            word = tl.load(
+                mask + row.to(tl.int64)[:, None] * mask_stride + (w // 64)[None, :],
+                mask=real[:, None] & behind[None, :],
+                other=0,
+            )
+            seen = seen & ((w < 0)[None, :] | (((word >> (w % 64).to(tl.int64)[None, :]) & 1) != 0))
+            if WINDOW > 0:
+                theirs = tl.where(w < 0, j, tl.load(positions + slot_0 + w, mask=behind, other=0))
+                seen = seen & (position[:, None] - theirs[None, :] < WINDOW)
+        elif WINDOW > 0:
+            seen = seen & (position[:, None] - j[None, :] < WINDOW)
+        score = tl.where(seen, score, -float("inf"))
+        new = tl.maximum(best, tl.max(score, 1))
+        safe = tl.where(new == -float("inf"), 0.0, new)  # a row that has seen nothing yet
+        faded = tl.exp(best - safe)
+        weight = tl.exp(score - safe[:, None])
+        v = tl.load(
+            kv[:, None] + values_at + kv_head * VALUE + dv[None, :],
+            mask=inside[:, None] & (dv < VALUE)[None, :],
+            other=0.0,
+        )
+        total = total * faded + tl.sum(weight, 1)
+        rounded = weight.to(v.dtype)
+        if WIDEN:
+            rounded, v = rounded.to(tl.float32), v.to(tl.float32)
+        acc = acc * faded[:, None] + tl.dot(rounded, v, input_precision="ieee")
+        best = new
+    at_out = row.to(tl.int64) * HEADS + head
+    place = at_out[:, None] * VALUE + dv[None, :]
+    inside_out = real[:, None] & (dv < VALUE)[None, :]
+    if SPLITS == 1:
+        if SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            new = tl.maximum(best, sink)
+            faded = tl.exp(best - new)
+            acc = acc * faded[:, None]
+            total = total * faded + tl.exp(sink - new)
+        total = tl.where(real, total, 1.0)
+        tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside_out)
+    else:
+        all_rows = n.to(tl.int64) * HEADS
+        tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out)
+        tl.store(sums + (split * all_rows + at_out) * 2, best, mask=real)
+        tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def _join(  # noqa: ANN202
+    parts, sums, sinks, out, n,  # noqa: ANN001
+    HEADS: tl.constexpr, VALUE: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDE: tl.constexpr,
+):  # fmt: skip
+    """One row and head: the parts of its context, each weighed by its share of the softmax's sum."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    s = tl.arange(0, SPLITS)
+    dv = tl.arange(0, VALUE_WIDE)
+    at = s.to(tl.int64) * n * HEADS + row * HEADS + head
+    best, total = tl.load(sums + at * 2), tl.load(sums + at * 2 + 1)
+    top = tl.max(best, 0)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        top = tl.maximum(top, sink)
+    share = tl.exp(best - top)
+    whole = tl.sum(total * share, 0)
+    if SINKS:
+        whole += tl.exp(sink - top)
+    acc = tl.load(parts + at[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0)
+    joined = tl.sum(acc * share[:, None], 0) / whole
+    place = (row.to(tl.int64) * HEADS + head) * VALUE + dv
+    tl.store(out + place, joined.to(out.dtype.element_ty), mask=dv < VALUE)

@@ -1,0 +1,85 @@
+"""`specscope bench peers`: this engine beside whichever others are found, on the same prompts, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from rich.console import Console
+
+from specscope.bench import peer_vllm
+from specscope.bench.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, unseen_prompts, watched
+from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.errors import UserError
+from specscope.model.bundled import bundled_model
+from specscope.trace.params import SamplingParams
+
+
+def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: str | None) -> None:
+    """Measure and print. `vllm`: the Python of an environment that has vLLM."""
+    console = Console()
+    if vllm is not None and not os.access(vllm, os.X_OK):
+        raise UserError(f"--vllm {vllm}: there is no Python to run; give the path of the environment's bin/python")
+    console.print("loading the engines", style="dim")
+    plain = Engine(dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False))
+    own = Engine(config)
+    peer, phases = Peer(config), PhaseTimes()
+    prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    drafts = f"{own.drafter.name}, recorded"
+    sides: dict[str, Side] = {
+        "no speculation": lambda: run_prompts(plain, prompts, params),
+        drafts: lambda: watched(own, phases, prompts, params),
+        "generate()": lambda: sum(peer.generate([prompt], TOKENS, eos=False) for prompt in prompts),
+    }
+    wanted = [("no speculation", "generate()", 1.6), (drafts, "generate()", 1.6)]
+    with ExitStack() as stack:
+        if vllm is not None:
+            for name, ngram in (("vLLM", False), ("vLLM n-gram", True)):
+                console.print(f"starting {name}", style="dim")
+                sides[name] = stack.enter_context(_vllm(vllm, plain, prompts, ngram=ngram))
+            wanted += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.0), (drafts, "vLLM n-gram", 1.0)]
+        rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
+    comparisons = [Comparison(f"{a}, batch 1", a, b, least, rates) for a, b, least in wanted]
+    machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
+    show(comparisons, console, machine)
+    phases.show(console)
+    write_json(json_file, comparisons, machine)
+
+
+@contextmanager
+def _vllm(python: str, engine: Engine, prompts: Sequence[Sequence[int]], *, ngram: bool) -> Iterator[Side]:
+    """A vLLM in a process of its own, which waits while it is not asked. It spins no threads meanwhile."""
+    model = bundled_model(lambda _: None) if engine.config.target is None else engine.config.target
+    work = {"model": str(model), "dtype": engine.run_info.dtype, "ngram": ngram, "tokens": TOKENS}
+    command = [python, peer_vllm.__file__, json.dumps(work | {"prompts": [list(p) for p in prompts]})]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=tempfile.gettempdir()
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers, questions = process.stdout, process.stdin
+
+        def ask() -> int:
+            questions.write("\n")
+            questions.flush()
+            return int(answers.readline())
+
+        try:
+            if answers.readline().strip() != "ready":
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+                raise UserError(f"vLLM did not start: {last[0]}")
+            yield ask
+        finally:
+            questions.close()
+            process.wait()

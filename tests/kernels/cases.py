@@ -1,0 +1,165 @@
+"""Random work for the kernels, and what must hold of each; the mutation tests use the same checks.
+
+A check takes the kernel's module, so that a changed copy of it can be given.
+"""
+
+import numpy as np
+import torch
+from specscope.kernels.forest import NOBODY, WITH_REPLACEMENT, Forest, Planted
+from specscope.kernels.tree_batch import Part, TreeBatch
+
+from tests.kernels import DEVICE
+
+BLOCK_SIZE = 16
+# A sum of float32 products in another order, and the rounding of what comes out; half types round weights too.
+BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def near(got, wanted, bound):
+    """The largest difference stays within `bound` of the largest number, and nothing was left unwritten."""
+    got, wanted = got.detach().cpu().double(), wanted.detach().cpu().double()
+    assert not got.isnan().any(), "an element was not written"
+    scale = max(float(wanted.abs().max()), 1e-3) if wanted.numel() else 1.0
+    worst = float((got - wanted).abs().max()) if wanted.numel() else 0.0
+    assert worst <= bound * scale, f"off by {worst / scale:.2g} of the largest number; {bound:.2g} is allowed"
+
+
+def random_parents(rng, nodes):
+    return np.array([rng.integers(-1, i) if i else -1 for i in range(nodes)], dtype=np.int32)
+
+
+def ancestry(parent):
+    """bool [n, n]: whether row i is, or descends from, column j."""
+    mask = np.eye(len(parent), dtype=np.bool_)
+    for i, above in enumerate(parent):
+        if above >= 0:
+            mask[i] |= mask[above]
+    return mask
+
+
+def part(rng, context, pending, nodes, fed, blocks):
+    """Causal rows and a tree behind them; of the window only the last `fed` rows are fed."""
+    parent = random_parents(rng, nodes)
+    depth = np.zeros(nodes, dtype=np.int64)
+    for i, above in enumerate(parent):
+        depth[i] = 1 + (depth[above] if above >= 0 else 0)
+    window = pending + nodes
+    mask = np.zeros((window, window), dtype=np.bool_)
+    mask[:pending, :pending] = np.tri(pending, dtype=np.bool_)
+    mask[pending:, :pending] = True
+    mask[pending:, pending:] = ancestry(parent)
+    positions = np.concatenate([context + np.arange(pending), context + pending - 1 + depth]).astype(np.int64)
+    own = [blocks.pop() for _ in range(-(-(context + window) // BLOCK_SIZE))]
+    return Part(own, context, positions, mask[-fed:])
+
+
+def random_parts(rng, most_context, most_nodes, requests):
+    """Prefill chunks, single tokens and trees, mixed; block tables out of order; (parts, slots of the cache)."""
+    shapes = []
+    for _ in range(requests):
+        context = int(rng.choice([0, 1, BLOCK_SIZE - 1, BLOCK_SIZE, int(rng.integers(0, most_context + 1))]))
+        kind = rng.choice(["prefill", "decode", "tree", "level"])
+        pending = int(rng.integers(1, 40)) if kind == "prefill" else 1
+        nodes = int(rng.integers(1, most_nodes + 1)) if kind in ("tree", "level") else 0
+        fed = int(rng.integers(1, nodes + 1)) if kind == "level" else pending + nodes
+        shapes.append((context, pending, nodes, fed))
+    used = sum(-(-(c + p + n) // BLOCK_SIZE) for c, p, n, _ in shapes)
+    blocks = rng.permutation(used + 2).tolist()
+    return [part(rng, *shape, blocks) for shape in shapes], (used + 2) * BLOCK_SIZE
+
+
+def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=70, most_nodes=12, requests=3, **how):
+    """One random batch through tree_attention."""
+    heads = module.Heads(int(rng.integers(1, 3)), size, int(how.pop("value_size", size)))
+    fold = int(how.pop("fold", rng.integers(1, 5)))
+    parts, slots = random_parts(rng, most_context, most_nodes, requests)
+    batch = TreeBatch.build(parts, DEVICE)
+    seed = torch.Generator().manual_seed(int(rng.integers(1 << 30)))
+    make = lambda *shape: torch.randn(*shape, generator=seed).to(dtype).to(DEVICE)  # noqa: E731
+    query = make(sum(len(p.mask) for p in parts), heads.count * fold, size)
+    rows = make(slots, heads.count * (heads.key_size + heads.value_size))
+    named = {key: how[key] for key in ("window", "softcap") if how.get(key) is not None}
+    if how.get("sinks"):
+        named["sinks"] = make(heads.count * fold)
+    got = module.tree_attention(
+        query, rows, heads, batch, scale=size**-0.5, splits=how.get("splits", 1), keys=how.get("keys", 32), **named
+    )
+    assert got.dtype is dtype
+    near(got, module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named), BOUND[dtype])
+
+
+def check_write(module, rng, dtype=torch.float32, *, width=96, n=5, slots=64):
+    """New rows at random slots; nothing else changes."""
+    rows = torch.randn(slots, width).to(dtype).to(DEVICE)
+    wide = torch.randn(n, width + 7).to(dtype).to(DEVICE)
+    at = torch.from_numpy(rng.permutation(slots)[:n].astype(np.int64)).to(DEVICE)
+    wanted = rows.clone()
+    module.kv_write_reference(wanted, at, wide[:, 3 : 3 + width])
+    module.kv_write(rows, at, wide[:, 3 : 3 + width])
+    assert torch.equal(rows, wanted)
+
+
+def check_compact(module, rng, dtype=torch.float32, *, widths=(96, 40), requests=3, depth=6):
+    """Random accepted paths in scattered blocks; nothing else changes."""
+    lengths = [int(rng.integers(0, 40)) for _ in range(requests)]
+    trees = [int(rng.integers(1, 3 * depth)) for _ in range(requests)]
+    count = [-(-(a + 1 + b) // BLOCK_SIZE) for a, b in zip(lengths, trees, strict=True)]
+    blocks = rng.permutation(sum(count)).tolist()
+    source, target, first = [], [], [0]
+    for length, nodes, own in zip(lengths, trees, count, strict=True):
+        table = [blocks.pop() for _ in range(own)]
+        slot = lambda position, table=table: table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE  # noqa: E731
+        path = np.sort(rng.permutation(nodes)[: int(rng.integers(0, min(depth, nodes) + 1))])
+        source += [slot(length + 1 + int(node)) for node in path]
+        target += [slot(length + 1 + i) for i in range(len(path))]
+        first.append(len(source))
+    layers = [torch.randn(sum(count) * BLOCK_SIZE, width).to(dtype).to(DEVICE) for width in widths]
+    wanted = [rows.clone() for rows in layers]
+    put = lambda numbers: torch.tensor(numbers, dtype=torch.int64, device=DEVICE)  # noqa: E731
+    module.kv_compact_reference(wanted, put(source), put(target))
+    module.kv_compact(module.LayerPointers(layers), put(source), put(target), put(first))
+    assert all(map(torch.equal, layers, wanted))
+
+
+def random_forest(rng, vocabulary, requests, most_nodes, drawn):
+    """Trees with tokens really drawn from a random q where they are sampled; (forest, p, q or None)."""
+    trees, p, q = [], [], []
+    for _ in range(requests):
+        nodes = int(rng.integers(0, most_nodes + 1))
+        parent = random_parents(rng, nodes)
+        token, q_row = np.zeros(nodes, dtype=np.int32), np.full(nodes + 1, NOBODY, dtype=np.int64)
+        for above in range(-1, nodes):
+            children = np.flatnonzero(parent == above)
+            while len(children) > vocabulary // 2:  # no node has more children than there are tokens to draw
+                parent[children[-1]], children = children[-2], children[:-1]
+            if not len(children):
+                continue
+            own = rng.dirichlet(np.full(vocabulary, rng.choice([0.3, 1.0])))
+            own = np.maximum(own, 1e-9) / np.maximum(own, 1e-9).sum()
+            token[children] = rng.choice(vocabulary, len(children), replace=drawn == WITH_REPLACEMENT, p=own)
+            if drawn:
+                q_row[above + 1] = len(q)
+                q.append(own)
+        trees.append(Planted(token, parent, np.full(nodes, drawn, np.uint8), rng.random(nodes + 1), q_row))
+        p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
+    put = lambda rows: torch.tensor(np.array(rows), dtype=torch.float32, device=DEVICE)  # noqa: E731
+    return Forest.plant(trees, DEVICE), put(np.concatenate(p)), put(q) if q else None
+
+
+def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16):
+    """A random forest: every decision is the reference's, unless its coin lay within rounding."""
+    forest, p, q = random_forest(rng, vocabulary, requests, most_nodes, drawn)
+    kept = p.clone()
+    got, wanted = module.tree_verify(forest, p, q, block=block), module.tree_verify_reference(forest, p, q)
+    assert torch.equal(p, kept)
+    for name in ("outcome", "token", "final_row", "recovered"):
+        assert torch.equal(getattr(got, name), getattr(wanted, name)), name
+    for name in ("p_trial", "q_trial", "accept_prob", "residual_mass", "final_p"):
+        near(getattr(got, name), getattr(wanted, name), 2e-5)
+
+
+def check_probabilities(module, rng, *, vocabulary=37, min_p=0.1, block=16):
+    """Random logits."""
+    logits = torch.tensor(rng.normal(size=(3, vocabulary)) * 4, dtype=torch.float32, device=DEVICE)
+    got = module.probabilities(logits, 0.7, min_p, block)
+    near(got, module.probabilities_reference(logits, 0.7, min_p), 1e-5)

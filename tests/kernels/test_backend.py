@@ -1,0 +1,65 @@
+"""The engine on the Triton backend gives what it gives on torch's: tokens, verdicts, evidence."""
+
+import numpy as np
+import pytest
+import torch
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.model.backend import Backend, pick_backend
+from tests.kernels import DEVICE
+
+PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
+    "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
+}
+
+
+def run(tiny, backend, how, params):
+    engine = Engine(
+        target=str(tiny),
+        dtype="float32",
+        kv_memory=0.01,
+        backend=backend,
+        device=DEVICE.type,
+        max_step_tokens=32,
+        **how,
+    )
+    assert engine.run_info.backend == backend
+    results = engine.generate(PROMPTS, params)
+    assert engine.runner.cache.pool.used == 0
+    return results
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
+    params = SamplingParams(max_tokens=8, temperature=temperature, seed=3, ignore_eos=True)
+    ours, reference = (run(tiny, backend, DRAFTERS[name], params) for backend in ("triton", "torch"))
+    assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
+    for a, b in zip(ours, reference, strict=True):
+        for left, right in zip(a.steps, b.steps, strict=True):
+            assert (left.verdict is None) == (right.verdict is None)
+            if left.verdict is None:
+                continue
+            assert left.verdict.kind == right.verdict.kind
+            assert left.verdict.path.tolist() == right.verdict.path.tolist()
+            for part in ("outcome", "p", "p_trial", "q_trial", "accept_prob", "residual_mass", "coin"):
+                got, wanted = getattr(left.verdict, part), getattr(right.verdict, part)
+                assert got.dtype == wanted.dtype
+                np.testing.assert_allclose(got, wanted, atol=2e-5, err_msg=part)
+
+
+def test_a_backend_is_chosen_by_device():
+    assert pick_backend("auto", torch.device("cpu")) is Backend.TORCH
+    assert pick_backend("auto", torch.device("cuda")) is Backend.TRITON
+    assert pick_backend("torch", torch.device("cuda")) is Backend.TORCH
+
+
+def test_triton_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="needs a CUDA GPU"):
+        pick_backend("triton", torch.device("cpu"))

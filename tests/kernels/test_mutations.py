@@ -1,0 +1,214 @@
+"""Mistakes put into the kernels on purpose: the checks that the kernels pass must fail on each of them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from specscope.kernels.forest import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+
+from specscope import kernels
+from tests.kernels.cases import (
+    check_attention,
+    check_compact,
+    check_probabilities,
+    check_verify,
+    check_write,
+)
+
+SEEDS = 12
+
+MUTATIONS = {
+    "kv_write: mask off by one": ("kv_write", "at < width", "at < width - 1", check_write, {}),
+    "kv_write: a block edge": ("kv_write", "slot = tl.load(slots + token)", "slot = token", check_write, {}),
+    "kv_compact: unordered": (
+        "kv_compact",
+        "range(tl.load(first + request), tl.load(first + request + 1))",
+        "range(tl.load(first + request + 1) - 1, tl.load(first + request) - 1, -1)",
+        check_compact,
+        {"depth": 10},
+    ),
+    "kv_compact: the last of a path": (
+        "kv_compact",
+        "tl.load(first + request + 1))",
+        "tl.load(first + request + 1) - 1)",
+        check_compact,
+        {},
+    ),
+    "kv_compact: mask off by one": ("kv_compact", "at < width", "at < width - 1", check_compact, {}),
+    "tree_attention: mask off by one": (
+        "tree_attention",
+        "word >> (w % 64)",
+        "word >> ((w + 1) % 64)",
+        check_attention,
+        {},
+    ),
+    "tree_attention: the wrong word": (
+        "tree_attention",
+        "(w // 64)[None, :]",
+        "(w // 65)[None, :]",
+        check_attention,
+        {"most_nodes": 100, "most_context": 10},
+    ),
+    "tree_attention: a block edge of the context": (
+        "tree_attention",
+        "before // KEYS * KEYS",
+        "(before // KEYS + 1) * KEYS",
+        check_attention,
+        {},
+    ),
+    "tree_attention: a block edge of the cache": (
+        "tree_attention",
+        "BLOCK + j % BLOCK)",
+        "BLOCK + (j + 1) % BLOCK)",
+        check_attention,
+        {},
+    ),
+    "tree_attention: parts that overlap": (
+        "tree_attention",
+        "tl.minimum(low + share, end)",
+        "tl.minimum(low + share + KEYS, end)",
+        check_attention,
+        {"splits": 4, "keys": 16},
+    ),
+    "tree_attention: the window off by one, in the tree": (
+        "tree_attention",
+        "theirs[None, :] < WINDOW",
+        "theirs[None, :] <= WINDOW",
+        check_attention,
+        {"window": 4},
+    ),
+    "tree_attention: the window off by one, in the context": (
+        "tree_attention",
+        "j[None, :] < WINDOW",
+        "j[None, :] <= WINDOW",
+        check_attention,
+        {"window": 20},
+    ),
+    "tree_attention: what was summed is not rescaled": (
+        "tree_attention",
+        "acc * faded[:, None] + tl.dot",
+        "acc + tl.dot",
+        check_attention,
+        {"keys": 16},
+    ),
+    "tree_attention: a missing renormalisation of the parts": (
+        "tree_attention",
+        "whole = tl.sum(total * share, 0)",
+        "whole = tl.sum(total, 0)",
+        check_attention,
+        {"splits": 4, "keys": 16},
+    ),
+    "tree_attention: sinks forgotten when parts are joined": (
+        "tree_attention",
+        "whole += tl.exp(sink - top)",
+        "whole += 0.0",
+        check_attention,
+        {"splits": 2, "keys": 16, "sinks": True},
+    ),
+    "tree_verify: a missing renormalisation of p": (
+        "tree_verify",
+        "p_x = p_x / mass",
+        "p_x = p_x * 1.0",
+        check_verify,
+        {"drawn": DETERMINISTIC},
+    ),
+    "tree_verify: a missing renormalisation of q": (
+        "tree_verify",
+        "q_x = own / q_mass",
+        "q_x = own",
+        check_verify,
+        {"drawn": WITHOUT_REPLACEMENT},
+    ),
+    "tree_verify: q renormalised where it was drawn with replacement": (
+        "tree_verify",
+        "(how == 1) & (q_sum > 0.0)",
+        "q_sum > 0.0",
+        check_verify,
+        {"drawn": WITH_REPLACEMENT},
+    ),
+    "tree_verify: the second residual not weighed": (
+        "tree_verify",
+        "mass / q_mass",
+        "1.0",
+        check_verify,
+        {"drawn": WITHOUT_REPLACEMENT},
+    ),
+    "tree_verify: a residual below zero": (
+        "tree_verify",
+        "r = tl.maximum(r - taken.to(tl.float32) * theirs, 0.0)",
+        "r = r - taken.to(tl.float32) * theirs",
+        check_verify,
+        {"drawn": WITHOUT_REPLACEMENT},
+    ),
+    "tree_verify: a rejected token stays": (
+        "tree_verify",
+        "gone = x == tl.load(token + at)",
+        "gone = x == tl.load(token + at) + 1",
+        check_verify,
+        {"drawn": DETERMINISTIC},
+    ),
+    "tree_verify: a block edge of the vocabulary": (
+        "tree_verify",
+        "inside = x < vocabulary",
+        "inside = x < vocabulary - 1",
+        check_verify,
+        {"drawn": DETERMINISTIC, "vocabulary": 5},
+    ),
+    "tree_verify: the cumulative sum begins anew in each block": (
+        "tree_verify",
+        "sums = before + tl.cumsum",
+        "sums = tl.cumsum",
+        check_verify,
+        {"drawn": DETERMINISTIC},
+    ),
+    "sampling: a missing renormalisation": (
+        "sampling",
+        "total += tl.where(weight >= min_p, weight, 0.0)",
+        "total += weight",
+        check_probabilities,
+        {},
+    ),
+    "sampling: the edge of the vocabulary": (
+        "sampling",
+        "0.0) / whole, mask=x < vocabulary)",
+        "0.0) / whole, mask=x < vocabulary - 1)",
+        check_probabilities,
+        {"vocabulary": 5},
+    ),
+    "sampling: min-p forgotten": ("sampling", "weight >= min_p", "weight >= 0.0", check_probabilities, {}),
+}
+
+
+def changed(tmp_path, monkeypatch, module, old, new):
+    """A copy of a kernel's module with one change."""
+    source = (Path(kernels.__path__[0]) / f"{module}.py").read_text()
+    assert old in source, "the mutation no longer fits the kernel"
+    path = tmp_path / f"{module}_changed.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, copy)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mistake_is_caught(name, tmp_path, monkeypatch):
+    module, old, new, check, how = MUTATIONS[name]
+    copy = changed(tmp_path, monkeypatch, module, old, new)
+    for seed in range(SEEDS):
+        try:
+            check(copy, np.random.default_rng(seed), **how)
+        except AssertionError:
+            return
+    pytest.fail(f"{SEEDS} random cases did not catch it")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_without_the_mistake_the_same_cases_pass(name, tmp_path, monkeypatch):
+    module, _, _, check, how = MUTATIONS[name]
+    copy = changed(tmp_path, monkeypatch, module, "import torch\n", "import torch\n")
+    for seed in range(3):
+        check(copy, np.random.default_rng(seed), **how)
