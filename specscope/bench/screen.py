@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from specscope.bench.observe import TOKENS, prompts_of
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.worker import Worker
 from specscope.options import OutputOptions
@@ -54,7 +54,7 @@ def _observed(worker: Worker) -> float:
         options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
         ready = worker.ready
         outputs = Outputs(options, worker.bus, ready.run, ready.vocabulary, PARAMS, log=lambda line: None)
-        app = ScopeApp(Session(control=worker), title="bench")
+        app = ScopeApp(Viewer(control=worker), title="bench")
 
         def drive() -> None:
             rates.append(_rate(worker))

@@ -1,147 +1,225 @@
-"""Session: a history, and where there is a live engine the means to run it.
+"""Session: stops, steps, goes back and looks, over a live engine or a capture alike.
 
-The screens know this and nothing else; replay gives a history alone, a live run adds a control.
+Over an engine it runs steps and rewinds; over a capture the same commands move a cursor. Everything it shows comes from
+the records. It is synchronous: a command returns when the run has stopped.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from specscope.trace.history import History
-from specscope.trace.params import SamplingParams
+from specscope.debug.breakpoints import Breakpoints, Hit, step_condition, step_evidence
+from specscope.debug.expressions import Expression
+from specscope.errors import UserError
+from specscope.trace.history import History, RequestHistory
+from specscope.trace.records import RequestStep, StepRecord
 
 
-class Control(Protocol):
-    """What a session can ask of an engine: a worker process, or an engine in this one."""
+class Engine(Protocol):
+    """What the debugger asks of an engine; specscope.Engine is one."""
 
-    def poll(self, history: History) -> bool:
-        """Move what the engine has published into the history; True where anything changed. Never blocks."""
-
-    def pause(self) -> None:
-        """Stop before the next step."""
-
-    def resume(self) -> None:
-        """Go on."""
-
-    def step(self) -> None:
-        """Run one engine step, then pause."""
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Add a request."""
-
-    def cancel(self, request: str) -> None:
-        """End a request."""
-
-    def close(self) -> None:
-        """End the engine."""
+    steps: int
 
     @property
-    def status(self) -> str:
-        """`loading`, `running`, `paused`, `idle` or `ended`."""
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
 
-    @property
-    def progress(self) -> tuple[str, float | None]:
-        """While loading: what is going on, and how much of it is done (0 to 1) where that is known."""
+    def step(self) -> StepRecord:
+        """Run one step, or what is left of one."""
 
-    @property
-    def error(self) -> str:
-        """Why it ended, where it ended badly."""
+    def phase(self) -> StepRecord | None:
+        """Run the next phase of a step; the record after the last."""
 
-    @property
-    def notices(self) -> deque[str]:
-        """Refusals to be shown once; the screen takes them out."""
+    def rewind(self, step: int) -> None:
+        """Be as before that step."""
 
-
-class Reader(Protocol):
-    """A capture that is still being read; trace.reading.CaptureReader is one."""
-
-    history: History
-    done: bool
-
-    def read(self, seconds: float) -> bool:
-        """Read on for about so long; True where there is more."""
-
-    @property
-    def progress(self) -> float:
-        """How much has been read, 0 to 1."""
+    def keep_timeline(self) -> Any:  # noqa: ANN401
+        """Keep what going back takes."""
 
 
-READ_SECONDS = 0.08  # of reading between two looks at the keyboard
+@dataclass(frozen=True)
+class Stop:
+    """Why a command returned."""
+
+    reason: str  # step, phase, breakpoint, until, finished, end, start
+    hits: tuple[Hit, ...] = ()
+    text: str = ""  # for people
+
+    def describe(self) -> str:
+        """What happened, a line each."""
+        return "\n".join([*(hit.describe() for hit in self.hits), *([self.text] if self.text else [])])
 
 
 @dataclass
 class Session:
-    """One run being looked at. `position` indexes `history.steps`; it follows the newest step while `follow`."""
+    """`position` is the place in `history.steps` of the step that ran last; -1 before the first."""
 
     history: History = field(default_factory=History)
-    control: Control | None = None  # None over a capture
-    reader: Reader | None = None  # None over a live engine
+    engine: Engine | None = None  # None over a capture
+    breakpoints: Breakpoints = field(default_factory=Breakpoints)
     position: int = -1
-    follow: bool = True
+    phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
+    request: str = ""  # the chosen one; "" for the first of the step
+    on_step: Callable[[StepRecord], None] = lambda _: None  # hears each step that the engine runs
 
-    @staticmethod
-    def over(reader: Reader) -> Session:
-        """A session over a capture, which may still have more to read."""
-        return Session(history=reader.history, reader=reader)
+    def __post_init__(self) -> None:
+        if self.engine is not None:
+            self.engine.keep_timeline()
 
-    @property
-    def reading(self) -> bool:
-        """True while a capture has more to read."""
-        return self.reader is not None and not self.reader.done
+    # Where we are
 
     @property
-    def live(self) -> bool:
-        """True where an engine can still produce steps."""
-        return self.control is not None and self.control.status != "ended"
+    def record(self) -> StepRecord | None:
+        """The step that ran last."""
+        return self.history.steps[self.position] if 0 <= self.position < len(self.history.steps) else None
 
     @property
-    def paused(self) -> bool:
-        """True where the engine waits for a command."""
-        return self.control is not None and self.control.status == "paused"
+    def chosen(self) -> RequestHistory | None:
+        """The request that commands are about: the chosen one, else the first of the step."""
+        if self.request in self.history.requests:
+            return self.history.requests[self.request]
+        record = self.record
+        if record is not None and record.requests:
+            return self.history.requests.get(record.requests[0].request)
+        return next(iter(self.history.requests.values()), None)
 
-    def poll(self) -> bool:
-        """Take in what is new; True where the screen should change."""
-        changed = self.control.poll(self.history) if self.control else False
-        if self.reader is not None and not self.reader.done:
-            self.reader.read(READ_SECONDS)
-            changed = True
-            if self.position >= 0 and not self.reader.done:
-                return changed  # stay where the first piece ended: following the reading would cost more than it
-        if self.follow and self.position != len(self.history.steps) - 1:
-            self.position = len(self.history.steps) - 1
-            return True
-        return changed
+    @property
+    def part(self) -> RequestStep | None:
+        """The chosen request's part in the step that ran last, or its last before that."""
+        chosen = self.chosen
+        found = None if chosen is None else self.history.part(chosen.id, self.position)
+        return None if found is None else found[1]
 
-    def toggle_pause(self) -> None:
-        """Pause or go on; over a capture, stop or start following its end."""
-        if self.control is None or not self.live:
-            self.follow = not self.follow
-        elif self.paused:
-            self.control.resume()
-            self.follow = True
-        else:
-            self.control.pause()
+    # Forward
 
-    def forward(self) -> None:
-        """The next step: of the history, or of the paused engine where the history ends."""
-        if self.position < len(self.history.steps) - 1:
-            self.goto(self.position + 1)
-        elif self.control is not None and self.live:
-            self.follow = True
-            self.control.step()
+    def _advance(self) -> StepRecord | None:
+        """One step: of the engine, or of the capture; None at the end."""
+        if self.engine is None:
+            if self.position >= len(self.history.steps) - 1:
+                return None
+            self.position += 1
+            return self.history.steps[self.position]
+        if not self.engine.busy:
+            return None
+        return self._take(self.engine.step())
 
-    def back(self) -> None:
-        """The step before."""
-        self.goto(self.position - 1)
-
-    def goto(self, position: int) -> None:
-        """Look at the step at `position` (kept within the history) and stay there."""
-        self.position = max(min(position, len(self.history.steps) - 1), 0 if self.history.steps else -1)
-        self.follow = False
-
-    def goto_end(self) -> None:
-        """Follow the newest step."""
+    def _take(self, record: StepRecord) -> StepRecord:
+        self.phase = ""
+        self.history.append(record)
         self.position = len(self.history.steps) - 1
-        self.follow = True
+        self.on_step(record)
+        return record
+
+    def _run(self, done: Callable[[StepRecord], str]) -> Stop:
+        """Go on until a breakpoint, the end, or `done` gives a reason."""
+        while True:
+            record = self._advance()
+            if record is None:
+                return Stop("end", text="nothing is left to run" if self.engine else "this is the last step")
+            hits = self.breakpoints.check(record, self.history)
+            reason = done(record)
+            if hits:
+                return Stop("breakpoint", tuple(hits))
+            if reason:
+                return Stop(reason)
+
+    def cont(self) -> Stop:
+        """Go on to the next breakpoint, or the end."""
+        return self._run(lambda _: "")
+
+    def next(self, count: int = 1) -> Stop:
+        """Run engine steps; breakpoints stop them too."""
+        left = iter(range(count - 1, -1, -1))
+        return self._run(lambda _: "step" if next(left) == 0 else "")
+
+    def step(self) -> Stop:
+        """Run one phase: schedule, draft, forward, verify, commit. Over a capture: a step."""
+        if self.engine is None:
+            return self.next()
+        if not self.engine.busy and not self.phase:
+            return Stop("end", text="nothing is left to run")
+        record = self.engine.phase()
+        if record is None:
+            current = self.engine.current  # type: ignore[attr-defined]
+            self.phase = current.phases[-1].name
+            return Stop("phase", text=f"{self.phase} done, of step {self.engine.steps}")
+        self._take(record)
+        return Stop("step", tuple(self.breakpoints.check(record, self.history)))
+
+    def finish(self, request: str = "") -> Stop:
+        """Go on to the end of a request."""
+        chosen = self.history.requests.get(request) if request else self.chosen
+        if chosen is None:
+            raise UserError(f"there is no request {request!r}" if request else "no request is running")
+        if self._ended(chosen):
+            raise UserError(f"{chosen.id} has ended already")
+        return self._run(lambda record: "finished" if any(e.info.id == chosen.id for e in record.finished) else "")
+
+    def _ended(self, request: RequestHistory) -> bool:
+        known = self.history.steps[: self.position + 1]
+        return request.end is not None and any(e.info.id == request.id for r in known for e in r.finished)
+
+    def until(self, condition: str | Expression) -> Stop:
+        """Go on until a condition on a request's step holds."""
+        expression = step_condition(condition) if isinstance(condition, str) else condition
+        return self._run(
+            lambda record: "until" if any(expression(e) for e in step_evidence(record, self.history)) else ""
+        )
+
+    # Back
+
+    def goto(self, position: int) -> Stop:
+        """Be where the step at `position` had just run; -1 for before the first. The engine is rewound, or run on."""
+        if not position >= -1:
+            raise UserError("there is nothing before the first step")
+        if position > self.position:
+            while self.position < position and self._advance() is not None:
+                pass
+            return Stop("step" if self.position == position else "end")
+        if self.engine is not None:
+            steps = self.history.steps
+            self.engine.rewind(steps[position + 1].step if position + 1 < len(steps) else self.engine.steps)
+            self.history.truncate(position + 1)
+        self.position, self.phase = position, ""
+        return Stop("step" if position >= 0 else "start")
+
+    def reverse_next(self, count: int = 1) -> Stop:
+        """Undo engine steps."""
+        if self.position < 0:
+            return Stop("start", text="this is before the first step")
+        return self.goto(max(self.position - count, -1))
+
+    def reverse_step(self) -> Stop:
+        """Undo a phase: what was begun of a step is given up and run again up to the phase before."""
+        if self.engine is None or not self.phase:
+            if self.engine is None:
+                return self.reverse_next()
+            return self._reenter(4) if self.position >= 0 else Stop("start", text="this is before the first step")
+        done = len(self.engine.current.phases)  # type: ignore[attr-defined]
+        self.engine.rewind(self.engine.steps)
+        self.phase = ""
+        for _ in range(done - 1):
+            self.step()
+        return Stop("phase", text=f"{self.phase or 'nothing'} done, of step {self.engine.steps}")
+
+    def _reenter(self, phases: int) -> Stop:
+        """Back into the step that ran last, with so many of its phases done."""
+        self.goto(self.position - 1)
+        stop = Stop("start")
+        for _ in range(phases):
+            stop = self.step()
+        return stop
+
+    def reverse_continue(self) -> Stop:
+        """Back to the last breakpoint that would have stopped before here, or to the start."""
+        at = self.position
+        while at > 0:
+            at -= 1
+            hits = self.breakpoints.check(self.history.steps[at], self.history)
+            if hits:
+                self.goto(at)
+                return Stop("breakpoint", tuple(hits))
+        self.goto(-1 if self.position <= 0 else 0)
+        return Stop("start", text="the first step: no breakpoint before")

@@ -63,7 +63,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if not 2 <= max_context <= target.max_context:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
     blocks = count_blocks(target, config.kv_memory)
-    drafter = _make_drafter(config, target, tokenizer, blocks, backend, progress)
+    drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
     return Parts(
         runner=ModelRunner(target, blocks, drafter.taps, backend),
         drafter=drafter,
@@ -82,7 +82,15 @@ def count_blocks(loaded: LoadedModel, gib: float) -> int:
     return blocks
 
 
-def _make_drafter(
+def drafter_blocks(config: EngineConfig, blocks: int) -> int:
+    """KV blocks for the drafter of a target with so many.
+
+    It feeds more nodes than are verified where the tree is dynamic, and shall not run out before the target.
+    """
+    return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
+
+
+def make_drafter(
     config: EngineConfig,
     target: LoadedModel,
     tokenizer: Any,  # noqa: ANN401
@@ -90,6 +98,7 @@ def _make_drafter(
     backend: Backend,
     progress: Callable[[str], None],
 ) -> Drafter:
+    """The drafter that a config asks for, with so many KV blocks. Raises UserError where it does not fit the target."""
     plan = config.plan
     if plan is None:
         return NoDrafter()
@@ -97,8 +106,6 @@ def _make_drafter(
         return Synthetic(plan, config.synthetic_rates, target.vocab_size)
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
-    # A drafter feeds more nodes than are verified where the tree is dynamic: it shall not run out before the target.
-    blocks += config.max_batch * (plan.max_fed // BLOCK_SIZE + 2)
     if config.drafter == "eagle":
         head = load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)

@@ -13,7 +13,7 @@ from specscope.trace.tree import ROOT
 
 DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
-DEFAULT_TREES = {"eagle": "dynamic:6,depth=3,top=3", "ngram": "3x5", "draft_model": "5"}
+DEFAULT_TREES = {"eagle": "dynamic:4,depth=2,top=4", "ngram": "3x5", "draft_model": "5"}
 
 
 def is_head(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,27 +16,29 @@ from torch import Tensor
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
 from specscope.engine.request import Request
-from specscope.engine.result import Chunk, Result
+from specscope.engine.runs import Prompt, Runs
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
+from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafter import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
-from specscope.speculate.verify import Question, verify_all
+from specscope.speculate.verify import Question, changed_question, verify_all
 from specscope.trace.bus import Bus, Sink, Subscription
+from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import FinishReason, Phase, RequestStep, RunInfo, StepRecord, Verdict
-from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.vocabulary import Vocabulary
 
+PHASES = ("schedule", "draft", "forward", "verify", "commit")
 Slots = NDArray[np.int64]
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
 
 @dataclass
-class _Step:
+class StepState:
     """An engine step while it happens; each phase fills its part."""
 
     plan: Schedule = field(default_factory=Schedule)
@@ -52,7 +54,7 @@ class _Step:
     sizes: dict[str, Size] = field(default_factory=dict)  # by request, where sizes are adaptive
 
 
-class Engine:
+class Engine(Runs):
     """A target, a drafter, and the requests that they serve.
 
     Engine(target="folder", drafter="ngram") or Engine(EngineConfig(...)). Not thread-safe: one thread steps it.
@@ -63,12 +65,15 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         progress: Callable[[str], None] = lambda _: None,
+        parts: Parts | None = None,
+        changes: Changes | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         if config is not None and settings:
             raise UserError("give Engine a config or settings, not both")
         self.config = config or EngineConfig(**settings)
-        parts: Parts = build_parts(self.config, progress)
+        parts = parts or build_parts(self.config, progress)
+        self.changes = changes  # what is decreed in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
         self.tokenizer = parts.tokenizer
@@ -86,9 +91,13 @@ class Engine:
         plan = self.config.plan
         self.sizer = Sizer(plan) if self.config.adaptive and isinstance(plan, DynamicPlan) else None
         self.steps = 0
+        self.current: StepState | None = None  # a step that was begun and not finished
+        self._cancel_later: list[str] = []
+        self._published = -1  # the last step whose record was
         self._names = itertools.count()
-        self._requests: dict[str, Request] = {}
-        self._ended: list[Request] = []  # cancelled or failed between steps; reported by the next one
+        self.timeline: Timeline | None = None
+        self.requests: dict[str, Request] = {}  # waiting and running, by id
+        self.ended: list[Request] = []  # cancelled or failed between steps; reported by the next one
 
     # Requests
 
@@ -102,7 +111,7 @@ class Engine:
     ) -> str:
         """Queue a request and return its id. Raises UserError for a prompt that cannot run."""
         text, tokens = self.encode(prompt)
-        if name in self._requests:
+        if name in self.requests:
             raise UserError(f"request {name!r} is running already")
         if not tokens:
             raise UserError("the prompt is empty: it has no tokens")
@@ -112,12 +121,14 @@ class Engine:
             raise UserError(f"the prompt has {len(tokens)} tokens, more than the KV cache holds: raise --kv-memory")
         name = self._new_name() if name is None else name
         request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns(), _title(prompt))
-        self._requests[name] = request
+        self.requests[name] = request
         self.scheduler.waiting.append(request)
+        if self.timeline is not None:
+            self.timeline.arrived(self, request)
         return name
 
     def _new_name(self) -> str:
-        return next(name for i in self._names if (name := f"r{i}") not in self._requests)
+        return next(name for i in self._names if (name := f"r{i}") not in self.requests)
 
     def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids."""
@@ -144,22 +155,30 @@ class Engine:
         return prompt
 
     def cancel(self, name: str) -> None:
-        """End a request now; what it has emitted stays. Unknown or ended ids are ignored."""
-        request = self._requests.get(name)
+        """End a request now; what it has emitted stays. Unknown or ended ids are ignored.
+
+        Between the phases of a step it ends after the step.
+        """
+        if self.current is not None:
+            self._cancel_later.append(name)
+            return
+        request = self.requests.get(name)
         if request is not None:
+            if self.timeline is not None:
+                self.timeline.cancelled(self, name)
             request.finish = FinishReason.CANCELLED
             self._retire(request)
-            self._ended.append(request)
+            self.ended.append(request)
 
     def cancel_all(self) -> None:
         """End every request now; the next step reports them."""
-        for name in list(self._requests):
+        for name in list(self.requests):
             self.cancel(name)
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._ended)
+        return bool(self.requests or self.ended)
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
         """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""
@@ -172,35 +191,63 @@ class Engine:
     # A step
 
     def step(self) -> StepRecord:
-        """Run one step over all requests and publish its record."""
-        now = _Step()
-        for name, phase in (
-            ("schedule", self._schedule),
-            ("draft", self._draft),
-            ("forward", self._forward),
-            ("verify", self._verify),
-            ("commit", self._commit),
-        ):
-            start = time.time_ns()
-            phase(now)
-            now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+        """Run one step over all requests, or what is left of it, and publish its record."""
+        while True:
+            record = self.phase()
+            if record is not None:
+                return record
+
+    def phase(self) -> StepRecord | None:
+        """Run the next phase of a step; the record after the last. Between phases `current` holds what there is."""
+        if self.current is None:
+            if self.timeline is not None:
+                self.timeline.note(self)
+            self.current = StepState()
+        now = self.current
+        name = PHASES[len(now.phases)]
+        start = time.time_ns()
+        getattr(self, f"_{name}")(now)
+        now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+        if len(now.phases) < len(PHASES):
+            return None
+        self.current = None
         record = self._record(now)
         if self.sizer is not None:
             self.sizer.note(record)
         self.steps += 1
-        self.bus.publish(record)
+        while self._cancel_later:
+            self.cancel(self._cancel_later.pop(0))
+        if record.step > self._published:  # what comes again after going back is known already
+            self._published = record.step
+            self.bus.publish(record)
         return record
 
-    def _schedule(self, now: _Step) -> None:
+    def keep_timeline(self) -> Timeline:
+        """Keep what going back takes, from the next step on."""
+        self.timeline = self.timeline or Timeline()
+        return self.timeline
+
+    def rewind(self, step: int) -> None:
+        """Make the engine what it was before `step`; a step that was begun is given up. Raises UserError."""
+        if self.timeline is None:
+            raise UserError("this engine keeps no timeline: it cannot go back")
+        if self.current is not None:
+            self.current = None
+            begun = self.steps
+            self.steps += 1
+            self.timeline.rewind(self, begun)
+        self.timeline.rewind(self, step)
+
+    def _schedule(self, now: StepState) -> None:
         now.plan = self.scheduler.schedule(time.time_ns())
         for request in now.plan.preempted:
             self.drafter.release(request.id)
         for request in now.plan.failed:
             self._retire(request)
-        now.finished = [*self._ended, *now.plan.failed]
-        self._ended = []
+        now.finished = [*self.ended, *now.plan.failed]
+        self.ended = []
 
-    def _draft(self, now: _Step) -> None:
+    def _draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
         fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
         able = [self._context(part.request, sum(fits)) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
@@ -215,7 +262,7 @@ class Engine:
             return request.context
         return dataclasses.replace(request.context, size=self.sizer.choose(request.id, batch))
 
-    def _forward(self, now: _Step) -> None:
+    def _forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
         segments = [
             Segment.of_tree(
@@ -230,7 +277,7 @@ class Engine:
         if segments:
             now.logits, now.features = self.runner.forward_with_features(segments)
 
-    def _verify(self, now: _Step) -> None:
+    def _verify(self, now: StepState) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
         asked = [self._question(part.request, draft, x) for part, draft, x in parts if part.decodes]
         verdicts = iter(verify_all(asked, self.runner.cache.backend))
@@ -247,9 +294,11 @@ class Engine:
         )
         p = distributions(logits, params, request.prompt_tokens, request.output, paths)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
-        return Question(tree, p, draft.q, coin, draft.forced)
+        if self.changes is None:
+            return Question(tree, p, draft.q, coin, draft.forced)
+        return changed_question(Question(tree, p, draft.q, coin, draft.forced), self.changes, context.position)
 
-    def _commit(self, now: _Step) -> None:
+    def _commit(self, now: StepState) -> None:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
             if self.drafter.taps:
                 self._show_features(part, verdict, now.features[i])
@@ -265,7 +314,7 @@ class Engine:
         rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
         self.drafter.observe(part.request.id, part.request.computed, features[rows])
 
-    def _commit_one(self, now: _Step, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
+    def _commit_one(self, now: StepState, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         request, start, size = part.request, part.request.computed, now.sizes.get(part.request.id)
         emitted = 0
@@ -291,7 +340,7 @@ class Engine:
         request.steps += 1
         return step
 
-    def _keep_path(self, now: _Step, request: Request, verdict: Verdict) -> None:
+    def _keep_path(self, now: StepState, request: Request, verdict: Verdict) -> None:
         """The accepted path moves from where the tree lay to the slots after the root."""
         path, base = verdict.path, request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
@@ -304,9 +353,9 @@ class Engine:
         self.drafter.release(request.id)
         if self.sizer is not None:
             self.sizer.forget(request.id)
-        self._requests.pop(request.id, None)
+        self.requests.pop(request.id, None)
 
-    def _record(self, now: _Step) -> StepRecord:
+    def _record(self, now: StepState) -> StepRecord:
         pool = self.runner.cache.pool
         end_ns = now.phases[-1].end_ns
         return StepRecord(
@@ -324,69 +373,6 @@ class Engine:
             finished=tuple(request.end(end_ns) for request in now.finished),
             passes=now.passes,
         )
-
-    # Whole runs
-
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> list[Result]:
-        """Run prompts to their ends, batched; one Result each, in their order.
-
-        `params`: one for all, or one for each. Requests that were added before run along.
-        """
-        names = self._add_all(prompts, params)
-        records: dict[str, list[RequestStep]] = {name: [] for name in names}
-        ended: dict[str, Result] = {}
-        while len(ended) < len(names):
-            record = self.step()
-            for part in record.requests:
-                if part.request in records:
-                    records[part.request].append(part)
-            for end in record.finished:
-                if end.info.id in records:
-                    ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
-        return [ended[name] for name in names]
-
-    def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[Chunk]:
-        """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
-        names = self._add_all(prompts, params)
-        left = {name: Detokenizer(self.vocabulary) for name in names}
-        try:
-            while left:
-                record = self.step()
-                ends = {end.info.id: end.reason for end in record.finished}
-                for part in record.requests:
-                    if part.request in left and (part.emitted or part.request in ends):
-                        yield Chunk.of(part, left[part.request], ends.get(part.request))
-                for name in ends:
-                    left.pop(name, None)
-        finally:
-            for name in left:
-                self.cancel(name)
-
-    def _add_all(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[str]:
-        many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
-        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
-        if len(each) != len(many):
-            raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
-        names: list[str] = []
-        try:
-            for prompt, wanted in zip(many, each, strict=True):
-                names.append(self.add(prompt, wanted))
-        except UserError:
-            for name in names:
-                self.cancel(name)
-            raise
-        return names
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is a single prompt: text, token ids, or one conversation."""
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
 
 
 def _title(prompt: Prompt) -> str:

@@ -33,9 +33,17 @@ class Request:
     finish: FinishReason | None = None
     stop: str = ""  # the stop string that matched
     error: str = ""
+    kv_life: int = 0  # rises whenever its KV is given up
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_tokens)
+
+    def restart(self) -> None:
+        """As it was when it came. It must hold no KV."""
+        self.tokens = list(self.prompt_tokens)
+        self.computed = self.steps = self.admitted_ns = 0
+        self.finish, self.stop, self.error = None, "", ""
+        self.kv_life += 1
 
     @property
     def pending(self) -> int:

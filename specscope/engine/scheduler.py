@@ -112,7 +112,7 @@ class Scheduler:
         """Take a request's KV; it goes to the head of the queue and is computed again from its tokens."""
         self.running.remove(victim)
         plan.parts = [part for part in plan.parts if part.request is not victim]
-        self.cache.truncate(victim.table, 0)
+        self._free(victim)
         victim.computed = 0
         self.waiting.appendleft(victim)
         plan.preempted.append(victim)
@@ -120,7 +120,7 @@ class Scheduler:
     def _fail(self, request: Request, plan: Schedule) -> None:
         request.finish = FinishReason.ERROR
         request.error = "the KV cache is too small for this request alone: raise --kv-memory"
-        self.cache.truncate(request.table, 0)
+        self._free(request)
         plan.failed.append(request)
 
     def retire(self, request: Request) -> None:
@@ -129,4 +129,8 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        self._free(request)
+
+    def _free(self, request: Request) -> None:
         self.cache.truncate(request.table, 0)
+        request.kv_life += 1

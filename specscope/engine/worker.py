@@ -132,7 +132,7 @@ def serve(pipe: Connection, config: EngineConfig) -> None:
 
 
 class Worker:
-    """The parent's side; implements debug.session.Control.
+    """The parent's side; implements debug.viewer.Control.
 
     Records are also published on `bus`, whose sinks are opened and closed by whoever gave `on_ready`.
     """

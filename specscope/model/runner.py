@@ -18,10 +18,17 @@ class ModelRunner:
     """Runs segments through a model. The target and each drafter that is a model have one of their own."""
 
     def __init__(
-        self, loaded: LoadedModel, blocks: int, taps: Sequence[Tap] = (), backend: Backend = Backend.TORCH
+        self,
+        loaded: LoadedModel,
+        blocks: int,
+        taps: Sequence[Tap] = (),
+        backend: Backend = Backend.TORCH,
+        *,
+        cache: KVCache | None = None,
     ) -> None:
+        """`cache`: another runner's over the same model, to share; else one of `blocks` blocks is made."""
         self.loaded = loaded
-        self.cache = KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
+        self.cache = cache or KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
         self._taps = FeatureTaps(loaded.model, taps) if taps else None
 
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:

@@ -63,6 +63,9 @@ class Drafter(Protocol):
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """The target's features at committed positions `start` on, [m, taps * width]. Called where there are taps."""
 
+    def rewind(self, request: str, tokens: int) -> None:
+        """Only the first `tokens` tokens are committed any more. Called between steps; never where there are taps."""
+
     def release(self, request: str) -> None:
         """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
 
@@ -85,6 +88,9 @@ class NoDrafter:
 
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """Nothing to see."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Nothing to shorten."""
 
     def release(self, request: str) -> None:
         """Nothing to forget."""

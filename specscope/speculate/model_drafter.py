@@ -119,6 +119,13 @@ class ModelDrafter(ABC):
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """The target's features, where there are taps."""
 
+    def rewind(self, request: str, tokens: int) -> None:
+        """Keep what was computed of them but the root, which is always fed again."""
+        state = self.states.get(request)
+        if state is not None:
+            state.computed = min(state.computed, tokens - 1)
+            self.cache.truncate(state.table, state.computed)
+
     def release(self, request: str) -> None:
         """Free the request's blocks."""
         state = self.states.pop(request, None)

@@ -50,6 +50,9 @@ class NgramDrafter:
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """It asks for no features."""
 
+    def rewind(self, request: str, tokens: int) -> None:
+        """It keeps nothing between steps."""
+
     def release(self, request: str) -> None:
         """It keeps nothing between steps."""
 

@@ -57,5 +57,8 @@ class Synthetic:
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """Nothing to see."""
 
+    def rewind(self, request: str, tokens: int) -> None:
+        """It keeps nothing between steps."""
+
     def release(self, request: str) -> None:
         """Nothing to forget."""

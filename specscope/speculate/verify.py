@@ -13,6 +13,7 @@ When all children are rejected the final token is drawn from what is left of p; 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from specscope.model.backend import Backend
 from specscope.speculate.distribution import Dense, Distribution
+from specscope.trace.changes import Changes
 from specscope.trace.records import FinalKind, Outcome, Verdict
 from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
 
@@ -158,6 +160,18 @@ def verify(
         final_p=judgement.left.prob(final),
         final_coin=float(coin[0]),
         forced=np.asarray(decreed, dtype=np.int32),
+    )
+
+
+def changed_question(question: Question, changes: Changes, position: int) -> Question:
+    """The question with what a fork decrees at this position of the request."""
+    coin = question.coin.copy()
+    for (at, node), value in changes.coins.items():
+        if at == position and node < len(question.tree):
+            coin[node + 1] = value
+    here = {node: yes for (at, node), yes in changes.outcomes.items() if at == position and node < len(question.tree)}
+    return dataclasses.replace(
+        question, coin=coin, forced={**question.forced, **here}, final=changes.tokens.get(position)
     )
 
 

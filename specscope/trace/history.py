@@ -74,6 +74,15 @@ class History:
             request.end = end
             request.info = request.info or end.info
 
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` steps, as if the others had never been."""
+        kept = self.steps[:count]
+        self.steps.clear()
+        self.requests.clear()
+        self.acceptance = Acceptance()
+        for record in kept:
+            self.append(record)
+
     def request(self, name: str) -> RequestHistory:
         """The request of that id, made where it is new."""
         if name not in self.requests:

@@ -13,7 +13,7 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
 
-from specscope.debug.session import Control, Session
+from specscope.debug.viewer import Control, Viewer
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.ask import Ask
@@ -46,7 +46,7 @@ class ScopeApp(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
-    def __init__(self, session: Session, *, title: str = "", fps: float = 10) -> None:
+    def __init__(self, session: Viewer, *, title: str = "", fps: float = 10) -> None:
         super().__init__()
         self.session = session
         self.scope_title = title
@@ -380,6 +380,6 @@ class ScopeApp(App[None]):
         self._pick(event.name)
 
 
-def run_app(session: Session, *, title: str = "", fps: float = 10) -> None:
+def run_app(session: Viewer, *, title: str = "", fps: float = 10) -> None:
     """Show a session until the user leaves. Ending its engine is left to the caller."""
     ScopeApp(session, title=title, fps=fps).run()

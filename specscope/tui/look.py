@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import Origin, RequestStep, StepRecord
 from specscope.trace.vocabulary import Vocabulary
@@ -16,7 +16,7 @@ from specscope.tui.ledger import Ledger
 class Look:
     """One moment of a session, and what of it was chosen."""
 
-    session: Session
+    session: Viewer
     ledger: Ledger
     chosen: str | None = None  # the request whose tree and text are shown
     pooled: bool = True  # figures over all requests, or over the chosen one

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.worker import Worker
@@ -33,7 +33,7 @@ def worker(tiny):
 
 @pytest.fixture(scope="module")
 def session(worker):
-    return Session(control=worker)
+    return Viewer(control=worker)
 
 
 def test_it_loads_paused_and_steps_one_at_a_time(worker, session):

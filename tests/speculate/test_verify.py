@@ -288,3 +288,19 @@ def test_draws_follow_the_distribution():
     row = torch.tensor([0.1, 0.0, 0.6, 0.3])
     made = np.bincount([Dense(row).draw(u) for u in (np.arange(1000) + 0.5) / 1000], minlength=4)
     assert made.tolist() == [100, 0, 600, 300]
+
+
+def test_a_decreed_verdict_says_so_and_keeps_the_true_evidence():
+    tree = DraftTree.build([1, 2, 3], [ROOT, ROOT, 0])
+    p = [Dense(torch.tensor([0.1, 0.2, 0.3, 0.4]))] * 4
+    coin = np.array([0.5, 0.01, 0.99, 0.01])
+    free = verify(tree, p, {}, coin)
+    assert free.path.tolist() == [0, 2]
+    assert free.forced.tolist() == []
+    forced = verify(tree, p, {}, coin, {0: False, 1: True}, final=2)
+    assert forced.path.tolist() == [1]
+    assert forced.forced.tolist() == [0, 1, 3]
+    assert forced.token == 2
+    assert forced.kind is FinalKind.BONUS
+    assert forced.accept_prob[0] == free.accept_prob[0]
+    assert forced.p_trial[1] == pytest.approx(0.3 / 0.8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -263,10 +263,10 @@ def maker(seed: int = 7) -> Maker:
     return made
 
 
-def replay(position: int | None = None, seed: int = 7) -> Session:
+def replay(position: int | None = None, seed: int = 7) -> Viewer:
     """A finished run, looked at from `position`, from its end by default."""
     history = maker(seed).run()
-    session = Session(history)
+    session = Viewer(history)
     session.position = len(history.steps) - 1
     if position is not None:
         session.goto(position)
@@ -327,7 +327,7 @@ class FakeEngine:
         return self.refused
 
 
-def live(ready: int = 20, status: str = "paused") -> tuple[Session, FakeEngine]:
+def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:
     """An engine that has made `ready` steps, and the session over it."""
     engine = FakeEngine(maker(), status, ready)
-    return Session(engine.made.history, engine), engine
+    return Viewer(engine.made.history, engine), engine

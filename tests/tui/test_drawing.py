@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, FinishReason, RequestEnd, RequestInfo, RequestStep, StepRecord, Verdict
@@ -155,7 +155,7 @@ def odd_history() -> History:
 
 @pytest.mark.parametrize("size", [(20, 6), (60, 20), (120, 40)])
 async def test_odd_records_do_not_stop_the_screen(size):
-    session = Session(odd_history())
+    session = Viewer(odd_history())
     session.goto_end()
     app = ScopeApp(session, title="[i]title")
     async with app.run_test(size=size) as pilot:

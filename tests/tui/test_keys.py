@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind
 from specscope.tui.app import ScopeApp
@@ -18,7 +18,7 @@ from .sample import live, replay
 
 
 @asynccontextmanager
-async def running(session: Session, size: tuple[int, int] = (120, 40)):
+async def running(session: Viewer, size: tuple[int, int] = (120, 40)):
     app = ScopeApp(session)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -235,7 +235,7 @@ async def test_a_builtin_theme_does_not_break_the_style_sheet():
 
 
 async def test_keys_over_nothing():
-    async with running(Session(History())) as (app, pilot):
+    async with running(Viewer(History())) as (app, pilot):
         await pilot.press(*"pnNgsjkzx", ".", ",", "home", "end", "pageup", "pagedown", "right", "t", "i")
         await pilot.click("#slider", offset=(10, 0))
         await pilot.click("#requests", offset=(10, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 
-from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
 from specscope.tui.app import ScopeApp
 
 from .sample import live, maker, replay
@@ -59,7 +59,7 @@ def test_prefill_and_a_request_that_was_not_in_the_step(snap_compare):
 
 
 def test_nothing_recorded(snap_compare):
-    assert snap_compare(ScopeApp(Session()), terminal_size=(80, 24))
+    assert snap_compare(ScopeApp(Viewer()), terminal_size=(80, 24))
 
 
 def test_zoom_on_the_tree(snap_compare):
@@ -72,7 +72,7 @@ async def test_live_and_replay_show_the_same():
     session, _ = live(20)
     for _ in range(20):
         made.history.append(made.step())
-    recorded = Session(made.history)
+    recorded = Viewer(made.history)
     recorded.goto_end()
     shown = []
     for each in (session, recorded):

@@ -1,0 +1,157 @@
+"""Breakpoints and watches: where a run is to stop, checked against each step's record."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from specscope.debug.events import STEP_NAMES, Event, EventKind, Evidence, events, names_of
+from specscope.debug.expressions import Expression
+from specscope.errors import UserError
+from specscope.trace.history import History
+from specscope.trace.records import StepRecord
+
+
+@dataclass
+class Breakpoint:
+    """One place to stop. Its text can be sent to another process; `compile` makes it ready there."""
+
+    number: int
+    kind: EventKind  # for a watch: STEP
+    condition: str = ""
+    watch: bool = False  # stops when the condition changes truth, not whenever it holds
+    temporary: bool = False  # gone after its first stop
+    enabled: bool = True
+    ignore: int = 0  # hits to let pass
+    hits: int = 0
+    commands: tuple[str, ...] = ()  # run when it stops
+    _expression: Expression | None = field(default=None, repr=False, compare=False)
+    _truth: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)  # of a watch, by request
+
+    def compile(self) -> Breakpoint:
+        """Check the condition. Raises ExpressionError with its column."""
+        if self.condition:
+            names = {name: kind for name, (kind, _) in names_of(self.kind).items()}
+            self._expression = Expression(self.condition, names)
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is compiled."""
+        return {**self.__dict__, "_expression": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.compile()
+
+    def fires(self, event: Event) -> bool:
+        """Whether to stop here; counts the hit."""
+        if not self.enabled or event.kind is not self.kind:
+            return False
+        holds = self._expression is None or self._expression(event.evidence)
+        if self.watch:
+            before = self._truth.get(event.request, False)
+            self._truth[event.request] = holds
+            holds = before != holds
+        if not holds:
+            return False
+        self.hits += 1
+        if self.ignore > 0:
+            self.ignore -= 1
+            return False
+        return True
+
+    def describe(self) -> str:
+        """As it was typed."""
+        if self.watch:
+            return f"watch {self.condition}"
+        text = f"{'tbreak' if self.temporary else 'break'} {self.kind.value}"
+        return f"{text} if {self.condition}" if self.condition else text
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A breakpoint that stopped the run, and at what."""
+
+    number: int
+    text: str  # the breakpoint, as it was typed
+    step: int  # of the engine
+    request: str
+    node: int | None
+    commands: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """One line."""
+        where = f"step {self.step}, {self.request}" + (f", node {self.node}" if self.node is not None else "")
+        return f"breakpoint {self.number} ({self.text}) at {where}"
+
+
+class Breakpoints:
+    """All breakpoints of a session."""
+
+    def __init__(self) -> None:
+        self.points: dict[int, Breakpoint] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, event: str, condition: str = "", *, temporary: bool = False) -> Breakpoint:
+        """`break EVENT [if EXPR]`. Raises UserError."""
+        matches = [kind for kind in EventKind if kind.value.startswith(event)] if event else []
+        exact = [kind for kind in matches if kind.value == event]
+        if len(exact or matches) != 1:
+            raise UserError(f"{event!r} is no event: use {', '.join(kind.value for kind in EventKind)}")
+        point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary).compile()
+        return self._keep(point)
+
+    def watch(self, condition: str) -> Breakpoint:
+        """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
+        if not condition:
+            raise UserError("watch what? write watch tau < 1.5")
+        return self._keep(Breakpoint(0, EventKind.STEP, condition, watch=True).compile())
+
+    def _keep(self, point: Breakpoint) -> Breakpoint:
+        point.number = next(self._numbers)
+        self.points[point.number] = point
+        return point
+
+    def get(self, number: int) -> Breakpoint:
+        """The breakpoint of that number. Raises UserError."""
+        if number not in self.points:
+            known = ", ".join(map(str, self.points)) or "none"
+            raise UserError(f"there is no breakpoint {number}; there are: {known}")
+        return self.points[number]
+
+    def delete(self, numbers: Iterable[int] | None = None) -> None:
+        """Take some away, or all. Raises UserError and takes none where one is unknown."""
+        gone = list(self.points) if numbers is None else [self.get(number).number for number in numbers]
+        for number in gone:
+            self.points.pop(number, None)
+
+    @property
+    def wanted(self) -> frozenset[EventKind]:
+        """The events that any enabled one waits for."""
+        return frozenset(point.kind for point in self.points.values() if point.enabled)
+
+    def check(self, record: StepRecord, history: History) -> list[Hit]:
+        """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards."""
+        if not self.points:
+            return []
+        hits: list[Hit] = []
+        for event in events(record, history, self.wanted):
+            for point in list(self.points.values()):
+                if point.fires(event):
+                    hits.append(
+                        Hit(point.number, point.describe(), record.step, event.request, event.node, point.commands)
+                    )
+                    if point.temporary:
+                        del self.points[point.number]
+        return hits
+
+
+def step_condition(text: str) -> Expression:
+    """A condition on a request's step, for `until`."""
+    return Expression(text, {name: kind for name, (kind, _) in STEP_NAMES.items()})
+
+
+def step_evidence(record: StepRecord, history: History) -> list[Evidence]:
+    """What such a condition is asked of: each request of a step."""
+    return [Evidence(record, part.request, part, history) for part in record.requests]

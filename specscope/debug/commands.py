@@ -1,0 +1,323 @@
+"""The commands of the debugger, as they are typed: gdb's and pdb's names, unique prefixes, help for each.
+
+`Commands.run(line)` gives the lines to show. The console, the screen's prompt and scripts all use it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specscope.debug import show
+from specscope.debug.events import EventKind, Evidence, names_of
+from specscope.debug.expressions import Expression
+from specscope.debug.session import Session, Stop
+from specscope.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command."""
+
+    name: str
+    usage: str  # what follows the name
+    help: str
+    run: Callable[[Commands, str], str]
+    short: tuple[str, ...] = ()
+    repeats: bool = False  # whether an empty line runs it again
+
+
+class WhatIf:
+    """What `fork` asks for; an engine in this process has one (engine/whatif.py)."""
+
+    def fork(self, debugger: Session, words: Sequence[str]) -> str:
+        """Run a fork and compare it with the original. Raises UserError."""
+        raise UserError("forks need a live engine in this process: specscope debug")
+
+    def node(self, debugger: Session, node: int) -> str:
+        """Distributions at a node. Raises UserError."""
+        raise UserError("distributions are only there with a live engine: specscope debug")
+
+
+class Commands:
+    """A debugger that is spoken to in lines."""
+
+    def __init__(self, debugger: Session, what_if: WhatIf | None = None) -> None:
+        self.debugger = debugger
+        self.what_if = what_if or WhatIf()
+        self.quitting = False
+        self._last = ""
+        self._for: int | None = None  # the breakpoint whose commands are being read
+        self._lines: list[str] = []
+
+    def run(self, line: str) -> str:
+        """Obey one line; what to show. Raises UserError for a line that cannot be obeyed, and changes nothing then."""
+        if self._for is not None:
+            return self._note(line)
+        line = line.strip()
+        if not line or line.startswith("#"):
+            line = "" if line else self._last
+            if not line:
+                return ""
+        name, _, rest = line.partition(" ")
+        command = find(name)
+        self._last = line if command.repeats else ""
+        return command.run(self, rest.strip())
+
+    def complete(self, line: str) -> list[str]:
+        """What a line may go on with: commands, events, names of the evidence."""
+        head, _, last = line.rpartition(" ")
+        if not head:
+            return sorted(c.name for c in COMMANDS if c.name.startswith(line))
+        words = head.split()
+        if words[0] in ("b", "break", "tb", "tbreak") and len(words) == 1:
+            return [kind.value for kind in EventKind if kind.value.startswith(last)]
+        if words[0] in ("help", "h") and len(words) == 1:
+            return sorted(c.name for c in COMMANDS if c.name.startswith(last))
+        return sorted(name for name in names_of(EventKind.REJECT) if name.startswith(last))
+
+    @property
+    def reading(self) -> bool:
+        """Whether the next lines are commands of a breakpoint, up to `end`."""
+        return self._for is not None
+
+    def _note(self, line: str) -> str:
+        assert self._for is not None
+        if line.strip() == "end":
+            self.debugger.breakpoints.get(self._for).commands = tuple(self._lines)
+            self._for, self._lines = None, []
+        elif line.strip():
+            find(line.split()[0])
+            self._lines.append(line.strip())
+        return ""
+
+    # What happened
+
+    def stopped(self, stop: Stop) -> str:
+        """A stop: why, where, and what the breakpoints' commands say."""
+        lines = [stop.describe(), show.where(self.debugger)]
+        if stop.hits:
+            hit = stop.hits[0]
+            self.debugger.request = hit.request
+            lines[1] = show.where(self.debugger, hit.node)
+            lines += [self.run(command) for hit in stop.hits for command in hit.commands]
+        return "\n".join(line for line in lines if line)
+
+    def _count(self, text: str) -> int:
+        if not text:
+            return 1
+        if not text.isdecimal() or int(text) < 1:
+            raise UserError(f"how many? {text!r} is no number above 0")
+        return int(text)
+
+    def next(self, text: str) -> str:
+        """Engine steps forward."""
+        return self.stopped(self.debugger.next(self._count(text)))
+
+    def step(self, text: str) -> str:
+        """Phases forward."""
+        stop = Stop("step")
+        for _ in range(self._count(text)):
+            stop = self.debugger.step()
+            if stop.hits or stop.reason == "end":
+                break
+        return stop.text + "\n" + show.begun(self.debugger) if stop.reason == "phase" else self.stopped(stop)
+
+    def reverse_next(self, text: str) -> str:
+        """Engine steps back."""
+        return self.stopped(self.debugger.reverse_next(self._count(text)))
+
+    def reverse_step(self, text: str) -> str:
+        """A phase back."""
+        stop = self.debugger.reverse_step()
+        return stop.text + "\n" + show.begun(self.debugger) if stop.reason == "phase" else self.stopped(stop)
+
+    def goto(self, text: str) -> str:
+        """Be after a step, by its number."""
+        if not text.isdecimal():
+            raise UserError("goto which step? write goto 17")
+        steps = self.debugger.history.steps
+        at = next((i for i, record in enumerate(steps) if record.step == int(text)), None)
+        if at is None:
+            first = steps[0].step if steps else 0
+            at = int(text) - first
+            if self.debugger.engine is None or at < 0:
+                known = f"{first} to {steps[-1].step}" if steps else "none"
+                raise UserError(f"there is no step {text}; there are: {known}")
+        return self.stopped(self.debugger.goto(at))
+
+    def breakpoint(self, text: str, *, temporary: bool = False) -> str:
+        """`EVENT [if EXPR]`."""
+        event, _, condition = text.partition(" ")
+        condition = condition.strip()
+        if condition and not condition.startswith("if "):
+            raise UserError(f"write break {event} if {condition}")
+        point = self.debugger.breakpoints.add(event, condition.removeprefix("if ").strip(), temporary=temporary)
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    def watch(self, text: str) -> str:
+        """A condition whose change stops."""
+        point = self.debugger.breakpoints.watch(text.removeprefix("if ").strip())
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    def numbers(self, text: str) -> list[int]:
+        """Numbers of breakpoints."""
+        words = text.replace(",", " ").split()
+        bad = next((word for word in words if not word.isdecimal()), None)
+        if bad is not None:
+            raise UserError(f"{bad!r} is no breakpoint's number")
+        return [int(word) for word in words]
+
+    def enable(self, text: str, yes: bool) -> str:
+        """Switch breakpoints on or off: those of the numbers, or all."""
+        points = self.debugger.breakpoints
+        for point in [points.get(n) for n in self.numbers(text)] if text else list(points.points.values()):
+            point.enabled = yes
+        return ""
+
+    def delete(self, text: str) -> str:
+        """Take breakpoints away: those of the numbers, or all."""
+        self.debugger.breakpoints.delete(self.numbers(text) if text else None)
+        return ""
+
+    def ignore(self, text: str) -> str:
+        """`N COUNT`: let a breakpoint's next hits pass."""
+        numbers = self.numbers(text)
+        if len(numbers) != 2:
+            raise UserError("write ignore N COUNT")
+        self.debugger.breakpoints.get(numbers[0]).ignore = numbers[1]
+        return f"the next {numbers[1]} hits of breakpoint {numbers[0]} pass"
+
+    def commands(self, text: str) -> str:
+        """`N`, then lines up to `end`; or `N line; line`."""
+        number, _, rest = text.partition(" ")
+        (at,) = self.numbers(number) or [0]
+        point = self.debugger.breakpoints.get(at)
+        if rest:
+            lines = [line.strip() for line in rest.split(";") if line.strip()]
+            for line in lines:
+                find(line.split()[0])
+            point.commands = tuple(lines)
+        else:
+            self._for, self._lines = at, []
+        return ""
+
+    def info(self, text: str) -> str:
+        """Tables."""
+        kinds = {
+            "breakpoints": show.breakpoints,
+            "requests": show.requests,
+            "step": show.step,
+            "kv": show.kv,
+            "names": show.names,
+        }
+        found = [name for name in kinds if text and name.startswith(text)]
+        if len(found) != 1:
+            raise UserError(f"info about what? {', '.join(kinds)}")
+        return kinds[found[0]](self.debugger)
+
+    def print(self, text: str) -> str:
+        """An expression over the step, or over a node: `p EXPR`, `p EXPR @ NODE`."""
+        expression, _, node_text = text.partition("@")
+        record, part = self.debugger.record, self.debugger.part
+        if record is None or part is None:
+            raise UserError("nothing has run yet")
+        node = None
+        if node_text.strip():
+            node = self.node_number(node_text.strip())
+        kind = EventKind.REJECT if node is not None else EventKind.STEP
+        compiled = Expression(expression, {name: kind for name, (kind, _) in names_of(kind).items()})
+        value = compiled.value(Evidence(record, part.request, part, self.debugger.history, node))
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    def node_number(self, text: str) -> int:
+        """A node of the chosen request's step."""
+        part = self.debugger.part
+        if part is None or not text.isdecimal() or int(text) >= len(part.tree):
+            raise UserError(f"there is no node {text}; nodes are numbered 0 to {len(part.tree) - 1 if part else 0}")
+        return int(text)
+
+    def node(self, text: str) -> str:
+        """All that is known of a node."""
+        number = self.node_number(text)
+        try:
+            deeper = self.what_if.node(self.debugger, number)
+        except UserError as error:
+            deeper = str(error)
+        return show.node(self.debugger, number) + "\n" + deeper
+
+    def choose(self, text: str) -> str:
+        """The request that commands are about."""
+        if text not in self.debugger.history.requests:
+            raise UserError(f"there is no request {text!r}: {', '.join(self.debugger.history.requests) or 'none yet'}")
+        self.debugger.request = text
+        return show.where(self.debugger)
+
+    def fork(self, text: str) -> str:
+        """What if."""
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UserError(f"{error}: quotes come in pairs") from error
+        return self.what_if.fork(self.debugger, words)
+
+    def help(self, text: str) -> str:
+        """All commands, or one."""
+        if text:
+            command = find(text)
+            also = f"  (also {', '.join(command.short)})" if command.short else ""
+            return f"{command.name} {command.usage}".rstrip() + f"{also}\n  {command.help}"
+        width = max(len(f"{c.name} {c.usage}") for c in COMMANDS)
+        return "\n".join(f"{f'{c.name} {c.usage}':<{width}}  {c.help}" for c in COMMANDS)
+
+    def quit(self, text: str) -> str:
+        """Leave."""
+        self.quitting = True
+        return ""
+
+
+def _stop(method: Callable[[Session, str], Stop]) -> Callable[[Commands, str], str]:
+    """A command that runs the debugger until it stops."""
+    return lambda commands, text: commands.stopped(method(commands.debugger, text))
+
+
+COMMANDS = (
+    Command("continue", "", "go on to the next breakpoint, or the end", _stop(lambda d, t: d.cont()), ("c",)),
+    Command("next", "[COUNT]", "run an engine step", Commands.next, ("n",), True),
+    Command("step", "[COUNT]", "run a phase: schedule, draft, forward, verify, commit", Commands.step, ("s",), True),
+    Command("finish", "[REQUEST]", "go on to the end of a request", _stop(lambda d, t: d.finish(t)), ("fin",)),
+    Command("until", "EXPR", "go on until it holds of a request's step", _stop(lambda d, t: d.until(t)), ("u",)),
+    Command("reverse-continue", "", "back to the breakpoint before", _stop(lambda d, t: d.reverse_continue()), ("rc",)),
+    Command("reverse-next", "[COUNT]", "undo an engine step", Commands.reverse_next, ("rn",), True),
+    Command("reverse-step", "", "undo a phase", Commands.reverse_step, ("rs",), True),
+    Command("goto", "STEP", "be where that step had just run", Commands.goto),
+    Command("break", "EVENT [if EXPR]", "stop at an event", Commands.breakpoint, ("b",)),
+    Command("tbreak", "EVENT [if EXPR]", "stop at it once", lambda c, t: c.breakpoint(t, temporary=True), ("tb",)),
+    Command("watch", "EXPR", "stop when it changes truth", Commands.watch),
+    Command("ignore", "N COUNT", "let a breakpoint's next hits pass", Commands.ignore),
+    Command("enable", "[N ...]", "switch breakpoints on", lambda c, t: c.enable(t, True)),
+    Command("disable", "[N ...]", "switch breakpoints off", lambda c, t: c.enable(t, False)),
+    Command("delete", "[N ...]", "take breakpoints away", Commands.delete, ("d",)),
+    Command("commands", "N [LINE; ...]", "what to run when breakpoint N stops; or lines up to end", Commands.commands),
+    Command("info", "breakpoints|requests|step|kv|names", "tables", Commands.info, ("i",)),
+    Command("print", "EXPR [@ NODE]", "the value of an expression", Commands.print, ("p",)),
+    Command("tree", "", "draw the step's judged tree", lambda c, t: show.tree(c.debugger), ("t",)),
+    Command("node", "N", "all that is known of a node", Commands.node),
+    Command("where", "", "where the run stands", lambda c, t: show.where(c.debugger), ("w",)),
+    Command("request", "NAME", "the request that commands are about", Commands.choose, ("r",)),
+    Command("fork", "[NAME=VALUE ...]", "run the request from this step again with changes, beside it", Commands.fork),
+    Command("help", "[COMMAND]", "this", Commands.help, ("h", "?")),
+    Command("quit", "", "leave", Commands.quit, ("q", "exit")),
+)
+
+
+def find(name: str) -> Command:
+    """A command by its name, its short name or a unique prefix. Raises UserError."""
+    exact = [c for c in COMMANDS if name == c.name or name in c.short]
+    found = exact or [c for c in COMMANDS if c.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{name!r} could be {', '.join(c.name for c in found)}")
+    raise UserError(f"there is no command {name!r}: help lists them")

@@ -1,0 +1,289 @@
+"""What happened in a step, event by event, with the names by which conditions speak of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from specscope.trace.history import History
+from specscope.trace.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
+from specscope.trace.tree import ROOT
+
+
+class EventKind(StrEnum):
+    """What a breakpoint can be set on."""
+
+    STEP = "step"  # a request took part in a step
+    DRAFT = "draft"  # a tree was drafted
+    REJECT = "reject"  # a node was rejected
+    ACCEPT = "accept"  # a node was accepted
+    BONUS = "bonus"  # the final token follows a path that was accepted to its leaf
+    RECOVER = "recover"  # the final token was drawn from a residual
+    EMIT = "emit"  # tokens became output
+    PREFILL = "prefill"  # prompt tokens were fed
+    PREEMPT = "preempt"  # a request lost its KV
+    FINISH = "finish"  # a request ended
+    ERROR = "error"  # a request failed
+
+
+# The evidence, by name: its type and what it is.
+ANY_NAMES: dict[str, tuple[type, str]] = {
+    "step": (int, "the engine's step"),
+    "request": (str, "the request's id"),
+    "running": (int, "requests in the step"),
+    "waiting": (int, "requests in the queue"),
+    "ms": (float, "milliseconds the step took"),
+}
+STEP_NAMES: dict[str, tuple[type, str]] = {
+    **ANY_NAMES,
+    "index": (int, "the request's own step number"),
+    "context": (int, "tokens before the root"),
+    "drafter": (str, "who drafted"),
+    "nodes": (int, "nodes of the tree"),
+    "accepted": (int, "nodes accepted"),
+    "length": (int, "tokens committed: accepted and the final one"),
+    "emitted": (int, "tokens that became output"),
+    "kind": (str, "of the final token: bonus, recovered or target"),
+    "tau": (float, "the request's mean acceptance length so far"),
+    "text": (str, "of the tokens emitted; of the token at a node"),
+    "token": (int, "the final token; the token at a node"),
+    "final_p": (float, "the probability the final token was drawn with"),
+    "final_coin": (float, "the coin that drew it"),
+    "forced": (bool, "whether anything was decreed and not judged"),
+}
+NODE_NAMES: dict[str, tuple[type, str]] = {
+    **STEP_NAMES,
+    "node": (int, "the node's number"),
+    "depth": (int, "its depth, from 1"),
+    "sibling": (int, "its place among its siblings, from 1"),
+    "p": (float, "the target's probability of its token"),
+    "q": (float, "the drafter's, as drawn; 1 where it was deterministic"),
+    "p_tried": (float, "p in the residual it was tried against"),
+    "q_tried": (float, "q likewise"),
+    "a": (float, "its acceptance probability"),
+    "u": (float, "its coin"),
+    "residual": (float, "the mass left after its rejection"),
+    "draft": (float, "the probability that the drafter gave it"),
+    "score": (float, "the drafter's log probability of its path"),
+}
+NODE_EVENTS = (EventKind.REJECT, EventKind.ACCEPT)
+BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
+
+
+def names_of(kind: EventKind) -> dict[str, tuple[type, str]]:
+    """What a condition on such an event may speak of."""
+    return NODE_NAMES if kind in NODE_EVENTS else ANY_NAMES if kind in BARE_EVENTS else STEP_NAMES
+
+
+class Evidence(Mapping[str, object]):
+    """The names of an event with their values, looked up when they are asked for."""
+
+    def __init__(
+        self, record: StepRecord, request: str, part: RequestStep | None, history: History, node: int | None = None
+    ) -> None:
+        self.record, self.name, self.part, self.history, self.node = record, request, part, history, node
+
+    def __getitem__(self, name: str) -> object:
+        """The value; KeyError for a name that this event does not have. None where it is not known."""
+        if name not in self._names:
+            raise KeyError(name)
+        found = getattr(self, f"_{name}", None)
+        if found is None:
+            return None
+        return found()
+
+    @cached_property
+    def _names(self) -> Mapping[str, object]:
+        return ANY_NAMES if self.part is None else STEP_NAMES if self.node is None else NODE_NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    # Of the step
+
+    def _step(self) -> int:
+        return self.record.step
+
+    def _request(self) -> str:
+        return self.name
+
+    def _running(self) -> int:
+        return self.record.running
+
+    def _waiting(self) -> int:
+        return self.record.waiting
+
+    def _ms(self) -> float:
+        return (self.record.end_ns - self.record.start_ns) / 1e6 if self.record.phases else 0.0
+
+    # Of the request's part in it
+
+    @property
+    def _part(self) -> RequestStep:
+        assert self.part is not None
+        return self.part
+
+    def _index(self) -> int:
+        return self._part.index
+
+    def _context(self) -> int:
+        return self._part.context_len
+
+    def _drafter(self) -> str:
+        return self._part.drafter
+
+    def _nodes(self) -> int:
+        return len(self._part.tree)
+
+    def _accepted(self) -> int:
+        verdict = self._part.verdict
+        return 0 if verdict is None else verdict.accepted
+
+    def _length(self) -> int:
+        return 0 if self._part.verdict is None else self._accepted() + 1
+
+    def _emitted(self) -> int:
+        return self._part.emitted
+
+    def _kind(self) -> str:
+        verdict = self._part.verdict
+        return "" if verdict is None else verdict.kind.value
+
+    def _tau(self) -> float | None:
+        """Over the request's steps up to this one."""
+        request = self.history.requests.get(self.name)
+        if request is None:
+            return None
+        if request.steps and request.steps[-1] is self.part:
+            return request.acceptance.tau if request.acceptance.drafts else None
+        steps = request.steps[: self._part.index + 1]
+        drafts = [s.verdict.accepted for s in steps if s.verdict is not None and len(s.tree)]
+        return 1 + sum(drafts) / len(drafts) if drafts else None
+
+    def _forced(self) -> bool:
+        verdict = self._part.verdict
+        return verdict is not None and bool(len(verdict.forced))
+
+    def _final_p(self) -> float | None:
+        verdict = self._part.verdict
+        return None if verdict is None else verdict.final_p
+
+    def _final_coin(self) -> float | None:
+        verdict = self._part.verdict
+        return None if verdict is None else verdict.final_coin
+
+    def _token(self) -> int | None:
+        if self.node is not None:
+            return int(self._part.tree.token[self.node])
+        return None if self._part.verdict is None else self._part.verdict.token
+
+    def _text(self) -> str:
+        if self.node is not None:
+            tokens = [int(self._part.tree.token[self.node])]
+        else:
+            tokens = self._part.tokens()[: self._part.emitted]
+        return self.history.vocabulary.text(tokens)
+
+    # Of a node
+
+    def _node(self) -> int | None:
+        return self.node
+
+    def _depth(self) -> int:
+        return int(self._part.tree.depth[self.node])
+
+    def _sibling(self) -> int:
+        tree = self._part.tree
+        return 1 + tree.children(int(tree.parent[self.node])).index(int(self.node or 0))
+
+    def _number(self, values: object) -> float:
+        return float(values[self.node])  # type: ignore[index]
+
+    def _p(self) -> float:
+        return self._number(self._part.verdict.p)  # type: ignore[union-attr]
+
+    def _q(self) -> float:
+        return self._number(self._part.tree.q)
+
+    def _p_tried(self) -> float:
+        return self._number(self._part.verdict.p_trial)  # type: ignore[union-attr]
+
+    def _q_tried(self) -> float:
+        return self._number(self._part.verdict.q_trial)  # type: ignore[union-attr]
+
+    def _a(self) -> float:
+        return self._number(self._part.verdict.accept_prob)  # type: ignore[union-attr]
+
+    def _u(self) -> float:
+        return self._number(self._part.verdict.coin)  # type: ignore[union-attr]
+
+    def _residual(self) -> float:
+        return self._number(self._part.verdict.residual_mass)  # type: ignore[union-attr]
+
+    def _draft(self) -> float | None:
+        return None if self._part.notes is None else self._number(self._part.notes.prob)
+
+    def _score(self) -> float | None:
+        return None if self._part.notes is None else self._number(self._part.notes.score)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    kind: EventKind
+    request: str
+    evidence: Evidence
+    node: int | None = None
+
+
+def events(record: StepRecord, history: History, wanted: frozenset[EventKind]) -> Iterator[Event]:
+    """The wanted events of a step, in the order in which they happened. The history may hold the step already."""
+    for name in record.preempted:
+        if EventKind.PREEMPT in wanted:
+            yield Event(EventKind.PREEMPT, name, Evidence(record, name, None, history))
+    for part in record.requests:
+        for kind, node in _of_part(part, wanted):
+            yield Event(kind, part.request, Evidence(record, part.request, part, history, node), node)
+    for end in record.finished:
+        failed = end.reason is FinishReason.ERROR
+        for kind, happened in ((EventKind.ERROR, failed), (EventKind.FINISH, True)):
+            if happened and kind in wanted:
+                yield Event(kind, end.info.id, Evidence(record, end.info.id, None, history))
+
+
+def _of_part(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[EventKind, int | None]]:
+    """(kind, node) of what happened to one request."""
+    verdict = part.verdict
+    if EventKind.PREFILL in wanted and part.prefill_tokens:
+        yield EventKind.PREFILL, None
+    if EventKind.DRAFT in wanted and len(part.tree):
+        yield EventKind.DRAFT, None
+    if verdict is not None:
+        if EventKind.REJECT in wanted or EventKind.ACCEPT in wanted:
+            yield from _tried(part, wanted)
+        if EventKind.BONUS in wanted and verdict.kind is FinalKind.BONUS:
+            yield EventKind.BONUS, None
+        if EventKind.RECOVER in wanted and verdict.kind is FinalKind.RECOVERED:
+            yield EventKind.RECOVER, None
+        if EventKind.EMIT in wanted and part.emitted:
+            yield EventKind.EMIT, None
+    if EventKind.STEP in wanted:
+        yield EventKind.STEP, None
+
+
+def _tried(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[EventKind, int]]:
+    """Tried nodes in the order of their trials: level by level down the path."""
+    assert part.verdict is not None
+    outcome = part.verdict.outcome.tolist()
+    for above in (ROOT, *part.verdict.path.tolist()):
+        for node in part.tree.children(above):
+            kind = EventKind.ACCEPT if outcome[node] == Outcome.ACCEPTED else EventKind.REJECT
+            if outcome[node] != Outcome.UNTRIED and kind in wanted:
+                yield kind, node

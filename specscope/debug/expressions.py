@@ -1,0 +1,146 @@
+"""Conditions over the evidence: `depth == 1 and p < 0.1`. Checked when they are set, evaluated by simpleeval.
+
+The language is Python's comparisons, arithmetic, `and`, `or`, `not`, `in`, `a if b else c`, and a few functions. There
+are no attributes, no indexing, no calls of anything else, and nothing that can take long: what could is refused when
+the condition is set, with its column.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+from simpleeval import SimpleEval
+
+from specscope.errors import UserError
+
+LONGEST = 500  # characters
+FUNCTIONS: dict[str, Callable[..., object]] = {"abs": abs, "min": min, "max": max, "len": len, "round": round}
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: operator.contains(b, a),
+    ast.NotIn: lambda a, b: not operator.contains(b, a),
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_NUMBERS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+_SHAPES = (ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Load)
+
+
+class ExpressionError(UserError):
+    """A condition that cannot be used; the message shows the column."""
+
+    def __init__(self, text: str, column: int, why: str) -> None:
+        self.column = column
+        super().__init__(f"{why}, at column {column + 1}: {text[:column]}»{text[column:]}")
+
+
+class Expression:
+    """A condition. `names`: what it may speak of, each with the type of its values."""
+
+    def __init__(self, text: str, names: Mapping[str, type]) -> None:
+        self.text = text.strip()
+        self._evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS)
+        if not self.text:
+            raise ExpressionError("", 0, "a condition is wanted")
+        if len(self.text) > LONGEST:
+            raise ExpressionError(self.text[:20] + "…", 0, f"a condition has at most {LONGEST} characters")
+        try:
+            tree = ast.parse(self.text, mode="eval")
+            _Check(self.text, names).visit(tree)
+        except SyntaxError as error:
+            column = max((error.offset or 1) - 1, 0)
+            hint = " (to compare, write ==)" if "==" in (error.msg or "") else ""
+            raise ExpressionError(self.text, column, f"this is no condition{hint}") from None
+        except (RecursionError, MemoryError, ValueError):
+            raise ExpressionError(self.text[:20] + "…", 0, "this condition is too deep") from None
+        self._body = tree.body
+
+    def __call__(self, values: Mapping[str, object]) -> bool:
+        """Whether it holds of these values. A division by zero, or a value that is not known (None), does not hold."""
+        return bool(self.value(values))
+
+    def value(self, values: Mapping[str, object]) -> object:
+        """What it comes to; None where that cannot be said."""
+        self._evaluator.names = values
+        try:
+            return self._evaluator._eval(self._body)
+        except (ZeroDivisionError, TypeError, OverflowError, ValueError):
+            return None
+
+
+class _Check(ast.NodeVisitor):
+    """Refuses whatever is not in the language, with its column."""
+
+    def __init__(self, text: str, names: Mapping[str, type]) -> None:
+        self.text = text
+        self.names = names
+
+    def _refuse(self, node: ast.AST, why: str) -> ExpressionError:
+        before = self.text.encode()[: getattr(node, "col_offset", 0)]
+        return ExpressionError(self.text, len(before.decode(errors="ignore")), why)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        """Anything without a method of its own must be a known shape or operator."""
+        if not isinstance(node, _SHAPES) and type(node) not in OPERATORS:
+            raise self._refuse(node, f"{_say(node)} cannot be used in a condition")
+        super().generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """Arithmetic is for numbers: text that is multiplied or formatted could grow without bound."""
+        if not isinstance(node.op, _NUMBERS):
+            raise self._refuse(node, f"{_say(node.op)} cannot be used in a condition")
+        for side in (node.left, node.right):
+            if self._is_text(side):
+                raise self._refuse(side, "arithmetic is for numbers, and this is text")
+        self.generic_visit(node)
+
+    def _is_text(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, str)
+        if isinstance(node, ast.IfExp):
+            return self._is_text(node.body) or self._is_text(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return any(map(self._is_text, node.values))
+        if isinstance(node, ast.Call):
+            return any(map(self._is_text, node.args)) and getattr(node.func, "id", "") != "len"
+        return isinstance(node, ast.Name) and self.names.get(node.id) is str
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Only the evidence has names."""
+        if node.id not in self.names:
+            known = ", ".join(sorted(self.names))
+            raise self._refuse(node, f"there is no {node.id} here; known are {known}")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Only the few functions."""
+        if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
+            raise self._refuse(node, f"only {', '.join(FUNCTIONS)} can be called")
+        if node.keywords or not node.args or any(isinstance(arg, ast.Starred) for arg in node.args):
+            raise self._refuse(node, f"{node.func.id} takes values, one or more")
+        for arg in node.args:
+            self.visit(arg)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Numbers, text, True, False, None."""
+        if not isinstance(node.value, int | float | str | None):
+            raise self._refuse(node, "only numbers and text can be written")
+
+
+def _say(node: ast.AST) -> str:
+    return {ast.Attribute: "an attribute", ast.Subscript: "an index", ast.Pow: "**", ast.Lambda: "a function"}.get(
+        type(node), type(node).__name__.lower()
+    )

@@ -1,0 +1,134 @@
+"""What the debugger says about a step, as plain text."""
+
+from __future__ import annotations
+
+from specscope.debug.events import NODE_NAMES
+from specscope.debug.session import Session
+from specscope.trace.draw import draw_tree
+from specscope.trace.records import Outcome, RequestStep
+
+TAIL = 12  # tokens of the context that are shown
+
+
+def where(debugger: Session, node: int | None = None) -> str:
+    """One line: the step, the chosen request, its verdict; and the node that stopped it."""
+    record, part, chosen = debugger.record, debugger.part, debugger.chosen
+    if record is None or part is None or chosen is None:
+        return "before the first step"
+    line = f"step {record.step}  {chosen.id}@{part.index}  "
+    verdict = part.verdict
+    if verdict is None:
+        return line + f"prefill of {part.prefill_tokens} tokens"
+    text = debugger.history.vocabulary.show(verdict.token)
+    line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
+    if len(verdict.forced):
+        line += "  (decreed: not lossless)"
+    return line if node is None else line + "\n" + _node_line(debugger, part, node)
+
+
+def _node_line(debugger: Session, part: RequestStep, node: int) -> str:
+    verdict = part.verdict
+    assert verdict is not None
+    said = {Outcome.ACCEPTED: "accepted", Outcome.REJECTED: "rejected", Outcome.UNTRIED: "untried"}
+    outcome = Outcome(int(verdict.outcome[node]))
+    line = (
+        f"node {node} {debugger.history.vocabulary.show(int(part.tree.token[node]))} at depth "
+        f"{int(part.tree.depth[node])}: {said[outcome]}"
+    )
+    if outcome is Outcome.UNTRIED:
+        return line
+    sign = "<" if outcome is Outcome.ACCEPTED else "≥"
+    return line + (
+        f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
+        f"a {verdict.accept_prob[node]:.4f}"
+    )
+
+
+def node(debugger: Session, number: int) -> str:
+    """A node: its decision, its siblings, the context's tail."""
+    part, chosen = debugger.part, debugger.chosen
+    assert part is not None
+    assert part.verdict is not None
+    assert chosen is not None
+    siblings = part.tree.children(int(part.tree.parent[number]))
+    lines = [_node_line(debugger, part, number)]
+    if part.verdict.outcome[number] == Outcome.REJECTED:
+        lines.append(f"residual after it: {part.verdict.residual_mass[number]:.6g}")
+    lines += [f"  sibling: {_node_line(debugger, part, other)}" for other in siblings if other != number]
+    vocabulary = debugger.history.vocabulary
+    before = [token for step in chosen.steps[: part.index] for token in step.tokens()[: step.emitted]]
+    path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
+    prompt = [] if chosen.info is None else chosen.info.prompt_tokens.tolist()
+    tail = [*prompt, *before, *path][-TAIL:]
+    lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
+    return "\n".join(lines)
+
+
+def begun(debugger: Session) -> str:
+    """What an engine holds between two phases: the trees before they are judged, the logits' size."""
+    current = getattr(debugger.engine, "current", None)
+    if current is None:
+        return ""
+    lines = []
+    for part, draft in zip(current.plan.parts, current.drafts, strict=False):
+        tokens = " ".join(debugger.history.vocabulary.show(int(t)) for t in draft.tree.token)
+        lines.append(f"{part.request.id}: {len(draft.tree)} nodes drafted{': ' + tokens if tokens else ''}")
+    if not current.drafts:
+        lines = [f"{part.request.id}: {part.feed} tokens to feed" for part in current.plan.parts]
+    if current.logits:
+        lines.append("logits of " + ", ".join(f"{len(x)} rows" for x in current.logits))
+    return "\n".join(lines)
+
+
+def tree(debugger: Session) -> str:
+    """The judged tree."""
+    part = debugger.part
+    return "nothing has run yet" if part is None else draw_tree(part, debugger.history.vocabulary)
+
+
+def breakpoints(debugger: Session) -> str:
+    """A line each."""
+    lines = []
+    for point in debugger.breakpoints.points.values():
+        notes = [f"hit {point.hits} times"] if point.hits else []
+        notes += ["off"] if not point.enabled else []
+        notes += [f"ignores {point.ignore}"] if point.ignore else []
+        lines.append(f"{point.number:>3}  {point.describe()}" + (f"  ({', '.join(notes)})" if notes else ""))
+        lines += [f"       {command}" for command in point.commands]
+    return "\n".join(lines) or "no breakpoints"
+
+
+def requests(debugger: Session) -> str:
+    """A line each, as far as the run stands."""
+    lines = []
+    for request in debugger.history.requests.values():
+        mark = "▸" if debugger.chosen is request else " "
+        figures = f"τ {request.acceptance.tau:.2f}" if request.acceptance.drafts else ""
+        title = "" if request.info is None else (request.info.title or request.info.prompt)[:50].replace("\n", " ")
+        lines.append(f"{mark} {request.id:<6} {request.state:<10} {len(request.steps):>5} steps  {figures:<7} {title}")
+    return "\n".join(lines) or "no requests"
+
+
+def step(debugger: Session) -> str:
+    """Phases and batch of the step that ran last."""
+    record = debugger.record
+    if record is None:
+        return "nothing has run yet"
+    times = "  ".join(f"{p.name} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes))
+    parts = "  ".join(f"{part.request}: {part.emitted} tokens" for part in record.requests)
+    return f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
+
+
+def kv(debugger: Session) -> str:
+    """Blocks of the cache: how many, and of a live engine whose they are."""
+    record = debugger.record
+    lines = [] if record is None else [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
+    live = getattr(debugger.engine, "requests", {}).values()
+    lines += [f"{request.id}: {request.computed} tokens computed, blocks {request.table.blocks}" for request in live]
+    return "\n".join(lines) or "nothing has run yet"
+
+
+def names(debugger: Session) -> str:
+    """What conditions may speak of."""
+    width = max(map(len, NODE_NAMES))
+    return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in NODE_NAMES.items())

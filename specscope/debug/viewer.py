@@ -1,0 +1,147 @@
+"""Viewer: a history, and where there is a live engine the means to run it.
+
+The screens know this and nothing else; replay gives a history alone, a live run adds a control.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+
+
+class Control(Protocol):
+    """What a session can ask of an engine: a worker process, or an engine in this one."""
+
+    def poll(self, history: History) -> bool:
+        """Move what the engine has published into the history; True where anything changed. Never blocks."""
+
+    def pause(self) -> None:
+        """Stop before the next step."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+    def step(self) -> None:
+        """Run one engine step, then pause."""
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        """Add a request."""
+
+    def cancel(self, request: str) -> None:
+        """End a request."""
+
+    def close(self) -> None:
+        """End the engine."""
+
+    @property
+    def status(self) -> str:
+        """`loading`, `running`, `paused`, `idle` or `ended`."""
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        """While loading: what is going on, and how much of it is done (0 to 1) where that is known."""
+
+    @property
+    def error(self) -> str:
+        """Why it ended, where it ended badly."""
+
+    @property
+    def notices(self) -> deque[str]:
+        """Refusals to be shown once; the screen takes them out."""
+
+
+class Reader(Protocol):
+    """A capture that is still being read; trace.reading.CaptureReader is one."""
+
+    history: History
+    done: bool
+
+    def read(self, seconds: float) -> bool:
+        """Read on for about so long; True where there is more."""
+
+    @property
+    def progress(self) -> float:
+        """How much has been read, 0 to 1."""
+
+
+READ_SECONDS = 0.08  # of reading between two looks at the keyboard
+
+
+@dataclass
+class Viewer:
+    """One run being looked at. `position` indexes `history.steps`; it follows the newest step while `follow`."""
+
+    history: History = field(default_factory=History)
+    control: Control | None = None  # None over a capture
+    reader: Reader | None = None  # None over a live engine
+    position: int = -1
+    follow: bool = True
+
+    @staticmethod
+    def over(reader: Reader) -> Viewer:
+        """A session over a capture, which may still have more to read."""
+        return Viewer(history=reader.history, reader=reader)
+
+    @property
+    def reading(self) -> bool:
+        """True while a capture has more to read."""
+        return self.reader is not None and not self.reader.done
+
+    @property
+    def live(self) -> bool:
+        """True where an engine can still produce steps."""
+        return self.control is not None and self.control.status != "ended"
+
+    @property
+    def paused(self) -> bool:
+        """True where the engine waits for a command."""
+        return self.control is not None and self.control.status == "paused"
+
+    def poll(self) -> bool:
+        """Take in what is new; True where the screen should change."""
+        changed = self.control.poll(self.history) if self.control else False
+        if self.reader is not None and not self.reader.done:
+            self.reader.read(READ_SECONDS)
+            changed = True
+            if self.position >= 0 and not self.reader.done:
+                return changed  # stay where the first piece ended: following the reading would cost more than it
+        if self.follow and self.position != len(self.history.steps) - 1:
+            self.position = len(self.history.steps) - 1
+            return True
+        return changed
+
+    def toggle_pause(self) -> None:
+        """Pause or go on; over a capture, stop or start following its end."""
+        if self.control is None or not self.live:
+            self.follow = not self.follow
+        elif self.paused:
+            self.control.resume()
+            self.follow = True
+        else:
+            self.control.pause()
+
+    def forward(self) -> None:
+        """The next step: of the history, or of the paused engine where the history ends."""
+        if self.position < len(self.history.steps) - 1:
+            self.goto(self.position + 1)
+        elif self.control is not None and self.live:
+            self.follow = True
+            self.control.step()
+
+    def back(self) -> None:
+        """The step before."""
+        self.goto(self.position - 1)
+
+    def goto(self, position: int) -> None:
+        """Look at the step at `position` (kept within the history) and stay there."""
+        self.position = max(min(position, len(self.history.steps) - 1), 0 if self.history.steps else -1)
+        self.follow = False
+
+    def goto_end(self) -> None:
+        """Follow the newest step."""
+        self.position = len(self.history.steps) - 1
+        self.follow = True

@@ -1,0 +1,172 @@
+"""The commands that need an engine in this process: a node's distributions, and forks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specscope.debug.commands import WhatIf
+from specscope.debug.session import Session
+from specscope.engine.engine import Engine
+from specscope.engine.fork import fork
+from specscope.engine.inspect import describe, look
+from specscope.engine.request import Request
+from specscope.errors import UserError
+from specscope.trace.changes import Changes
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestStep
+from specscope.trace.stats import Acceptance
+
+FORWARD = 3  # phases after which the logits are there
+TEXT = 300  # characters of each side's output that are shown
+
+USAGE = (
+    "fork takes temperature=0.7, seed=3 and other sampling parameters; drafter=, tree=, draft_model=; "
+    "accept=NODE, reject=NODE, coin=NODE:0.3, token=ID; tail=TEXT (edits the end of the context, drop=N tokens of it); "
+    "tokens=N (how far to run)"
+)
+
+
+class EngineWhatIf(WhatIf):
+    """Over one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    # Looking
+
+    def node(self, debugger: Session, node: int) -> str:
+        """The distributions at a node of the step that ran last; it is run again, and must give the same verdict."""
+        record, part = debugger.record, debugger.part
+        if record is None or part is None:
+            raise UserError("nothing has run yet")
+        if debugger.phase:
+            return describe(look(self.engine, part.request, node), debugger.history.vocabulary, part)
+        self.engine.rewind(record.step)
+        for _ in range(FORWARD):
+            self.engine.phase()
+        found = look(self.engine, part.request, node)
+        again = self.engine.step()
+        same = [p.tokens() for p in again.requests] == [p.tokens() for p in record.requests]
+        note = "" if same else "\nrun again, this step gave ANOTHER verdict: what is shown may not be what was judged"
+        return describe(found, debugger.history.vocabulary, part) + note
+
+    # Forks
+
+    def fork(self, debugger: Session, words: Sequence[str]) -> str:
+        """Run the chosen request from its step again, with and without the changes, and compare."""
+        part = debugger.part
+        if part is None:
+            raise UserError("nothing has run yet: there is no step to fork from")
+        request = self._request(part.request)
+        changes, tokens = self._parse(words, part)
+        sides = [self._run(request, part, these, tokens) for these in (Changes(), changes)]
+        return _compare(debugger, part, changes, *sides)
+
+    def _request(self, name: str) -> Request:
+        timeline = self.engine.timeline
+        known = [request for _, request in timeline.arrivals] if timeline is not None else []
+        found = self.engine.requests.get(name) or next((r for r in reversed(known) if r.id == name), None)
+        if found is None:
+            raise UserError(f"{name} came before the debugger: it cannot be forked")
+        return found
+
+    def _run(
+        self, request: Request, part: RequestStep, changes: Changes, tokens: int
+    ) -> tuple[list[int], Acceptance, list[RequestStep]]:
+        """Tokens, figures and steps of one side. The blocks that it held are free again afterwards."""
+        beside, name = fork(self.engine, request, part, changes)
+        made: list[int] = []
+        steps: list[RequestStep] = []
+        figures = Acceptance()
+        while beside.busy and len(made) < tokens:
+            record = beside.step()
+            for step in record.requests:
+                made += step.tokens()[: step.emitted]
+                steps.append(step)
+                figures.add(step)
+        beside.cancel(name)
+        return made[:tokens], figures, steps
+
+    def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:
+        """NAME=VALUE words as changes, and how many tokens to run."""
+        position = part.context_len + part.prefill_tokens
+        found: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
+        tokens, drop, tail = 64, 0, None
+        for word in words:
+            name, sign, value = word.partition("=")
+            if not sign or not value:
+                raise UserError(f"{word!r}: {USAGE}")
+            if name in ("drafter", "tree", "draft_model"):
+                found["engine"][name] = value
+            elif name in ("accept", "reject"):
+                found["outcomes"][position, self._node(value, part)] = name == "accept"
+            elif name == "coin":
+                node, _, coin = value.partition(":")
+                found["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
+            elif name == "token":
+                found["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
+            elif name == "tokens":
+                tokens = int(_number(name, value, 1, 100_000))
+            elif name == "drop":
+                drop = int(_number(name, value, 0, position))
+            elif name == "tail":
+                tail = list(self.engine.tokenizer(value, add_special_tokens=False)["input_ids"])
+            else:
+                found["params"][name] = self._parameter(name, value)
+        if drop or tail:
+            found["tail"] = (drop, tail or [])
+        return Changes(**found), tokens
+
+    def _node(self, text: str, part: RequestStep) -> int:
+        if not text.isdecimal() or int(text) >= len(part.tree):
+            raise UserError(f"there is no node {text}: this step has {len(part.tree)}, numbered from 0")
+        return int(text)
+
+    def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
+        default = getattr(SamplingParams(), name, None)
+        if not isinstance(default, int | float):
+            raise UserError(f"{name} cannot be changed: {USAGE}")
+        number = _number(name, text, float("-inf"), float("inf"))
+        return int(number) if isinstance(default, int) and not isinstance(default, bool) else number
+
+
+def _number(name: str, text: str, least: float, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise UserError(f"{name}={text}: a number is wanted") from None
+    if not least <= number <= most:
+        raise UserError(f"{name}={text}: between {least:g} and {most:g}")
+    return number
+
+
+def _compare(
+    debugger: Session,
+    part: RequestStep,
+    changes: Changes,
+    original: tuple[list[int], Acceptance, list[RequestStep]],
+    forked: tuple[list[int], Acceptance, list[RequestStep]],
+) -> str:
+    """Both outputs with the first difference marked, and what it did to acceptance."""
+    vocabulary = debugger.history.vocabulary
+    a, b = original[0], forked[0]
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    differ = same < max(len(a), len(b))
+    lines = [f"fork of {part.request} from its step {part.index}: {changes.describe()}"]
+    for name, tokens, figures in (("original", a, original[1]), ("fork", b, forked[1])):
+        before = vocabulary.text(tokens[:same])[-TEXT:]
+        after = vocabulary.text(tokens[same:])[:TEXT]
+        tau = f"τ {figures.tau:.3f} over {figures.drafts} drafts" if figures.drafts else "no drafts"
+        lines.append(f"{name:<9} {tau}")
+        lines.append(f"          {before}{'»' if differ else ''}{after}".replace("\n", "⏎"))
+    if differ:
+        show = lambda tokens: vocabulary.show(tokens[same]) if same < len(tokens) else "the end"  # noqa: E731
+        lines.append(f"first difference: token {same} after the fork, {show(a)} became {show(b)}")
+    else:
+        lines.append("the same tokens")
+    if original[1].tau is not None and forked[1].tau is not None:
+        lines.append(f"acceptance length {forked[1].tau - original[1].tau:+.3f}")
+    if any(step.verdict is not None and len(step.verdict.forced) for step in forked[2]):
+        lines.append("something was decreed: this fork is not lossless")
+    return "\n".join(lines)

@@ -1,0 +1,210 @@
+"""Time travel: rewound to any step and run again, an engine makes the same tokens, verdicts and evidence."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.model.kv_cache import BLOCK_SIZE
+from tests.heads import head_tensors, write_head
+
+PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
+    "eagle": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "eagle sampled": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
+}
+SMALL = 9  # blocks: with a few requests somebody is preempted
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    head = write_head(tmp_path_factory.mktemp("head"), head_tensors())
+    made = {}
+    for name, how in DRAFTERS.items():
+        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        made[name] = Engine(
+            target=str(deep), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
+        )
+    return made
+
+
+def fresh(engine, blocks):
+    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone."""
+    engine.current = None
+    engine.cancel_all()
+    while engine.busy:
+        engine.step()
+    engine.timeline, engine.steps = None, 0
+    pool = engine.runner.cache.pool
+    assert pool.used == 0
+    pool.__init__(blocks)
+    engine.keep_timeline()
+
+
+def same(a, b):
+    """Two records of one step; numbers to what float32 gives when a batch is cut otherwise."""
+    assert (a.step, a.running, a.waiting, a.preempted) == (b.step, b.running, b.waiting, b.preempted)
+    assert (a.blocks_used, a.blocks_free) == (b.blocks_used, b.blocks_free)
+    assert [i.id for i in a.admitted] == [i.id for i in b.admitted]
+    assert [(e.info.id, e.reason, e.output.tolist()) for e in a.finished] == [
+        (e.info.id, e.reason, e.output.tolist()) for e in b.finished
+    ]
+    assert len(a.requests) == len(b.requests)
+    for x, y in zip(a.requests, b.requests, strict=True):
+        assert (x.request, x.index, x.context_len, x.prefill_tokens) == (
+            y.request,
+            y.index,
+            y.context_len,
+            y.prefill_tokens,
+        )
+        assert (x.drafter, x.emitted, x.tokens()) == (y.drafter, y.emitted, y.tokens())
+        assert x.tree.token.tolist() == y.tree.token.tolist()
+        assert x.tree.parent.tolist() == y.tree.parent.tolist()
+        assert (x.verdict is None) == (y.verdict is None)
+        if x.verdict is None:
+            continue
+        assert x.verdict.outcome.tolist() == y.verdict.outcome.tolist()
+        assert (x.verdict.kind, x.verdict.path.tolist()) == (y.verdict.kind, y.verdict.path.tolist())
+        assert x.verdict.coin.tolist() == y.verdict.coin.tolist()
+        for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass"):
+            np.testing.assert_allclose(getattr(x.verdict, name), getattr(y.verdict, name), atol=1e-5)
+
+
+def fill(engine, seed):
+    rng = np.random.default_rng(seed)
+    for i in range(int(rng.integers(1, 5))):
+        params = SamplingParams(max_tokens=int(rng.integers(1, 16)), temperature=float(rng.choice([0, 0.9])), seed=i)
+        engine.add(PROMPTS[int(rng.integers(len(PROMPTS)))], params)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10_000),
+    blocks=st.sampled_from([SMALL, 60]),
+    points=st.lists(st.floats(0, 1), min_size=1, max_size=3),
+)
+def test_what_comes_again_is_the_same(engines, name, seed, blocks, points):
+    """50 runs over the drafters, up to three points each; with few blocks requests are preempted."""
+    engine = engines[name]
+    fresh(engine, blocks)
+    fill(engine, seed)
+    records = []
+    while engine.busy and len(records) < 40:
+        if len(records) == 3:
+            engine.add("late late la", SamplingParams(max_tokens=5, temperature=0.8))
+        records.append(engine.step())
+    for point in points:
+        step = int(point * (len(records) - 1))
+        engine.rewind(step)
+        assert engine.steps == step
+        for wanted in records[step:]:
+            same(engine.step(), wanted)
+
+
+def test_a_preempted_request_is_among_them(engines):
+    engine = engines["ngram"]
+    fresh(engine, SMALL)
+    for i in range(3):
+        engine.add(PROMPTS[3], SamplingParams(max_tokens=30, ignore_eos=True, seed=i))
+    records = []
+    while engine.busy:
+        records.append(engine.step())
+    assert any(record.preempted for record in records)
+    at = next(i for i, record in enumerate(records) if record.preempted)
+    for step in (at + 1, at, max(at - 1, 0), 0):
+        engine.rewind(step)
+        for wanted in records[step:]:
+            same(engine.step(), wanted)
+
+
+def test_a_step_that_was_begun_is_given_up(engines):
+    engine = engines["draft tree"]
+    fresh(engine, 60)
+    engine.add("abcabcabc", SamplingParams(max_tokens=12, temperature=0.7, ignore_eos=True))
+    records = [engine.step() for _ in range(4)]
+    for phases in (1, 2, 3, 4):
+        for _ in range(phases):
+            assert engine.phase() is None
+        assert len(engine.current.phases) == phases
+        engine.rewind(3)
+        same(engine.step(), records[3])
+
+
+def test_what_is_not_known_is_refused(engines):
+    engine = engines["none"]
+    fresh(engine, 60)
+    engine.add("abc", SamplingParams(max_tokens=3))
+    engine.step()
+    with pytest.raises(UserError, match="cannot be gone back to"):
+        engine.rewind(7)
+    assert engine.steps == 1
+    engine.timeline = None
+    with pytest.raises(UserError, match="no timeline"):
+        engine.rewind(0)
+
+
+class Travel(RuleBasedStateMachine):
+    """Random commands; after each the KV's books must be right."""
+
+    engines = None
+
+    @initialize(name=st.sampled_from(["ngram", "draft tree", "eagle"]), blocks=st.sampled_from([SMALL, 30]))
+    def begin(self, name, blocks):
+        self.engine = self.engines[name]
+        fresh(self.engine, blocks)
+
+    @rule(prompt=st.sampled_from(PROMPTS), tokens=st.integers(1, 12), seed=st.integers(0, 9))
+    def add(self, prompt, tokens, seed):
+        self.engine.add(prompt, SamplingParams(max_tokens=tokens, temperature=0.8, seed=seed))
+
+    @precondition(lambda self: self.engine.busy)
+    @rule(count=st.integers(1, 4))
+    def run(self, count):
+        for _ in range(count):
+            if self.engine.busy:
+                self.engine.step()
+
+    @precondition(lambda self: self.engine.busy)
+    @rule()
+    def phase(self):
+        self.engine.phase()
+
+    @precondition(lambda self: self.engine.steps > 0)
+    @rule(share=st.floats(0, 1))
+    def rewind(self, share):
+        self.engine.rewind(int(share * self.engine.steps))
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(index=st.integers(0, 5))
+    def cancel(self, index):
+        self.engine.cancel(list(self.engine.requests)[index % len(self.engine.requests)])
+
+    @invariant()
+    def books(self):
+        """No block leaks, none is used twice, and every count of holders is right."""
+        pool = self.engine.runner.cache.pool
+        tables = [request.table for request in self.engine.requests.values()]
+        held = [block for table in tables for block in table.blocks]
+        assert len(set(held)) == len(held)
+        assert pool.used == len(held)
+        assert [block for block, refs in enumerate(pool.refs) if refs] == sorted(held)
+        for request in self.engine.requests.values():
+            assert request.computed <= len(request.tokens)
+            assert len(request.table.blocks) * BLOCK_SIZE >= request.computed
+        drafter = getattr(self.engine.drafter, "cache", None)
+        if drafter is not None:
+            assert drafter.pool.used == sum(len(s.table.blocks) for s in self.engine.drafter.states.values())
+            assert set(self.engine.drafter.states) <= set(self.engine.requests)
+
+
+def test_the_books_are_right_after_any_commands(engines):
+    Travel.engines = engines
+    Travel.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+    Travel.TestCase().runTest()
