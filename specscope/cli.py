@@ -72,6 +72,38 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
 
 
 @cli.command()
+@click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
+@click.option("--file", metavar="FILE", help="Prompts: lines of text, or JSON Lines.")
+@click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
+@click.option("--commands", "script", metavar="FILE", help="Obey the lines of FILE (- for standard input), then end.")
+@engine_options
+@sampling_options
+def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Debug PROMPTS on a live engine, or a recording with --over: breakpoints, steps, back, what if. `help` lists all.
+
+    The run stands before its first step; `break reject if p > 0.2`, then `continue`.
+    """
+    from specscope.console import converse, over_capture
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    if over is not None:
+        if prompts or file is not None:
+            raise UserError("--over debugs a recording: it takes no prompts")
+        converse(over_capture(over), script)
+        return
+    from specscope.engine.local import live_commands
+    from specscope.engine.prompts import PromptSpec, read_prompts
+
+    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
+    if file is not None:
+        specs += read_prompts(file, params, raw=raw)
+    if not specs:
+        raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
+    converse(live_commands(config, specs), script)
+
+
+@cli.command()
 @click.argument("prompts", metavar="PROMPTS")
 @click.option("-o", "--output", required=True, metavar="FILE", help="Where the capture goes (OTLP JSON Lines).")
 @click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')

@@ -1,1 +1,9 @@
-"""Run, pause and step over anything that steps. Nothing here imports torch."""
+"""Run, pause, step, break and go back over anything that steps. Nothing here imports torch.
+
+`Session(engine=...)` is the debugger for a notebook or a test; `Commands(session)` obeys the console's lines.
+"""
+
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session, Stop
+
+__all__ = ["Commands", "Session", "Stop"]

@@ -62,8 +62,8 @@ class Expression:
             tree = ast.parse(self.text, mode="eval")
             _Check(self.text, names).visit(tree)
         except SyntaxError as error:
-            column = max((error.offset or 1) - 1, 0)
-            hint = " (to compare, write ==)" if "==" in (error.msg or "") else ""
+            column = error.offset - 1 if error.offset else len(self.text)  # 0: at the end
+            hint = " (to compare, write ==)" if self.text[column : column + 1] == "=" else ""
             raise ExpressionError(self.text, column, f"this is no condition{hint}") from None
         except (RecursionError, MemoryError, ValueError):
             raise ExpressionError(self.text[:20] + "…", 0, "this condition is too deep") from None

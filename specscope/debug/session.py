@@ -117,7 +117,7 @@ class Session:
         while True:
             record = self._advance()
             if record is None:
-                return Stop("end", text="nothing is left to run" if self.engine else "this is the last step")
+                return Stop("end", text="nothing is left to run")
             hits = self.breakpoints.check(record, self.history)
             reason = done(record)
             if hits:

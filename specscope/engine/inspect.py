@@ -121,4 +121,4 @@ def describe(found: Look, vocabulary: Vocabulary, step: RequestStep) -> str:
 def _entropy(probs: Tensor) -> float:
     """In nats."""
     some = probs[probs > 0]
-    return float(-(some * some.log()).sum())
+    return abs(float((some * some.log()).sum()))

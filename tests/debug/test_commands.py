@@ -1,0 +1,308 @@
+"""The debugger as it is typed: over a live engine and over its capture it says and does the same."""
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.debug.commands import COMMANDS, Commands, find
+from specscope.debug.session import Session
+from specscope.engine.local import commands_over
+from specscope.errors import UserError
+from specscope.trace.history import History
+
+HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
+
+
+def live(tiny, **more):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, **{**HOW, **more})
+    commands = commands_over(engine)
+    for seed, prompt in enumerate(["abcabcab", "the cat sat on the", "x y x y"]):
+        engine.add(prompt, SamplingParams(max_tokens=14, temperature=0.8, seed=seed, ignore_eos=True))
+    return commands
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny):
+    """The history of a whole run."""
+    commands = live(tiny)
+    commands.run("continue")
+    return commands.debugger.history
+
+
+@pytest.fixture
+def engine(tiny):
+    return live(tiny)
+
+
+@pytest.fixture(params=["live", "capture"])
+def either(request, tiny, recorded):
+    if request.param == "live":
+        return live(tiny)
+    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in recorded.steps:
+        history.append(record)
+    return Commands(Session(history=history))
+
+
+SCRIPT = [
+    "break reject if depth == 1 and p < 0.2",
+    "tbreak bonus",
+    "watch accepted > 0",
+    "info breakpoints",
+    "continue",
+    "where",
+    "tree",
+    "print p_tried @ 0",
+    "continue",
+    "next 2",
+    "reverse-next",
+    "goto 4",
+    "info step",
+    "delete",
+    "until length > 1",
+    "break recover",
+    "next 20",
+    "next 2",
+    "reverse-continue",
+    "reverse-continue",
+    "goto 2",
+    "delete",
+    "finish r1",
+    "info kv",
+]
+
+
+def test_live_and_over_a_capture_everything_reads_the_same(tiny, recorded):
+    """Times aside."""
+    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in recorded.steps:
+        history.append(record)
+    both = (live(tiny), Commands(Session(history=history)))
+    for line in SCRIPT:
+        said = [commands.run(line) for commands in both]
+        if line not in ("info step", "info kv"):
+            assert said[0] == said[1], line
+
+
+def test_a_breakpoint_stops_at_its_node_and_shows_the_numbers(either):
+    either.run("b reject if depth==1")
+    said = either.run("c")
+    assert "breakpoint 1 (break reject if depth==1) at step" in said
+    assert "rejected, p 0." in said
+    assert "≥ a" in said
+    point = either.debugger.breakpoints.get(1)
+    assert point.hits >= 1
+
+
+def test_conditions_stop_only_where_they_hold(either):
+    either.run("break accept if depth == 2 and a > 0.3")
+    debugger = either.debugger
+    while "breakpoint" in either.run("c"):
+        verdict, tree = debugger.part.verdict, debugger.part.tree
+        assert any(tree.depth[n] == 2 and verdict.accept_prob[n] > 0.3 for n in verdict.path)
+
+
+def test_temporary_ones_stop_once_and_ignored_ones_later(either):
+    either.run("tb draft")
+    assert "breakpoint 1" in either.run("c")
+    assert either.run("info breakpoints") == "no breakpoints"
+    either.run("b draft")
+    either.run("ignore 2 3")
+    at = either.debugger.position
+    either.run("c")
+    assert 4 <= either.debugger.breakpoints.get(2).hits <= 6  # all three requests draft in a step
+    assert either.debugger.position > at
+
+
+def test_disabled_ones_do_not_stop(either):
+    either.run("b draft")
+    either.run("disable 1")
+    assert "nothing is left" in either.run("c")
+
+
+def test_a_watch_stops_when_it_changes(either):
+    either.run("watch accepted > 0")
+    seen = []
+    for _ in range(4):
+        if "breakpoint" not in either.run("c"):
+            break
+        seen.append(either.debugger.position)
+    assert len(seen) == len(set(seen)) > 1
+
+
+def test_commands_of_a_breakpoint_run_when_it_stops(either):
+    either.run("b reject")
+    either.run("commands 1")
+    assert either.reading
+    either.run("print step")
+    either.run("end")
+    assert not either.reading
+    said = either.run("c")
+    assert said.splitlines()[-1] == str(either.debugger.record.step)
+
+
+def test_back_and_forth_is_where_it_was(either):
+    either.run("next 6")
+    before = either.run("where") + either.run("tree")
+    either.run("rn 3")
+    assert either.debugger.record.step == 2
+    either.run("n 3")
+    assert either.run("where") + either.run("tree") == before
+    assert "start" in either.debugger.goto(-1).reason
+
+
+def test_reverse_continue_finds_the_breakpoint_before(either):
+    either.run("b recover")
+    first = either.run("c")
+    at = either.debugger.position
+    either.run("c")
+    assert either.debugger.position > at
+    either.run("rc")
+    assert either.debugger.position == at
+    assert either.run("where") in first
+
+
+def test_phases_one_by_one(engine):
+    engine.run("next 3")
+    assert "schedule done, of step 3" in engine.run("step")
+    assert "nodes drafted" in engine.run("step")
+    assert "logits of" in engine.run("")  # an empty line repeats
+    assert engine.debugger.phase == "forward"
+    assert "draft done" in engine.run("reverse-step")
+    engine.run("step 3")
+    assert engine.debugger.record.step == 3
+    assert engine.debugger.phase == ""
+
+
+def test_a_node_shows_distributions_and_the_same_verdict(engine):
+    engine.run("b reject")
+    engine.run("c")
+    node = engine.debugger.breakpoints.check(engine.debugger.record, engine.debugger.history)[0].node
+    said = engine.run(f"node {node}")
+    for part in (
+        "target, raw",
+        "sampled from",
+        "KL(p, q)",
+        "rank of the drafted token",
+        "context: …",
+        "residual after it",
+    ):
+        assert part in said
+    assert "ANOTHER" not in said
+
+
+def test_an_unchanged_fork_is_the_original(engine):
+    engine.run("next 4")
+    said = engine.run("fork tokens=10")
+    assert "the same tokens" in said
+    assert "acceptance length +0.000" in said
+    assert "decreed" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("seed=99 temperature=1.5", "seed=99"),
+        ("drafter=ngram tree=2x3", "drafter=ngram"),
+        ("tree=3", "tree=3"),
+        ("reject=0", "not lossless"),
+        ("accept=1", "not lossless"),
+        ("token=65", "not lossless"),
+        ("coin=0:0.999", "coin of node 0"),
+        ("drop=2 tail=hello", "replaced by"),
+    ],
+)
+def test_forks_say_what_changed(engine, words, part):
+    engine.run("next 4")
+    held = engine.debugger.engine.runner.cache.pool.used
+    assert part in engine.run(f"fork {words} tokens=8")
+    assert engine.debugger.engine.runner.cache.pool.used == held
+    engine.run("continue")
+    assert engine.debugger.engine.runner.cache.pool.used == 0
+
+
+def test_a_decreed_rejection_is_one(engine):
+    engine.run("b accept if depth == 1")
+    engine.run("c")
+    said = engine.run("fork reject=0 reject=1 tokens=1")
+    assert "node 0 rejected, node 1 rejected" in said
+
+
+def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
+    commands = live(tiny)
+    commands.run("next 4")
+    commands.run("fork temperature=1.9 seed=5 tokens=12")
+    commands.run("continue")
+    ours = {name: [t for t, _ in r.output()] for name, r in commands.debugger.history.requests.items()}
+    assert ours == {name: [t for t, _ in r.output()] for name, r in recorded.requests.items()}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("frobnicate", "there is no command"),
+        ("re", "could be"),
+        ("break nothing", "is no event"),
+        ("break reject depth==1", "write break reject if"),
+        ("break reject if depth = 1", "write =="),
+        ("break finish if depth == 1", "there is no depth here"),
+        ("delete 9", "there is no breakpoint 9"),
+        ("ignore 1", "write ignore N COUNT"),
+        ("commands 4", "there is no breakpoint 4"),
+        ("next many", "is no number"),
+        ("goto x", "goto which step"),
+        ("info everything", "info about what"),
+        ("request r99", "there is no request"),
+        ("node 99", "there is no node 99"),
+        ("watch", "watch what"),
+        ("fork foo=1", "cannot be changed"),
+        ("fork temperature=hot", "a number is wanted"),
+        ("fork 'x", "quotes come in pairs"),
+        ("fork drafter=magic", "unknown drafter"),
+        ("fork accept=77", "there is no node 77"),
+        ("finish r99", "there is no request"),
+        ("until speed > 3", "there is no speed here"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_said_and_changes_nothing(engine, line, why):
+    engine.run("next 3")
+    before = engine.run("where")
+    with pytest.raises(UserError, match=why):
+        engine.run(line)
+    assert engine.run("where") == before
+    engine.run("next")
+
+
+def test_names_prefixes_and_help():
+    for short, name in {
+        "b": "break",
+        "tb": "tbreak",
+        "c": "continue",
+        "n": "next",
+        "s": "step",
+        "fin": "finish",
+    }.items():
+        assert find(short).name == name
+    for short, name in {"u": "until", "p": "print", "i": "info", "rs": "reverse-step", "rn": "reverse-next"}.items():
+        assert find(short).name == name
+    assert find("rc").name == "reverse-continue"
+    assert find("cont").name == "continue"
+    assert find("wat").name == "watch"
+    commands = Commands(Session())
+    said = commands.run("help")
+    assert all(command.name in said and command.help in said for command in COMMANDS)
+    assert "undo a phase" in commands.run("help rs")
+
+
+def test_completion():
+    commands = Commands(Session())
+    assert commands.complete("reverse-") == ["reverse-continue", "reverse-next", "reverse-step"]
+    assert "reject" in commands.complete("break re")
+    assert commands.complete("break reject if dep") == ["depth"]
+
+
+def test_an_empty_session_says_so():
+    commands = Commands(Session())
+    assert "before the first step" in commands.run("where")
+    assert "nothing is left" in commands.run("c")
+    with pytest.raises(UserError, match="nothing has run yet"):
+        commands.run("print step")
