@@ -63,6 +63,8 @@ class Session:
     phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
     request: str = ""  # the chosen one; "" for the first of the step
     on_step: Callable[[StepRecord], None] = lambda _: None  # hears each step that the engine runs
+    on_rewind: Callable[[int], None] = lambda _: None  # hears how many steps of the history are left
+    interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
 
     def __post_init__(self) -> None:
         if self.engine is not None:
@@ -124,6 +126,8 @@ class Session:
                 return Stop("breakpoint", tuple(hits))
             if reason:
                 return Stop(reason)
+            if self.interrupted():
+                return Stop("interrupted", text="interrupted")
 
     def cont(self) -> Stop:
         """Go on to the next breakpoint, or the end."""
@@ -182,6 +186,7 @@ class Session:
             steps = self.history.steps
             self.engine.rewind(steps[position + 1].step if position + 1 < len(steps) else self.engine.steps)
             self.history.truncate(position + 1)
+            self.on_rewind(position + 1)
         self.position, self.phase = position, ""
         return Stop("step" if position >= 0 else "start")
 

@@ -9,6 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 
@@ -27,6 +30,9 @@ class Control(Protocol):
 
     def step(self) -> None:
         """Run one engine step, then pause."""
+
+    def debug(self, line: str) -> None:
+        """A line for the debugger."""
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         """Add a request."""
@@ -52,6 +58,10 @@ class Control(Protocol):
     @property
     def notices(self) -> deque[str]:
         """Refusals to be shown once; the screen takes them out."""
+
+    @property
+    def said(self) -> deque[str]:
+        """What the debugger says; the screen takes it out."""
 
 
 class Reader(Protocol):
@@ -80,6 +90,25 @@ class Viewer:
     reader: Reader | None = None  # None over a live engine
     position: int = -1
     follow: bool = True
+    said: deque[str] = field(default_factory=deque)  # by the debugger, for the screen to take out
+    _commands: Commands | None = None  # over a capture; a live engine has its own
+
+    def debug(self, line: str) -> None:
+        """Give the debugger a line: that of the live engine, or one over the history. What it says comes in `said`."""
+        if self.control is not None and self.live:
+            self.follow = True
+            self.control.debug(line)
+            return
+        if self._commands is None:
+            self._commands = Commands(Session(history=self.history))
+        session = self._commands.debugger
+        session.position = self.position
+        try:
+            self.said.append(self._commands.run(line))
+        except UserError as error:
+            self.said.append(str(error))
+        if session.position != self.position:
+            self.goto(session.position)
 
     @staticmethod
     def over(reader: Reader) -> Viewer:
@@ -109,6 +138,9 @@ class Viewer:
             changed = True
             if self.position >= 0 and not self.reader.done:
                 return changed  # stay where the first piece ended: following the reading would cost more than it
+        while self.control is not None and self.control.said:
+            self.said.append(self.control.said.popleft())
+            changed = True
         if self.follow and self.position != len(self.history.steps) - 1:
             self.position = len(self.history.steps) - 1
             return True

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from specscope.debug.commands import Commands, find
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
@@ -41,15 +42,22 @@ class Ready:
 class Word:
     """A line of news from the worker."""
 
-    kind: str  # loading (text: the stage), status (text: running, paused, idle), refused or failed (text: why)
+    kind: str  # loading (text: the stage), status (text: running, paused, idle), refused or failed (text: why), said
     text: str
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """The engine went back: only the first `count` steps are any more."""
+
+    count: int
 
 
 @dataclass(frozen=True)
 class Command:
     """What the parent asks."""
 
-    verb: str  # submit, cancel, pause, resume, step, watch, stop
+    verb: str  # submit, cancel, pause, resume, step, debug, watch, stop
     value: Any = None
 
 
@@ -62,6 +70,7 @@ class _Server:
         self.paused = False
         self.single = 0  # steps to run although paused
         self.status = ""
+        self.sent = -1  # the last step whose record was sent
 
     def send(self, message: object) -> None:
         with self.lock:
@@ -69,17 +78,43 @@ class _Server:
 
     def run(self, config: EngineConfig) -> None:
         engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
+        from specscope.engine.local import commands_over  # it needs torch, which is there only now
+
         self.send(Ready(engine.run_info, engine.vocabulary))
         self._watch(engine, True)
+        commands = commands_over(engine)
+        session = commands.debugger
+        session.on_step = lambda record: self._stepped(engine, record)
+        session.on_rewind = lambda count: self._rewound(engine, count)
+        session.interrupted = self.pipe.poll
         try:
-            while self._obey(engine):
+            while self._obey(engine, commands):
                 if engine.busy and (not self.paused or self.single):
                     self.single = max(self.single - 1, 0)
-                    engine.step()
+                    self._advance(commands)
         finally:
             engine.close()
 
-    def _obey(self, engine: Engine) -> bool:
+    def _advance(self, commands: Commands) -> None:
+        """One step; at a breakpoint the engine pauses, and says why."""
+        stop = commands.debugger.next()
+        if stop.hits:
+            self.paused, self.single = True, 0
+            self.send(Word("said", commands.stopped(stop)))
+
+    def _stepped(self, engine: Engine, record: StepRecord) -> None:
+        """The bus sends what is new; what comes again after going back is sent from here, behind all that was."""
+        if record.step > self.sent:
+            self.sent = record.step
+        else:
+            engine.bus.flush()
+            self.send(record)
+
+    def _rewound(self, engine: Engine, count: int) -> None:
+        engine.bus.flush()
+        self.send(Rewound(count))
+
+    def _obey(self, engine: Engine, commands: Commands) -> bool:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
         idle = not engine.busy or (self.paused and not self.single)
         status = "paused" if self.paused else "running" if engine.busy else "idle"
@@ -91,11 +126,24 @@ class _Server:
             command: Command = self.pipe.recv()
             if command.verb == "stop":
                 return False
-            self._do(engine, command)
+            self._do(engine, commands, command)
         return True
 
-    def _do(self, engine: Engine, command: Command) -> None:
-        if command.verb == "submit":
+    def _debug(self, commands: Commands, line: str) -> None:
+        """A line of the debugger's; the engine stands afterwards, unless it was told to go on."""
+        self.paused, self.single = True, 0
+        try:
+            if not commands.reading and line.split() and find(line.split()[0]).name == "continue":
+                self.paused = False
+            else:
+                self.send(Word("said", commands.run(line)))
+        except UserError as error:
+            self.send(Word("said", str(error)))
+
+    def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
+        if command.verb == "debug":
+            self._debug(commands, command.value)
+        elif command.verb == "submit":
             spec: PromptSpec = command.value
             try:
                 engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
@@ -150,13 +198,15 @@ class Worker:
         self.bus = Bus()
         self.ready: Ready | None = None
         self.notices: deque[str] = deque()  # refusals, for the screen to show
+        self.said: deque[str] = deque()  # what the debugger says
+        self._published = -1  # the last step that went to the bus
         self._params = params
         self._raw = raw
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
         self._stage = "starting"
         self._error = ""
-        self._records: deque[StepRecord] = deque()
+        self._records: deque[StepRecord | Rewound] = deque()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, config), daemon=True)
@@ -174,9 +224,13 @@ class Worker:
         try:
             while True:
                 message = self._pipe.recv()
-                if isinstance(message, StepRecord):
+                if isinstance(message, Rewound):
                     self._records.append(message)
-                    self.bus.publish(message)
+                elif isinstance(message, StepRecord):
+                    self._records.append(message)
+                    if message.step > self._published:  # what comes again was recorded the first time
+                        self._published = message.step
+                        self.bus.publish(message)
                 elif isinstance(message, Ready):
                     self._on_ready(message)
                     self.ready = message
@@ -198,6 +252,8 @@ class Worker:
             self._status = word.text
         elif word.kind == "refused":
             self.notices.append(word.text)
+        elif word.kind == "said":
+            self.said.append(word.text)
         else:
             self._error = word.text
 
@@ -214,7 +270,11 @@ class Worker:
             history.run, history.vocabulary = self.ready.run, self.ready.vocabulary
             changed = True
         while self._records and history.run is not None:
-            history.append(self._records.popleft())
+            record = self._records.popleft()
+            if isinstance(record, Rewound):
+                history.truncate(record.count)
+            else:
+                history.append(record)
             changed = True
         history.dropped = self.bus.dropped
         return changed
@@ -230,6 +290,10 @@ class Worker:
     def step(self) -> None:
         """Run one step, then stay paused."""
         self._send("step")
+
+    def debug(self, line: str) -> None:
+        """A line for the debugger; the answer comes in `said`."""
+        self._send("debug", line)
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         """Add a request; a refusal comes back in `notices`."""

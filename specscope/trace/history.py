@@ -54,6 +54,7 @@ class History:
     requests: dict[str, RequestHistory] = field(default_factory=dict)
     acceptance: Acceptance = field(default_factory=Acceptance)
     dropped: int = 0  # records or spans known to be missing
+    rewinds: int = 0  # times that steps were taken back
 
     def append(self, record: StepRecord) -> None:
         """Take one more step."""
@@ -76,6 +77,7 @@ class History:
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps, as if the others had never been."""
+        self.rewinds += 1
         kept = self.steps[:count]
         self.steps.clear()
         self.requests.clear()

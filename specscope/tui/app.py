@@ -13,11 +13,14 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
 
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.ask import Ask
 from specscope.tui.bars import Banner, Hints, StatusBar
+from specscope.tui.console import Console, Talk
 from specscope.tui.governor import FrameGovernor
 from specscope.tui.help import HelpScreen
 from specscope.tui.keys import KEYS, bindings
@@ -55,6 +58,7 @@ class ScopeApp(App[None]):
         self.chosen: str | None = None
         self.pooled = True
         self.playing = False
+        self.talk = Talk()
         self.lost = ""
         self._picked = False  # whether the request was chosen by hand
         self._due = 0.0  # when a playing replay moves on
@@ -136,6 +140,8 @@ class ScopeApp(App[None]):
             self.session.poll()
             while self.session.control is not None and self.session.control.notices:
                 self._say(self.session.control.notices.popleft())
+            while self.session.said:
+                self._hear(self.session.said.popleft())
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
@@ -158,7 +164,7 @@ class ScopeApp(App[None]):
         control = session.control
         engine = (control.status, control.progress, control.error) if control is not None else None
         stamp = (
-            *(len(history.steps), session.position, session.follow, history.dropped, len(history.requests)),
+            *(len(history.steps), session.position, session.follow, history.rewinds, history.dropped, len(history.requests)),
             *(engine, self.lost, self.playing),
         )
         if stamp == self._stamp:
@@ -199,6 +205,15 @@ class ScopeApp(App[None]):
             self.chosen = batch[0].request
         elif self.chosen not in history.requests:
             self.chosen = next(iter(history.requests), None)
+
+    def _hear(self, text: str) -> None:
+        """The debugger said something: in its console where that is open, else as a notice as well."""
+        if isinstance(self.screen, Console):
+            self.screen.say(text)
+            return
+        self.talk.add(text)
+        if text:
+            self._say(text.splitlines()[0])
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
@@ -331,6 +346,18 @@ class ScopeApp(App[None]):
             self._goto(at)
 
         self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
+
+    def action_console(self) -> None:
+        """The debugger's prompt."""
+
+        def run(line: str) -> None:
+            self.playing = False
+            self.session.debug(line)
+            while self.session.said:
+                self._hear(self.session.said.popleft())
+            self.look()
+
+        self.push_screen(Console(self.talk, run, Commands(Session()).complete))
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""

@@ -91,6 +91,7 @@ HINTS: tuple[tuple[int, str, str, str], ...] = (
     (0, "space", "pause", "app.pause"),
     (1, ", .", "step", "app.forward"),
     (3, "n", "rejection", "app.rejection(1)"),
+    (3, ":", "debug", "app.console"),
     (6, "g", "go to", "app.ask_step"),
     (7, "s", "scope", "app.scope"),
     (9, "z", "zoom", "app.zoom"),

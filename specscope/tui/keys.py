@@ -31,6 +31,7 @@ KEYS: tuple[Key, ...] = (
     Key("N,upper_n", "N", "rejection(-1)", "Previous rejection", "the one before"),
     Key("j", "j ↓", "choose(1)", "Next request", "choose the request below"),
     Key("k", "k ↑", "choose(-1)", "Previous request", "choose the request above"),
+    Key("colon", ":", "console", "Debugger…", "the debugger: breakpoints, back, what if; type help there"),
     Key("s", "s", "scope", "Figures: all requests or the chosen one", "figures of all requests or of the chosen one"),
     Key("z", "z", "zoom", "Zoom the focused panel", "zoom the focused panel; again to go back"),
     Key("i", "i", "ask_prompt", "New prompt…", "give the live engine a new prompt"),

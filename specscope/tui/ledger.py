@@ -84,6 +84,7 @@ class Ledger:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        self._rewinds = history.rewinds
         self._seen = 0
         self.counts = Counts()
         self.requests: dict[str, RequestLedger] = {}
@@ -91,7 +92,9 @@ class Ledger:
         self._end: list[int] = []
 
     def update(self) -> None:
-        """Take in the steps that are new."""
+        """Take in the steps that are new; all anew where some were taken back."""
+        if self._rewinds != self._history.rewinds:
+            Ledger.__init__(self, self._history)
         steps = self._history.steps
         while self._seen < len(steps):
             self._take(self._seen, steps[self._seen])

@@ -112,3 +112,44 @@ def test_a_killed_worker_is_noticed(tiny):
     assert "ended with code" in doomed.error
     doomed.submit("nobody hears")
     doomed.close()
+
+
+def test_the_debugger_over_a_pipe(tiny):
+    """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
+    prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True), raw=True)]
+    worker = Worker(config, prompts, PARAMS, raw=True, paused=True)
+    published = []
+    worker.bus.subscribe(published.append, lossless=True)
+    session = Viewer(control=worker)
+
+    def ask(line):
+        session.debug(line)
+        wait(lambda: session.said, session)
+        return session.said.popleft()
+
+    try:
+        assert ask("break draft") == "breakpoint 1: break draft"
+        assert "write ==" in ask("break reject if depth = 1")
+        session.debug("continue")
+        wait(lambda: session.said, session)
+        assert "breakpoint 1 (break draft) at step" in session.said.popleft()
+        wait(lambda: session.paused, session)
+        ask("delete")
+        ask("next 4")
+        wait(lambda: len(session.history.steps) >= 5, session)
+        before = [[step.tokens() for step in record.requests] for record in session.history.steps]
+        where = ask("where")
+        ask("reverse-next 3")
+        wait(lambda: len(session.history.steps) == len(before) - 3, session)
+        ask("next 3")
+        wait(lambda: len(session.history.steps) == len(before), session)
+        assert [[step.tokens() for step in record.requests] for record in session.history.steps] == before
+        assert ask("where") == where
+        assert "the same tokens" in ask("fork tokens=6")
+        ask("finish")
+        wait(lambda: session.history.requests["r0"].end is not None, session)
+        worker.bus.flush()
+        assert [record.step for record in published] == list(range(len(session.history.steps)))
+    finally:
+        worker.close()

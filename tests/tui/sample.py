@@ -281,6 +281,8 @@ class FakeEngine:
         self.stage: tuple[str, float | None] = ("", None)
         self.failure = ""
         self.refused: deque[str] = deque()
+        self.said: deque[str] = deque()
+        self.lines: list[str] = []
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.closed = False
@@ -300,6 +302,10 @@ class FakeEngine:
 
     def step(self) -> None:
         self.pending, self.state = 1, "paused"
+
+    def debug(self, line: str) -> None:
+        self.lines.append(line)
+        self.said.append(f"heard {line}")
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         self.submitted.append(prompt)

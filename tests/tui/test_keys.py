@@ -266,3 +266,37 @@ async def test_loading_then_running():
         await pilot.pause(0.5)
         assert session.position == 3
         assert app.chosen == "r0"
+
+
+async def test_the_debuggers_prompt_moves_the_replay():
+    session = replay(14)
+    async with ScopeApp(session).run_test(size=(120, 40)) as pilot:
+        await pilot.press("colon", *"goto", "space", "3", "enter")
+        assert session.history.steps[session.position].step == 3
+        await pilot.press(*"break", "space", *"rej", "tab")
+        assert pilot.app.screen.query_one("#line").value == "break reject "
+        await pilot.press("enter", *"c", "enter")
+        assert session.position > 3
+        await pilot.press("up", "up")
+        assert pilot.app.screen.query_one("#line").value == "break reject "
+        await pilot.press("escape")
+        assert any("breakpoint 1" in line for _, line in pilot.app.talk.said)
+        at = session.position
+        await pilot.press("comma")
+        assert session.position == at - 1
+
+
+async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
+    session, engine = live(20)
+    async with ScopeApp(session).run_test(size=(80, 24)) as pilot:
+        await pilot.press("colon", *"rn", "enter")
+        await pilot.pause(0.3)
+        assert engine.lines == ["rn"]
+        assert (False, "heard rn") in pilot.app.talk.said
+        await pilot.press("escape")
+        engine.said.append("breakpoint 1 at step 7\nmore")
+        for _ in range(50):
+            await pilot.pause(0.1)
+            if (False, "more") in pilot.app.talk.said:
+                break
+        assert (False, "more") in pilot.app.talk.said

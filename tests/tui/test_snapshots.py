@@ -34,6 +34,18 @@ def test_help(snap_compare, size):
     assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, press=["question_mark"])
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_console(snap_compare, size):
+    async def typed(pilot: Pilot[None]) -> None:
+        await pilot.press("colon")
+        for line in ("break reject if depth == 1", "goto 3", "continue", "info breakpoints", "break reject if dept < 1"):
+            pilot.app.screen.query_one("#line").value = line
+            await pilot.press("enter")
+        await pilot.pause()
+
+    assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, run_before=typed)
+
+
 def test_light(snap_compare):
     app = ScopeApp(replay(21), title=TITLE)
     assert snap_compare(app, terminal_size=(120, 40), press=["t", "j", "tab", "s"])

@@ -1,0 +1,101 @@
+"""The debugger's prompt over the main screen: `:` opens it, Esc closes it, what it said stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, RichLog
+
+from specscope.tui.text import clean
+
+KEPT = 2000  # lines of what was said
+
+
+@dataclass
+class Talk:
+    """What was typed and what was said; outlives the screen."""
+
+    said: list[tuple[bool, str]] = field(default_factory=list)  # (whether it was typed, a line)
+    typed: list[str] = field(default_factory=list)
+
+    def add(self, text: str, *, typed: bool = False) -> list[tuple[bool, str]]:
+        """Note lines; those that are new."""
+        new = [(typed, clean(line)) for line in text.splitlines()]
+        self.said = [*self.said, *new][-KEPT:]
+        return new
+
+
+class Console(ModalScreen[None]):
+    """A log and a line to type. `run` is given each line; what comes back is shown when it comes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Close", show=False),
+        Binding("up", "earlier(-1)", "Earlier", show=False),
+        Binding("down", "earlier(1)", "Later", show=False),
+        Binding("tab", "complete", "Complete", show=False, priority=True),
+    ]
+
+    def __init__(self, talk: Talk, run: Callable[[str], None], complete: Callable[[str], list[str]]) -> None:
+        super().__init__()
+        self.talk, self._run, self._complete = talk, run, complete
+        self._at = len(talk.typed)
+
+    def compose(self) -> ComposeResult:
+        """The log above, the line below."""
+        with Vertical(id="console") as box:
+            box.border_title = Text("Debugger")
+            box.border_subtitle = Text("Enter runs, Tab completes, ↑ history, Esc closes, help lists all")
+            yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)
+            line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line")
+            line.cursor_blink = False
+            yield line
+
+    def on_mount(self) -> None:
+        """What was said before, then the line."""
+        self.query_one(RichLog).can_focus = False
+        self._show(self.talk.said)
+        self.query_one(Input).focus()
+
+    def say(self, text: str) -> None:
+        """An answer."""
+        self._show(self.talk.add(text))
+
+    def _show(self, lines: list[tuple[bool, str]]) -> None:
+        log = self.query_one(RichLog)
+        for typed, line in lines:
+            log.write(Text(f": {line}" if typed else line, style="bold" if typed else ""))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """A line was typed; an empty one repeats the last, as the debugger has it."""
+        line = event.value
+        event.input.value = ""
+        if line.strip():
+            self.talk.typed.append(line)
+            self._show(self.talk.add(line, typed=True))
+        self._at = len(self.talk.typed)
+        self._run(line)
+
+    def action_earlier(self, way: int) -> None:
+        """A line typed before, or after that."""
+        self._at = min(max(self._at + way, 0), len(self.talk.typed))
+        box = self.query_one(Input)
+        box.value = self.talk.typed[self._at] if self._at < len(self.talk.typed) else ""
+        box.cursor_position = len(box.value)
+
+    def action_complete(self) -> None:
+        """The rest of a word where only one fits; else all that fit."""
+        box = self.query_one(Input)
+        found = self._complete(box.value)
+        head, _, _ = box.value.rpartition(" ")
+        if len(found) == 1:
+            box.value = f"{head} {found[0]} " if head else f"{found[0]} "
+            box.cursor_position = len(box.value)
+        elif found:
+            self.say("  ".join(found[:24]))
