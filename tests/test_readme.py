@@ -24,6 +24,18 @@ def test_every_flag_the_readme_names_exists():
         assert flag in known, flag
 
 
+def test_the_debuggers_transcript_is_what_it_says():
+    from specscope.console import over_capture
+
+    (block,) = re.findall(r"```console\n(.*?)```", README, re.S)
+    first, *rest = re.split(r"^\(specscope\) ", block, flags=re.M)
+    commands = over_capture(first.split()[-1])
+    assert len(rest) == 4
+    for piece in rest:
+        line, _, wanted = piece.partition("\n")
+        assert commands.run(line) == wanted.rstrip()
+
+
 def _commands(command):
     yield command
     for child in getattr(command, "commands", {}).values():

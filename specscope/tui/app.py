@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar
 
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
 
-from specscope.debug.commands import Commands
-from specscope.debug.session import Session
-from specscope.debug.viewer import Control, Viewer
+from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind
-from specscope.tui.ask import Ask
 from specscope.tui.bars import Banner, Hints, StatusBar
 from specscope.tui.console import Console, Talk
 from specscope.tui.governor import FrameGovernor
@@ -30,6 +26,7 @@ from specscope.tui.look import Look
 from specscope.tui.output import OutputPanel
 from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.panel import Panel
+from specscope.tui.questions import Questions
 from specscope.tui.rates import RatesPanel
 from specscope.tui.requests import RequestsPanel
 from specscope.tui.slider import Slider
@@ -40,7 +37,7 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
-class ScopeApp(App[None]):
+class ScopeApp(Questions):
     """Shows `session.history` at `session.position`; keys move the session, a timer lets it take in what is new."""
 
     TITLE = "specscope"
@@ -164,7 +161,14 @@ class ScopeApp(App[None]):
         control = session.control
         engine = (control.status, control.progress, control.error) if control is not None else None
         stamp = (
-            *(len(history.steps), session.position, session.follow, history.rewinds, history.dropped, len(history.requests)),
+            *(
+                len(history.steps),
+                session.position,
+                session.follow,
+                history.rewinds,
+                history.dropped,
+                len(history.requests),
+            ),
             *(engine, self.lost, self.playing),
         )
         if stamp == self._stamp:
@@ -323,75 +327,6 @@ class ScopeApp(App[None]):
     def action_help(self) -> None:
         """Keys, colours, figures."""
         self.push_screen(HelpScreen())
-
-    # -- questions ----------------------------------------------------------------------------------------------
-
-    def action_ask_step(self) -> None:
-        """Go to a step by its number."""
-        steps = self.session.history.steps
-        if not steps:
-            self._say("there are no steps yet")
-            return
-
-        def answered(text: str | None) -> None:
-            number = (text or "").strip().replace(",", "")
-            if not number:
-                return
-            if not number.isascii() or not number.isdigit():
-                self._say(f"{number!r} is not a step number")
-                return
-            at = bisect_left(steps, int(number), key=lambda record: record.step)
-            if at >= len(steps) or steps[at].step != int(number):
-                self._say(f"there is no step {number}; this is the nearest")
-            self._goto(at)
-
-        self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
-
-    def action_console(self) -> None:
-        """The debugger's prompt."""
-
-        def run(line: str) -> None:
-            self.playing = False
-            self.session.debug(line)
-            while self.session.said:
-                self._hear(self.session.said.popleft())
-            self.look()
-
-        self.push_screen(Console(self.talk, run, Commands(Session()).complete))
-
-    def _engine(self, what: str) -> Control | None:
-        """The engine, or a word on why there is none."""
-        if self.session.live:
-            return self.session.control
-        self._say(f"{what}: the engine has ended" if self.session.control is not None else f"{what}: this is a replay")
-        return None
-
-    def action_ask_prompt(self) -> None:
-        """Give the live engine a prompt."""
-        if self._engine("no new prompts") is None:
-            return
-
-        def answered(text: str | None) -> None:
-            control = self._engine("no new prompts") if text else None
-            if control is not None and text:
-                control.submit(text)
-                self._say("submitted")
-
-        self.push_screen(Ask("New prompt", "what the model is to go on from"), answered)
-
-    def action_cancel(self) -> None:
-        """End the chosen request."""
-        control = self._engine("nothing to cancel")
-        request = self.session.history.requests.get(self.chosen or "")
-        if control is None:
-            return
-        if request is None:
-            self._say("no request is chosen")
-        elif request.end is not None:
-            self._say(f"{request.id} has already ended ({request.state})")
-        else:
-            control.cancel(request.id)
-            self._say(f"cancelling {request.id}")
 
     # -- mouse --------------------------------------------------------------------------------------------------
 

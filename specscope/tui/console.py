@@ -69,8 +69,9 @@ class Console(ModalScreen[None]):
 
     def _show(self, lines: list[tuple[bool, str]]) -> None:
         log = self.query_one(RichLog)
+        width = max(log.scrollable_content_region.width, 20) if log.size.width else None
         for typed, line in lines:
-            log.write(Text(f": {line}" if typed else line, style="bold" if typed else ""))
+            log.write(Text(f": {line}" if typed else line, style="bold" if typed else ""), width=width)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """A line was typed; an empty one repeats the last, as the debugger has it."""

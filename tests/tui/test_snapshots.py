@@ -38,7 +38,13 @@ def test_help(snap_compare, size):
 def test_console(snap_compare, size):
     async def typed(pilot: Pilot[None]) -> None:
         await pilot.press("colon")
-        for line in ("break reject if depth == 1", "goto 3", "continue", "info breakpoints", "break reject if dept < 1"):
+        for line in (
+            "break reject if depth == 1",
+            "goto 3",
+            "continue",
+            "info breakpoints",
+            "break reject if dept < 1",
+        ):
             pilot.app.screen.query_one("#line").value = line
             await pilot.press("enter")
         await pilot.pause()

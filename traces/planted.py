@@ -1,0 +1,46 @@
+"""Makes planted.jsonl: a run whose drafter has a bug, to practise on. `python traces/planted.py`.
+
+The bug is a classic: the drafter proposes what follows one token too late, as if the root had been drafted already.
+"""
+
+from pathlib import Path
+
+from specscope import Engine, SamplingParams
+from specscope.options import OutputOptions
+from specscope.outputs import Outputs
+from specscope.speculate.drafter import NO_DRAFT, Draft
+from specscope.speculate.ngram import NgramDrafter, distinct, occurrences, trie
+from specscope.trace.spans import Level
+from specscope.trace.tree import Ints
+
+PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy dog near the river bank."
+
+
+class Shifted(NgramDrafter):
+    """Prompt lookup, off by one."""
+
+    def _draft(self, tokens: Ints) -> Draft:
+        for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
+            ends = [end + 1 for end in occurrences(tokens, size) if end + 1 < len(tokens)]  # the planted mistake
+            if ends:
+                return Draft(
+                    trie(distinct([tokens[end : end + self.depth].tolist() for end in ends[::-1]], self.width))
+                )
+        return NO_DRAFT
+
+
+def main() -> None:
+    """Run it, recorded."""
+    engine = Engine(drafter="ngram", tree="4", dtype="float32")
+    engine.drafter = Shifted(depth=4)
+    params = SamplingParams(max_tokens=40)
+    path = Path(__file__).parent / "planted.jsonl"
+    options = OutputOptions(str(path), None, None, Level.TREES, None, True)
+    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params)
+    (result,) = engine.generate(engine.turn(PROMPT), params)
+    outputs.close()
+    print(result.text, "\nacceptance length", result.acceptance.tau)
+
+
+if __name__ == "__main__":
+    main()
