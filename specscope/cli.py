@@ -72,6 +72,35 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
 
 
 @cli.command()
+@click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
+@click.option("--http-port", type=int, metavar="PORT", help="For HTTP instead of the port after.")
+@click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
+@click.option("--web-host", default="127.0.0.1", show_default=True, metavar="HOST")
+@click.option("--web-port", type=click.IntRange(1, 65535), default=8000, show_default=True, metavar="PORT")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
+def tui(
+    listen: str | None, http_port: int | None, web: bool, web_host: str, web_port: int, words: tuple[str, ...]
+) -> None:
+    """The screen for engines elsewhere, or any screen in a browser.
+
+    \b
+    specscope tui --listen 127.0.0.1:4317
+    specscope tui --web -- replay run.jsonl
+    """
+    if web:
+        from specscope.web import serve
+
+        heard = ["tui", "--listen", listen] if listen is not None else []
+        serve(list(words) or heard or ["run"], web_host, web_port)
+        return
+    if listen is None or words:
+        raise UserError("which screen? specscope tui --listen HOST:PORT, or specscope tui --web -- replay run.jsonl")
+    from specscope.attach import run_attached
+
+    run_attached(listen, http_port)
+
+
+@cli.command()
 @click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
 @click.option("--file", metavar="FILE", help="Prompts: lines of text, or JSON Lines.")
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")

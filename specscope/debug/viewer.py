@@ -17,7 +17,11 @@ from specscope.trace.params import SamplingParams
 
 
 class Control(Protocol):
-    """What a session can ask of an engine: a worker process, or an engine in this one."""
+    """What a session can ask of an engine: a worker process, or one elsewhere that is only heard."""
+
+    @property
+    def obeys(self) -> bool:
+        """Whether it takes commands."""
 
     def poll(self, history: History) -> bool:
         """Move what the engine has published into the history; True where anything changed. Never blocks."""
@@ -95,7 +99,7 @@ class Viewer:
 
     def debug(self, line: str) -> None:
         """Give the debugger a line: that of the live engine, or one over the history. What it says comes in `said`."""
-        if self.control is not None and self.live:
+        if self.control is not None and self.live and self.control.obeys:
             self.follow = True
             self.control.debug(line)
             return
@@ -109,6 +113,11 @@ class Viewer:
             self.said.append(str(error))
         if session.position != self.position:
             self.goto(session.position)
+
+    def show(self, history: History) -> None:
+        """Look at another engine's history."""
+        self.history, self._commands = history, None
+        self.goto_end()
 
     @staticmethod
     def over(reader: Reader) -> Viewer:

@@ -196,6 +196,7 @@ class Worker:
         on_ready: Callable[[Ready], None] = lambda _: None,
     ) -> None:
         self.bus = Bus()
+        self.obeys = True
         self.ready: Ready | None = None
         self.notices: deque[str] = deque()  # refusals, for the screen to show
         self.said: deque[str] = deque()  # what the debugger says

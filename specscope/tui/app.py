@@ -182,6 +182,8 @@ class ScopeApp(Questions):
         """Show the session as it stands; panels draw what changed for them."""
         if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
             return
+        if self.ledger.history is not self.session.history:
+            self.ledger = Ledger(self.session.history)
         self.ledger.update()
         self._choose_request()
         look = Look(

@@ -14,6 +14,7 @@ STATES: dict[str, tuple[str, Ink]] = {
     "paused": ("‖ paused", "recovered"),
     "idle": ("○ idle", "accent"),
     "loading": ("◌ loading", "accent"),
+    "attached": ("● attached", "accepted-strong"),
     "ended": ("■ ended", "dim"),
     "reading": ("◌ reading", "accent"),
     "replay": ("◂▸ replay", "bonus"),

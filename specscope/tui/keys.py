@@ -36,6 +36,7 @@ KEYS: tuple[Key, ...] = (
     Key("z", "z", "zoom", "Zoom the focused panel", "zoom the focused panel; again to go back"),
     Key("i", "i", "ask_prompt", "New prompt…", "give the live engine a new prompt"),
     Key("x", "x", "cancel", "Cancel the request", "cancel the chosen request"),
+    Key("e", "e", "next_engine", "Next engine", "show the next of several engines that are listened to"),
     Key("t", "t", "next_theme", "Theme: light or dark", "light or dark"),
     Key("question_mark", "?", "help", "Help", "this page"),
     Key("q", "q", "quit", "Quit", "leave"),

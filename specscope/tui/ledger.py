@@ -83,7 +83,7 @@ class Ledger:
     """Follows a history and answers for any position in it."""
 
     def __init__(self, history: History) -> None:
-        self._history = history
+        self.history = history
         self._rewinds = history.rewinds
         self._seen = 0
         self.counts = Counts()
@@ -93,9 +93,9 @@ class Ledger:
 
     def update(self) -> None:
         """Take in the steps that are new; all anew where some were taken back."""
-        if self._rewinds != self._history.rewinds:
-            Ledger.__init__(self, self._history)
-        steps = self._history.steps
+        if self._rewinds != self.history.rewinds:
+            Ledger.__init__(self, self.history)
+        steps = self.history.steps
         while self._seen < len(steps):
             self._take(self._seen, steps[self._seen])
             self._seen += 1
@@ -121,16 +121,16 @@ class Ledger:
 
     def place(self, name: str, position: int) -> int:
         """How many steps of its own the request had made by `position`."""
-        request = self._history.requests.get(name)
+        request = self.history.requests.get(name)
         return bisect_right(request.engine_steps, position) if request else 0
 
     def acceptance(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with `position`: of one request, or of all."""
         if request is None:
-            return self.counts.upto(position + 1, lambda at: self._history.steps[at].requests)
+            return self.counts.upto(position + 1, lambda at: self.history.steps[at].requests)
         if request not in self.requests:
             return Acceptance()
-        steps = self._history.requests[request].steps
+        steps = self.history.requests[request].steps
         return self.requests[request].counts.upto(self.place(request, position), lambda at: (steps[at],))
 
     def mean_tau(self, position: int) -> tuple[float | None, int]:
@@ -144,7 +144,7 @@ class Ledger:
 
     def state(self, name: str, position: int) -> str:
         """What the request was at, by `position`: `later`, `prefill`, `running`, `preempted`, or why it ended."""
-        request, history = self.requests.get(name), self._history.requests.get(name)
+        request, history = self.requests.get(name), self.history.requests.get(name)
         if request is None or history is None or request.first > position:
             return "later"
         if request.ended is not None and request.ended <= position and history.end is not None:

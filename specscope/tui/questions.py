@@ -54,6 +54,15 @@ class Questions(App[None]):
 
         self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
 
+    def action_next_engine(self) -> None:
+        """Another of the engines that are listened to."""
+        following = getattr(self.session.control, "next_engine", None)
+        if following is None:
+            self._say("there is one engine: specscope tui --listen shows several")
+            return
+        following()
+        self.look()
+
     def action_console(self) -> None:
         """The debugger's prompt."""
 

@@ -280,6 +280,7 @@ class FakeEngine:
         self.made, self.state, self.pending = made, status, ready
         self.stage: tuple[str, float | None] = ("", None)
         self.failure = ""
+        self.obeys = True
         self.refused: deque[str] = deque()
         self.said: deque[str] = deque()
         self.lines: list[str] = []
