@@ -159,14 +159,18 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 @cli.command()
 @click.argument("file", metavar="FILE")
 def replay(file: str) -> None:
-    """Look at the capture FILE in the same screen as a live run, with a time slider."""
+    """Look at the capture FILE in the same screen as a live run, with a time slider.
+
+    FILE#REQUEST@STEP (the key y copies it) begins at that step of that request: run.jsonl#r3@17.
+    """
     from specscope.debug.viewer import Viewer
-    from specscope.trace.reading import CaptureReader
+    from specscope.trace.reading import CaptureReader, split_reference
     from specscope.tui.app import run_app
 
+    file, start = split_reference(file)
     reader = CaptureReader(file)
     reader.read(0.1)
-    run_app(Viewer.over(reader), title=Path(file).name)
+    run_app(Viewer.over(reader), title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
         _warn(warning)
 

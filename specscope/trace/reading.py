@@ -143,3 +143,14 @@ def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None]
         if progress:
             progress(reader.progress)
     return reader
+
+
+def split_reference(text: str) -> tuple[str, str]:
+    """FILE#REQUEST@STEP as (FILE, REQUEST@STEP); a file's name alone gives "" for the second. Raises UserError."""
+    file, sign, start = text.rpartition("#")
+    if not sign or os.path.exists(text):
+        return text, ""
+    name, sign, index = start.rpartition("@")
+    if not sign or not name or not index.isdecimal():
+        raise UserError(f"{text}: after # a request and its step are wanted, such as run.jsonl#r3@17")
+    return file, start

@@ -19,7 +19,7 @@ from specscope.tui.bars import Banner, Hints, StatusBar
 from specscope.tui.console import Console, Talk
 from specscope.tui.governor import FrameGovernor
 from specscope.tui.help import HelpScreen
-from specscope.tui.keys import KEYS, bindings
+from specscope.tui.keys import ACTIONS, KEYS, bindings, label
 from specscope.tui.ledger import Ledger
 from specscope.tui.lengths import LengthsPanel
 from specscope.tui.look import Look
@@ -29,6 +29,7 @@ from specscope.tui.panel import Panel
 from specscope.tui.questions import Questions
 from specscope.tui.rates import RatesPanel
 from specscope.tui.requests import RequestsPanel
+from specscope.tui.settings import Settings, read_settings
 from specscope.tui.slider import Slider
 from specscope.tui.text import clean
 from specscope.tui.tree import TreePanel
@@ -46,11 +47,22 @@ class ScopeApp(Questions):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
-    def __init__(self, session: Viewer, *, title: str = "", fps: float = 10) -> None:
+    def __init__(
+        self,
+        session: Viewer,
+        *,
+        title: str = "",
+        settings: Settings | None = None,
+        reference: str = "",
+        start: str = "",
+    ) -> None:
         super().__init__()
         self.session = session
         self.scope_title = title
-        self.governor = FrameGovernor(fps)
+        self.reference = reference
+        self._start = start  # REQUEST@STEP to begin at, as soon as it has been read
+        self.settings = settings or Settings()
+        self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(session.history)
         self.chosen: str | None = None
         self.pooled = True
@@ -65,7 +77,8 @@ class ScopeApp(Questions):
         self.animation_level = "none"
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
-        self.theme = DARK.name
+        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
+        self.set_keymap(self.settings.keys)
 
     # -- the screen ---------------------------------------------------------------------------------------------
 
@@ -92,6 +105,7 @@ class ScopeApp(Questions):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
+        self._begin_at()
         self.governor.start()
         self._wait()
 
@@ -102,7 +116,7 @@ class ScopeApp(Questions):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key is a command as well."""
         for key in KEYS:
-            yield SystemCommand(key.command, f"{key.help} ({key.label})", self._runner(key.action))
+            yield SystemCommand(key.command, f"{key.help} ({label(key, self.settings.keys)})", self._runner(key.action))
         for command in super().get_system_commands(screen):
             if command.title in ("Theme", "Screenshot"):
                 yield command
@@ -126,9 +140,28 @@ class ScopeApp(Questions):
         self._timer = None
         self._poll()
         self._play()
+        self._begin_at()
         if self._moved():
             self.look()
         self._wait()
+
+    def _begin_at(self) -> None:
+        """Go to the step that the command line asked for, once it is there."""
+        name, _, index = self._start.rpartition("@")
+        request = self.session.history.requests.get(name)
+        if not self._start or (request is None and self.session.reading):
+            return
+        at = (
+            -1 if request is None else next((i for i, step in enumerate(request.steps) if step.index == int(index)), -1)
+        )
+        if at < 0 and self.session.reading:
+            return
+        if request is None or at < 0:
+            self._say(f"there is no {self._start} in this run")
+        else:
+            self.chosen, self._picked = name, True
+            self._goto(request.engine_steps[at])
+        self._start = ""
 
     def _poll(self) -> None:
         if self.lost:
@@ -195,6 +228,7 @@ class ScopeApp(Questions):
             self.scope_title,
             self.playing,
             self.lost,
+            self.settings.keys,
         )
         self._panels[0].screen.set_class(bool(look.error), "failed")
         for panel in self._panels:
@@ -328,7 +362,7 @@ class ScopeApp(Questions):
 
     def action_help(self) -> None:
         """Keys, colours, figures."""
-        self.push_screen(HelpScreen())
+        self.push_screen(HelpScreen(self.settings.keys))
 
     # -- mouse --------------------------------------------------------------------------------------------------
 
@@ -344,6 +378,6 @@ class ScopeApp(Questions):
         self._pick(event.name)
 
 
-def run_app(session: Viewer, *, title: str = "", fps: float = 10) -> None:
-    """Show a session until the user leaves. Ending its engine is left to the caller."""
-    ScopeApp(session, title=title, fps=fps).run()
+def run_app(session: Viewer, *, title: str = "", reference: str = "", start: str = "") -> None:
+    """Show a session until the user leaves. Ending its engine is left to the caller. Raises UserError."""
+    ScopeApp(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start).run()

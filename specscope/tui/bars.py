@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from specscope.tui.keys import KEYS
 from specscope.tui.lines import Sheet
 from specscope.tui.look import Look
 from specscope.tui.panel import Panel
@@ -88,6 +89,7 @@ class Banner(Panel, can_focus=False):
         return Sheet([[(" ", "text"), *line]])
 
 
+# How soon it goes where it is narrow, the usual key, a word, the action.
 HINTS: tuple[tuple[int, str, str, str], ...] = (
     (0, "space", "pause", "app.pause"),
     (1, ", .", "step", "app.forward"),
@@ -116,8 +118,9 @@ class Hints(Panel, can_focus=False):
         """Keys and words, and where each begins and ends for the mouse."""
         live = look.session.live
         space = ("resume" if look.session.paused else "pause") if live else ("stop" if look.playing else "play")
+        names = {f"app.{key.action}": key.name for key in KEYS}
         hints = [
-            (rank, key, space if key == "space" else word, action)
+            (rank, look.keymap.get(names.get(action, ""), key), space if key == "space" else word, action)
             for rank, key, word, action in HINTS
             if live or key not in ("i", "x")
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual import events
@@ -9,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from specscope.tui.keys import KEYS
+from specscope.tui.keys import KEYS, label
 from specscope.tui.lines import Lines, Sheet
 from specscope.tui.text import Ink, Line, left
 
@@ -39,10 +40,10 @@ FIGURES: tuple[tuple[str, str], ...] = (
 )
 
 
-def help_lines(width: int) -> list[Line]:
+def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     """The page, in two columns where there is room."""
     keys: list[Line] = [[("Keys", "accent")]]
-    keys += [[(left(key.label, 7), "key"), (key.help, "text")] for key in KEYS]
+    keys += [[(left(label(key, keymap), 7), "key"), (key.help, "text")] for key in KEYS]
     keys += [[(left("Tab", 7), "key"), ("next panel; arrows scroll it", "text")]]
     keys += [[(left("Ctrl+P", 7), "key"), ("commands", "text")]]
     words: list[Line] = [[("Verdicts", "accent")]]
@@ -67,10 +68,14 @@ def _to(line: Line, width: int) -> list[tuple[str, Ink]]:
 class HelpLines(Lines):
     """The text of the help screen."""
 
+    def __init__(self, name: str, keymap: Mapping[str, str]) -> None:
+        super().__init__(name)
+        self.keymap = keymap
+
     def on_resize(self, event: events.Resize) -> None:
         """Lay it out for the width."""
         title: Line = [("Help", "strong"), ("  ? or Esc closes", "dim")]
-        self.put(Sheet(help_lines(self.area.width), title), self.app.current_theme.dark)
+        self.put(Sheet(help_lines(self.area.width, self.keymap), title), self.app.current_theme.dark)
 
 
 class HelpScreen(ModalScreen[None]):
@@ -80,6 +85,10 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,q", "dismiss", "Close", show=False),
     ]
 
+    def __init__(self, keymap: Mapping[str, str]) -> None:
+        super().__init__()
+        self.keymap = keymap
+
     def compose(self) -> ComposeResult:
         """One scrolling panel."""
-        yield HelpLines("help")
+        yield HelpLines("help", self.keymap)

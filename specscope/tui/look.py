@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from specscope.debug.viewer import Viewer
@@ -24,6 +25,7 @@ class Look:
     title: str = ""
     playing: bool = False  # a replay that moves by itself
     lost: str = ""  # why the engine can no longer be heard
+    keymap: Mapping[str, str] = field(default_factory=dict)  # keys that the settings bind otherwise, by action
 
     def __post_init__(self) -> None:
         self.position = self.session.position

@@ -9,6 +9,7 @@ from textual.app import App
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
+from specscope.trace.history import RequestHistory
 from specscope.tui.ask import Ask
 from specscope.tui.console import Console, Talk
 
@@ -20,6 +21,7 @@ class Questions(App[None]):
     chosen: str | None
     playing: bool
     talk: Talk
+    reference: str  # the file that is shown, "" for a live engine
 
     def look(self) -> None:
         """Show the session as it stands."""
@@ -53,6 +55,45 @@ class Questions(App[None]):
             self._goto(at)
 
         self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
+
+    def action_ask_search(self) -> None:
+        """Find a text in the chosen request's output, after the step that is looked at."""
+        request = self.session.history.requests.get(self.chosen or "")
+        if request is None:
+            self._say("no request is chosen")
+            return
+
+        def answered(text: str | None) -> None:
+            if not text:
+                return
+            at = self._find(request, text)
+            if at is None:
+                self._say(f"{request.id} has no {text!r} after this step")
+            else:
+                self._goto(at)
+
+        self.push_screen(Ask(f"Search the output of {request.id}", "a text"), answered)
+
+    def _find(self, request: RequestHistory, text: str) -> int | None:
+        """The position of the first later step with which the text is complete."""
+        vocabulary, out = self.session.history.vocabulary, ""
+        for step, at in zip(request.steps, request.engine_steps, strict=True):
+            before = len(out)
+            if step.verdict is not None:
+                out += vocabulary.text(step.tokens()[: step.emitted])
+            if at > self.session.position and text in out[max(before - len(text) + 1, 0) :]:
+                return at
+        return None
+
+    def action_copy_reference(self) -> None:
+        """Put what `specscope replay` opens at this step into the clipboard."""
+        found = self.session.history.part(self.chosen or "", self.session.position)
+        if found is None:
+            self._say("no step of a request is shown")
+            return
+        reference = f"{self.reference}#{self.chosen}@{found[1].index}"
+        self.copy_to_clipboard(reference)
+        self._say(f"copied {reference}")
 
     def action_next_engine(self) -> None:
         """Another of the engines that are listened to."""

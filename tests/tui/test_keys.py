@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from specscope.debug.viewer import Viewer
+from specscope.errors import UserError
 from specscope.trace.history import History
+from specscope.trace.reading import split_reference
 from specscope.trace.records import FinalKind
 from specscope.tui.app import ScopeApp
 from specscope.tui.ask import Ask
@@ -290,7 +292,10 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
     session, engine = live(20)
     async with ScopeApp(session).run_test(size=(80, 24)) as pilot:
         await pilot.press("colon", *"rn", "enter")
-        await pilot.pause(0.3)
+        for _ in range(50):
+            await pilot.pause(0.1)
+            if (False, "heard rn") in pilot.app.talk.said:
+                break
         assert engine.lines == ["rn"]
         assert (False, "heard rn") in pilot.app.talk.said
         await pilot.press("escape")
@@ -300,3 +305,45 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
             if (False, "more") in pilot.app.talk.said:
                 break
         assert (False, "more") in pilot.app.talk.said
+
+
+async def test_search_goes_to_the_step_that_completes_the_text():
+    session = replay(0)
+    app = ScopeApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        request = session.history.requests[app.chosen]
+        await pilot.press("slash")
+        app.screen.query_one("Input").value = "b, a + b"
+        await pilot.press("enter")
+        at = session.history.part(app.chosen, session.position)[1]
+        out = [token for step in request.steps[: at.index + 1] for token in step.tokens()[: step.emitted]]
+        assert "b, a + b" in session.history.vocabulary.text(out)
+        before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
+        assert "b, a + b" not in session.history.vocabulary.text(before)
+        await pilot.press("slash", *"zzzz", "enter")
+        assert session.history.part(app.chosen, session.position)[1] is at
+
+
+async def test_a_reference_is_copied_and_opens_at_its_step():
+    session = replay(5)
+    app = ScopeApp(session, reference="run.jsonl")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("j", "y")
+        copied = app.clipboard
+        index = session.history.part(app.chosen, session.position)[1].index
+        assert copied == f"run.jsonl#{app.chosen}@{index}"
+    file, start = split_reference(copied)
+    assert file == "run.jsonl"
+    again = replay(0)
+    other = ScopeApp(again, reference=file, start=start)
+    async with other.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.2)
+        assert (other.chosen, again.position) == (app.chosen, session.position)
+
+
+def test_a_bad_reference_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="a request and its step are wanted"):
+        split_reference("run.jsonl#nowhere")
+    odd = tmp_path / "a#b"
+    odd.write_text("")
+    assert split_reference(str(odd)) == (str(odd), "")
