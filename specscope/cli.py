@@ -252,6 +252,7 @@ def train(context: click.Context) -> None:
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
 @click.option("--batch-tokens", type=click.IntRange(min=16), default=2048, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--start", default="", metavar="HEAD", help="Go on from this head instead of a new one.")
 @click.option("--rows", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences written at once.")
 @click.option("--longest", type=click.IntRange(min=32), default=320, show_default=True, help="Tokens of a sequence.")
 @click.option("--device", default="auto", show_default=True)
@@ -268,7 +269,7 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     from specscope.train.run import Task
     from specscope.train.run import train as run_training
 
-    names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed")
+    names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed", "start")
     recipe = Recipe(**{name: how.pop(name) for name in names})
     file = None if data is None else Path(data)
     sys.exit(run_training(Task(target, file, tokens or 0, Path(output), recipe, **how)))
@@ -321,6 +322,17 @@ def bench_gpu(json_file: str | None) -> None:
     from specscope.bench.gpu import run_gpu
 
     run_gpu(json_file)
+
+
+@bench.command("debug")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@engine_options
+def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """What twenty conditional breakpoints that never hit cost, and what a debugger's session does."""
+    from specscope.bench.debug import run_debug
+
+    run_debug(engine_config(flags), rounds, json_file)
 
 
 @bench.command("observe")

@@ -19,7 +19,7 @@ from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
 from specscope.model.features import published_taps
 from specscope.model.head_config import HeadConfig
-from specscope.model.head_loader import save_head
+from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.shards import Shards
 from specscope.train.ttt import Heads, Outcome, Padded, forward
@@ -40,6 +40,7 @@ class Recipe:
     learning_rate: float = 1e-3
     batch_tokens: int = 2048
     seed: int = 0
+    start: str = ""  # the folder of a head to go on from; "" for a new one
 
 
 class Training:
@@ -52,7 +53,8 @@ class Training:
         self.samples = [i for i in range(len(data)) if i % HELD_OUT != HELD_OUT - 1]
         if not self.held_out:
             raise UserError(f"there are {len(data)} sequences: training needs at least {HELD_OUT}")
-        self.head, self.heads = new_head(target, data, self.samples, recipe)
+        make = going_on if recipe.start else new_head
+        self.head, self.heads = make(target, data, self.samples, recipe)
         tokens = sum(data.length(i) for i in self.samples)
         self.total = max(round(tokens * recipe.epochs / recipe.batch_tokens), 1)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
@@ -170,6 +172,17 @@ def new_head(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
     return head, Heads(target.embedding.weight.float(), rows)
+
+
+def going_on(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe) -> tuple[EagleHead, Heads]:
+    """An earlier head of the same shape, with its vocabulary. Raises UserError where it is another kind of head."""
+    head = load_head(recipe.start, target).head.float().requires_grad_(True)
+    tokens = head.target_tokens()
+    wanted, found = head_config(target, head.config.draft_vocab), head.config
+    if found.version != 3 or (found.taps, found.width) != (wanted.taps, wanted.width):
+        raise UserError(f"{recipe.start} is no head that was trained here: it cannot be gone on from")
+    rows = target.output.weight if tokens is None else target.output.weight[tokens]
+    return head, Heads(target.embedding.weight.float(), rows.float())
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:

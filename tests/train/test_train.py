@@ -1,5 +1,6 @@
 """Training a head: the data a target writes, the recipe's arithmetic, resuming, and the command itself."""
 
+import dataclasses
 import json
 import math
 import os
@@ -273,3 +274,22 @@ def test_a_file_of_texts_trains_too(deep, tmp_path):
     error = done.communicate(timeout=120)[1]
     assert done.returncode == 0, error
     assert "texts.jsonl" in (tmp_path / "h" / "README.md").read_text()
+
+
+def test_a_head_can_be_gone_on_from(data, target, tmp_path):
+    """With its vocabulary and its numbers: what it knows is there from the first step on."""
+    first = Training(target, data, RECIPE, tmp_path / "first")
+    for _ in first.run():
+        pass
+    first.save()
+    knows = first.evaluate()
+    recipe = dataclasses.replace(RECIPE, start=str(tmp_path / "first"), draft_vocab=7, seed=9)
+    second = Training(target, data, recipe, tmp_path / "second")
+    assert second.head.target_tokens().tolist() == first.head.target_tokens().tolist()
+    assert second.evaluate()["first"] == pytest.approx(knows["first"], abs=0.02)  # it was saved in bfloat16
+    assert second.step == 0
+
+
+def test_only_a_head_of_this_kind_can_be_gone_on_from(data, target, tmp_path):
+    with pytest.raises(UserError):
+        Training(target, data, dataclasses.replace(RECIPE, start=str(tmp_path)), tmp_path / "new")
