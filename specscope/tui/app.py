@@ -17,6 +17,7 @@ from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.bars import Banner, Hints, StatusBar
 from specscope.tui.console import Console, Talk
+from specscope.tui.engine_view import EngineScreen
 from specscope.tui.governor import FrameGovernor
 from specscope.tui.help import HelpScreen
 from specscope.tui.keys import ACTIONS, KEYS, bindings, label
@@ -218,8 +219,16 @@ class ScopeApp(Questions):
         if self.ledger.history is not self.session.history:
             self.ledger = Ledger(self.session.history)
         self.ledger.update()
+        look = self._look()
+        self._panels[0].screen.set_class(bool(look.error), "failed")
+        for panel in self._panels:
+            panel.show(look)
+        if isinstance(self.screen, EngineScreen):
+            self.screen.show(look)
+
+    def _look(self) -> Look:
         self._choose_request()
-        look = Look(
+        return Look(
             self.session,
             self.ledger,
             self.chosen,
@@ -230,9 +239,10 @@ class ScopeApp(Questions):
             self.lost,
             self.settings.keys,
         )
-        self._panels[0].screen.set_class(bool(look.error), "failed")
-        for panel in self._panels:
-            panel.show(look)
+
+    def action_engine(self) -> None:
+        """Phases, batch, queue and KV over time."""
+        self.push_screen(EngineScreen(self._look()))
 
     def _choose_request(self) -> None:
         """Keep to the request chosen by hand; else the eldest in the batch of the position."""

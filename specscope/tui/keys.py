@@ -36,6 +36,7 @@ KEYS: tuple[Key, ...] = (
     Key("next_request", "j", "j ↓", "choose(1)", "Next request", "choose the request below"),
     Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "choose the request above"),
     Key("debugger", "colon", ":", "console", "Debugger…", "the debugger: breakpoints, back, what if; type help there"),
+    Key("engine", "v", "v", "engine", "The engine over time", "the engine: phases, batch, queue, KV over time"),
     Key(
         "scope",
         "s",

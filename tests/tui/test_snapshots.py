@@ -52,6 +52,11 @@ def test_console(snap_compare, size):
     assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, run_before=typed)
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_engine(snap_compare, size):
+    assert snap_compare(ScopeApp(replay(40), title=TITLE), terminal_size=size, press=["v"])
+
+
 def test_light(snap_compare):
     app = ScopeApp(replay(21), title=TITLE)
     assert snap_compare(app, terminal_size=(120, 40), press=["t", "j", "tab", "s"])
