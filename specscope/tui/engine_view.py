@@ -14,7 +14,7 @@ from specscope.trace.records import StepRecord
 from specscope.tui.lines import Sheet
 from specscope.tui.look import Look
 from specscope.tui.panel import Panel
-from specscope.tui.text import LEVELS, Line, bar, clean, left, percent, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
 
 NAME, NUMBER = 12, 10
 LONGEST = 400  # steps that are looked back at
@@ -70,7 +70,7 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
         share, dim = sum(ms) / whole, name in inner
         label = left(("  " if dim else "") + clean(name), NAME)
         numbers = right(f"{median(ms):.2f} ms", NUMBER) + right(percent(share), NUMBER - 1) + " "
-        ink = "faint" if dim else "text"
+        ink: Ink = "faint" if dim else "text"
         lines.append([(label, ink), (numbers, ink), (bar(share, room), "rail" if dim else "bar")])
     return lines
 
