@@ -40,6 +40,7 @@ def cli(context: click.Context) -> None:
       specscope capture prompts.txt -o run.jsonl   record without a screen
       specscope replay run.jsonl                look at a recording
       specscope report run.jsonl                its acceptance figures
+      specscope debug "a prompt"                stop at a rejection, go back, what if
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

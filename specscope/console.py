@@ -11,6 +11,7 @@ import click
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
+from specscope.interrupt import interruptible
 
 PROMPT = "(specscope) "
 
@@ -21,7 +22,8 @@ def converse(commands: Commands, script: str | None) -> None:
         for number, line in enumerate(_script(script), 1):
             click.echo(f"{PROMPT}{line}")
             try:
-                _say(commands.run(line) if line.strip() else "")
+                if line.strip():
+                    _obey(commands, line)
             except UserError as error:
                 raise UserError(f"{script}, line {number}: {error}") from error
             if commands.quitting:
@@ -29,16 +31,18 @@ def converse(commands: Commands, script: str | None) -> None:
         return
     for line in _lines(commands):
         try:
-            _say(commands.run(line))
+            _obey(commands, line)
         except UserError as error:
             click.echo(str(error), err=True)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
         if commands.quitting:
             return
 
 
-def _say(text: str) -> None:
+def _obey(commands: Commands, line: str) -> None:
+    """Run one line and show what it says. Ctrl-C stops a run between two steps."""
+    with interruptible() as interrupt:
+        commands.debugger.interrupted = lambda: interrupt.asked
+        text = commands.run(line)
     if text:
         click.echo(text)
 
