@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import specscope
+from specscope.bench.verbs import bench
 from specscope.errors import UserError
 from specscope.options import (
     engine_config,
@@ -276,88 +277,6 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     sys.exit(run_training(Task(target, file, tokens or 0, Path(output), recipe, **how)))
 
 
-@cli.group(invoke_without_command=True)
-@click.pass_context
-def bench(context: click.Context) -> None:
-    """Measure: every figure is a ratio of medians, both sides in turn in one run."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-
-
-@bench.command("cpu")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@engine_options
-def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s beside transformers' generate() at batch 1 and 8; n-gram where text is copied; the default head."""
-    from specscope.bench.cpu import run_cpu
-
-    run_cpu(engine_config(flags), rounds, json_file)
-
-
-@bench.command("peers")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment that has vLLM.")
-@engine_options
-def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s at batch 1 beside transformers' generate() and, where it is found, vLLM."""
-    from specscope.bench.peers import run_peers
-
-    run_peers(engine_config(flags), vllm, rounds, json_file)
-
-
-@bench.command("kernels")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-def bench_kernels(json_file: str | None) -> None:
-    """Each Triton kernel against the bytes it must move; attention against SDPA and FlexAttention. Needs a GPU."""
-    from specscope.bench.kernels import run_kernels
-
-    run_kernels(json_file)
-
-
-@bench.command("gpu")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-def bench_gpu(json_file: str | None) -> None:
-    """Verify steps of 8B and 1.7B shapes over the time their bytes take, and generate(). Needs a GPU."""
-    from specscope.bench.gpu import run_gpu
-
-    run_gpu(json_file)
-
-
-@bench.command("debug")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@engine_options
-def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """What twenty conditional breakpoints that never hit cost, and what a debugger's session does."""
-    from specscope.bench.debug import run_debug
-
-    run_debug(engine_config(flags), rounds, json_file)
-
-
-@bench.command("observe")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
-@engine_options
-def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """What observation costs: tokens/s with capture, metrics and the screen on, over everything off."""
-    from specscope.bench.observe import run_observe
-
-    run_observe(engine_config(flags), rounds, json_file, screen=screen)
-
-
-@bench.command("replay")
-@click.argument("sample", metavar="CAPTURE")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
-def bench_replay(sample: str, rounds: int) -> None:
-    """How soon a 10,000-step capture, made of CAPTURE's steps, is on the screen, and what it takes."""
-    from specscope.bench.replay import run_replay
-
-    run_replay(sample, rounds)
-
-
 @cli.command()
 def doctor() -> None:
     """Say what was found on this machine, what is missing, and what to do about it."""
@@ -371,6 +290,9 @@ def doctor() -> None:
             click.echo(f"  {'':<18} → {finding.remedy}")
         missing += finding.needed and not finding.good
     sys.exit(1 if missing else 0)
+
+
+cli.add_command(bench)
 
 
 def _warn(text: str) -> None:
