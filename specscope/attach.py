@@ -17,6 +17,7 @@ from specscope.trace.unspan import Decoder, run_info
 
 WAITING = 4096  # exports that may wait to be decoded before the oldest are dropped
 ENGINES = 64  # runs that are kept
+MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
 
 
 class _Run:
@@ -32,6 +33,13 @@ class _Run:
         for record in self.decoder.feed(name, start, end, span.attributes or {}):
             self.history.append(record)
         self.history.dropped = self.decoder.lost
+
+    def trim(self) -> int:
+        """Let old steps go where there are too many; how many went."""
+        before = len(self.history.steps)
+        if before > MOST:
+            self.history.keep_last(MOST * 3 // 4)
+        return before - len(self.history.steps)
 
 
 class Attached:
@@ -73,6 +81,11 @@ class Attached:
             changed = True
             for span in spans:
                 self._feed(span, history)
+            for run in self._runs.values():
+                gone = run.trim()
+                if gone and self.viewer is not None and self.viewer.history is run.history:
+                    self.viewer.position = max(self.viewer.position - gone, 0)
+                    self.notices.append(f"the oldest {gone:,} steps were let go")
 
     def _feed(self, span: ReadableSpan, history: History) -> None:
         resource = span.resource.attributes

@@ -87,6 +87,22 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
         assert attached.viewer.history.steps == first
 
 
+def test_memory_is_bounded(tiny, attached, monkeypatch):
+    monkeypatch.setattr("specscope.attach.MOST", 8)
+    records = send(tiny, attached._receiver.grpc_port, "grpc", "abcabcabc")
+    assert len(records) > 9
+    end = time.monotonic() + 30
+    while not attached.notices and time.monotonic() < end:
+        attached.viewer.poll()
+        time.sleep(0.02)
+    history = attached.viewer.history
+    assert len(history.steps) <= 8
+    assert history.steps == records[-len(history.steps) :]
+    assert "were let go" in attached.notices[0]
+    assert all(request.info is not None for request in history.requests.values())
+    assert 0 <= attached.viewer.position < len(history.steps)
+
+
 @pytest.mark.parametrize("address", ["4317", "host", ":4317", "a:b", "127.0.0.1:99999"])
 def test_a_bad_address_is_one_line(address):
     with pytest.raises(UserError, match="write HOST:PORT"):

@@ -77,13 +77,22 @@ class History:
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps, as if the others had never been."""
+        self._keep(self.steps[:count])
+
+    def keep_last(self, count: int) -> None:
+        """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
+        self._keep(self.steps[len(self.steps) - count :])
+
+    def _keep(self, kept: list[StepRecord]) -> None:
         self.rewinds += 1
-        kept = self.steps[:count]
+        infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
         self.acceptance = Acceptance()
         for record in kept:
             self.append(record)
+        for name, request in self.requests.items():
+            request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
         """The request of that id, made where it is new."""
