@@ -13,7 +13,6 @@ When all children are rejected the final token is drawn from what is left of p; 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from specscope.model.backend import Backend
 from specscope.speculate.distribution import Dense, Distribution
-from specscope.trace.changes import Changes
+from specscope.speculate.question import Question
 from specscope.trace.records import FinalKind, Outcome, Verdict
 from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
 
@@ -42,18 +41,6 @@ class Judgement:
     q_trial: dict[int, float] = field(default_factory=dict)
     accept_prob: dict[int, float] = field(default_factory=dict)
     residual_mass: dict[int, float] = field(default_factory=dict)  # rejected nodes only
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a verdict is asked about."""
-
-    tree: DraftTree
-    p: Sequence[Distribution]  # [n + 1] the target's distribution at the root and at each node
-    q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
-    coin: Doubles  # [n + 1]: coin[0] draws the final token, coin[i + 1] is node i's
-    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are decreed accepted (True) or rejected
-    final: int | None = None  # the final token, where that is decreed
 
 
 def judge(
@@ -160,18 +147,6 @@ def verify(
         final_p=judgement.left.prob(final),
         final_coin=float(coin[0]),
         forced=np.asarray(decreed, dtype=np.int32),
-    )
-
-
-def changed_question(question: Question, changes: Changes, position: int) -> Question:
-    """The question with what a fork decrees at this position of the request."""
-    coin = question.coin.copy()
-    for (at, node), value in changes.coins.items():
-        if at == position and node < len(question.tree):
-            coin[node + 1] = value
-    here = {node: yes for (at, node), yes in changes.outcomes.items() if at == position and node < len(question.tree)}
-    return dataclasses.replace(
-        question, coin=coin, forced={**question.forced, **here}, final=changes.tokens.get(position)
     )
 
 

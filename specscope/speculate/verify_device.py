@@ -12,7 +12,7 @@ from torch import Tensor
 from specscope.kernels.forest import NOBODY, Forest, Planted, Verdicts
 from specscope.kernels.tree_verify import tree_verify
 from specscope.speculate.distribution import Dense
-from specscope.speculate.verify import Question
+from specscope.speculate.question import Question
 from specscope.trace.records import FinalKind, Outcome, Verdict
 
 
