@@ -28,11 +28,12 @@ class _Run:
         self.decoder = Decoder()
         history.vocabulary = self.decoder.vocabulary
 
-    def feed(self, span: ReadableSpan) -> None:
+    def feed(self, span: ReadableSpan, lost: int) -> None:
+        """One span; `lost`: exports that were dropped before they could be decoded."""
         name, start, end = span.name, span.start_time or 0, span.end_time or 0
         for record in self.decoder.feed(name, start, end, span.attributes or {}):
             self.history.append(record)
-        self.history.dropped = self.decoder.lost
+        self.history.dropped = self.decoder.lost + lost
 
     def trim(self) -> int:
         """Let old steps go where there are too many; how many went."""
@@ -81,11 +82,15 @@ class Attached:
             changed = True
             for span in spans:
                 self._feed(span, history)
-            for run in self._runs.values():
-                gone = run.trim()
-                if gone and self.viewer is not None and self.viewer.history is run.history:
-                    self.viewer.position = max(self.viewer.position - gone, 0)
-                    self.notices.append(f"the oldest {gone:,} steps were let go")
+            self._trim()
+
+    def _trim(self) -> None:
+        """Let old steps go; the screen stays at the step that it shows."""
+        for run in self._runs.values():
+            gone = run.trim()
+            if gone and self.viewer is not None and self.viewer.history is run.history:
+                self.viewer.position = max(self.viewer.position - gone, 0)
+                self.notices.append(f"the oldest {gone:,} steps were let go")
 
     def _feed(self, span: ReadableSpan, history: History) -> None:
         resource = span.resource.attributes
@@ -106,8 +111,7 @@ class Attached:
                 self._shown = name
             else:
                 self.notices.append(f"another engine: {info.target}, {info.drafter} (e shows the next)")
-        self._runs[name].feed(span)
-        self._runs[name].history.dropped += self._lost
+        self._runs[name].feed(span, self._lost)
 
     def next_engine(self) -> None:
         """Put the next engine on the screen."""

@@ -41,7 +41,7 @@ def converse(commands: Commands, script: str | None) -> None:
 def _obey(commands: Commands, line: str) -> None:
     """Run one line and show what it says. Ctrl-C stops a run between two steps."""
     with interruptible() as interrupt:
-        commands.debugger.interrupted = lambda: interrupt.asked
+        commands.session.interrupted = lambda: interrupt.asked
         text = commands.run(line)
     if text:
         click.echo(text)

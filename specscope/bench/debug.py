@@ -11,7 +11,6 @@ from specscope.debug.breakpoints import Breakpoints
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.engine.local import session_over
-from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 
 PROMPTS = 5
@@ -47,7 +46,7 @@ def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     def debugged(points: Breakpoints) -> int:
         engine.timeline = None
         session = session_over(engine)
-        session.breakpoints, session.history = points, History(run=engine.run_info, vocabulary=engine.vocabulary)
+        session.breakpoints = points
         for prompt in prompts:
             engine.add(prompt, params)
             assert session.cont().reason == "end"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from specscope.bench.device import copy_bandwidth, device_info, need_gpu, seconds
-from specscope.errors import UserError
+from specscope.bench.paired import write_figures
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
@@ -86,12 +84,15 @@ def run_gpu(json_file: str | None) -> None:
     console.print(table)
     for name, took in peers.items():
         console.print(f"{name}: generate() with a static cache, batch 1: {took * 1e3:.2f} ms a token")
-    if json_file is not None:
-        data = {"machine": device_info(device), "bandwidth": bandwidth, "steps": [s.to_dict() for s in steps]}
-        try:
-            Path(json_file).write_text(json.dumps(data | {"generate": peers}, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write {json_file}: {error.strerror}") from error
+    write_figures(
+        json_file,
+        {
+            "machine": device_info(device),
+            "bandwidth": bandwidth,
+            "steps": [s.to_dict() for s in steps],
+            "generate": peers,
+        },
+    )
 
 
 def random_model(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:  # noqa: ANN401

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specscope.bench.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
-from specscope.errors import UserError
+from specscope.bench.paired import write_figures
 from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
 from specscope.kernels.forest import NOBODY, WITHOUT_REPLACEMENT, Forest, Planted
 from specscope.kernels.tree_batch import Part, TreeBatch
@@ -48,12 +46,9 @@ def run_kernels(json_file: str | None, work: Work | None = None, device: torch.d
     for row in rows:
         table.add_row(row.name, f"{row.seconds * 1e6:,.1f}", f"{row.share:.2f}")
     console.print(table)
-    if json_file is not None:
-        data = {"machine": device_info(device), "bandwidth": bandwidth, "kernels": [row.to_dict() for row in rows]}
-        try:
-            Path(json_file).write_text(json.dumps(data, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write {json_file}: {error.strerror}") from error
+    write_figures(
+        json_file, {"machine": device_info(device), "bandwidth": bandwidth, "kernels": [row.to_dict() for row in rows]}
+    )
 
 
 def measure(work: Work, device: torch.device, bandwidth: float) -> Iterator[Measured]:

@@ -107,11 +107,15 @@ def machine_info(dtype: str, threads: int) -> dict[str, str]:
 
 
 def write_json(path: str | None, comparisons: list[Comparison], machine: Mapping[str, str]) -> None:
-    """Write the figures where the user wants them."""
+    """Write the figures of comparisons where the user wants them."""
+    write_figures(path, {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]})
+
+
+def write_figures(path: str | None, data: Mapping[str, Any]) -> None:
+    """Write figures as JSON; nothing where no path is given. Raises UserError."""
     if path is None:
         return
     try:
-        data = {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]}
         Path(path).write_text(json.dumps(data, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from specscope.options import engine_config, engine_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+rounds_option = click.option(
+    "--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds."
+)
+
+
+def paired(function: F) -> F:
+    """The flags of every benchmark that measures an engine's sides in turn."""
+    return rounds_option(json_option(engine_options(function)))
 
 
 @click.group(invoke_without_command=True)
@@ -18,9 +31,7 @@ def bench(context: click.Context) -> None:
 
 
 @bench.command("cpu")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@engine_options
+@paired
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Tokens/s beside transformers' generate() at batch 1 and 8; n-gram where text is copied; the default head."""
     from specscope.bench.cpu import run_cpu
@@ -29,10 +40,8 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 
 
 @bench.command("peers")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment that has vLLM.")
-@engine_options
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Tokens/s at batch 1 beside transformers' generate() and, where it is found, vLLM."""
     from specscope.bench.peers import run_peers
@@ -41,7 +50,7 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 
 
 @bench.command("kernels")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@json_option
 def bench_kernels(json_file: str | None) -> None:
     """Each Triton kernel against the bytes it must move; attention against SDPA and FlexAttention. Needs a GPU."""
     from specscope.bench.kernels import run_kernels
@@ -50,7 +59,7 @@ def bench_kernels(json_file: str | None) -> None:
 
 
 @bench.command("gpu")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@json_option
 def bench_gpu(json_file: str | None) -> None:
     """Verify steps of 8B and 1.7B shapes over the time their bytes take, and generate(). Needs a GPU."""
     from specscope.bench.gpu import run_gpu
@@ -59,9 +68,7 @@ def bench_gpu(json_file: str | None) -> None:
 
 
 @bench.command("debug")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
-@engine_options
+@paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """What twenty conditional breakpoints that never hit cost, and what a debugger's session does."""
     from specscope.bench.debug import run_debug
@@ -80,10 +87,8 @@ def bench_attach(sample: str, seconds: int) -> None:
 
 
 @bench.command("observe")
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+@paired
 @click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
-@engine_options
 def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
     """What observation costs: tokens/s with capture, metrics and the screen on, over everything off."""
     from specscope.bench.observe import run_observe

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specscope.debug.events import STEP_NAMES, Event, EventKind, Evidence, events, names_of
+from specscope.debug.events import Event, EventKind, Evidence, events, types_of
 from specscope.debug.expressions import Expression
 from specscope.errors import UserError
 from specscope.trace.history import History
@@ -15,7 +15,7 @@ from specscope.trace.records import StepRecord
 
 @dataclass
 class Breakpoint:
-    """One place to stop. Its text can be sent to another process; `compile` makes it ready there."""
+    """One place to stop. Raises ExpressionError for a condition that cannot be used."""
 
     number: int
     kind: EventKind  # for a watch: STEP
@@ -26,23 +26,12 @@ class Breakpoint:
     ignore: int = 0  # hits to let pass
     hits: int = 0
     commands: tuple[str, ...] = ()  # run when it stops
-    _expression: Expression | None = field(default=None, repr=False, compare=False)
+    _expression: Expression | None = field(default=None, init=False, repr=False, compare=False)
     _truth: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)  # of a watch, by request
 
-    def compile(self) -> Breakpoint:
-        """Check the condition. Raises ExpressionError with its column."""
+    def __post_init__(self) -> None:
         if self.condition:
-            names = {name: kind for name, (kind, _) in names_of(self.kind).items()}
-            self._expression = Expression(self.condition, names)
-        return self
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without what is compiled."""
-        return {**self.__dict__, "_expression": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self.compile()
+            self._expression = Expression(self.condition, types_of(self.kind))
 
     def fires(self, event: Event) -> bool:
         """Whether to stop here; counts the hit."""
@@ -99,14 +88,14 @@ class Breakpoints:
         exact = [kind for kind in matches if kind.value == event]
         if len(exact or matches) != 1:
             raise UserError(f"{event!r} is no event: use {', '.join(kind.value for kind in EventKind)}")
-        point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary).compile()
+        point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary)
         return self._keep(point)
 
     def watch(self, condition: str) -> Breakpoint:
         """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
         if not condition:
             raise UserError("watch what? write watch tau < 1.5")
-        return self._keep(Breakpoint(0, EventKind.STEP, condition, watch=True).compile())
+        return self._keep(Breakpoint(0, EventKind.STEP, condition, watch=True))
 
     def _keep(self, point: Breakpoint) -> Breakpoint:
         point.number = next(self._numbers)
@@ -149,7 +138,7 @@ class Breakpoints:
 
 def step_condition(text: str) -> Expression:
     """A condition on a request's step, for `until`."""
-    return Expression(text, {name: kind for name, (kind, _) in STEP_NAMES.items()})
+    return Expression(text, types_of(EventKind.STEP))
 
 
 def step_evidence(record: StepRecord, history: History) -> list[Evidence]:

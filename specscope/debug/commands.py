@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specscope.debug import show
-from specscope.debug.events import EventKind, Evidence, names_of
+from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
 from specscope.debug.session import Session, Stop
 from specscope.errors import UserError
@@ -31,11 +31,11 @@ class Command:
 class WhatIf:
     """What `fork` asks for; an engine in this process has one (engine/whatif.py)."""
 
-    def fork(self, debugger: Session, words: Sequence[str]) -> str:
+    def fork(self, session: Session, words: Sequence[str]) -> str:
         """Run a fork and compare it with the original. Raises UserError."""
         raise UserError("forks need a live engine in this process: specscope debug")
 
-    def node(self, debugger: Session, node: int) -> str:
+    def node(self, session: Session, node: int) -> str:
         """Distributions at a node. Raises UserError."""
         raise UserError("distributions are only there with a live engine: specscope debug")
 
@@ -43,8 +43,8 @@ class WhatIf:
 class Commands:
     """A debugger that is spoken to in lines."""
 
-    def __init__(self, debugger: Session, what_if: WhatIf | None = None) -> None:
-        self.debugger = debugger
+    def __init__(self, session: Session, what_if: WhatIf | None = None) -> None:
+        self.session = session
         self.what_if = what_if or WhatIf()
         self.quitting = False
         self._last = ""
@@ -85,7 +85,7 @@ class Commands:
     def _note(self, line: str) -> str:
         assert self._for is not None
         if line.strip() == "end":
-            self.debugger.breakpoints.get(self._for).commands = tuple(self._lines)
+            self.session.breakpoints.get(self._for).commands = tuple(self._lines)
             self._for, self._lines = None, []
         elif line.strip():
             find(line.split()[0])
@@ -96,11 +96,11 @@ class Commands:
 
     def stopped(self, stop: Stop) -> str:
         """A stop: why, where, and what the breakpoints' commands say."""
-        lines = [stop.describe(), show.where(self.debugger)]
+        lines = [stop.describe(), show.where(self.session)]
         if stop.hits:
             hit = stop.hits[0]
-            self.debugger.request = hit.request
-            lines[1] = show.where(self.debugger, hit.node)
+            self.session.request = hit.request
+            lines[1] = show.where(self.session, hit.node)
             lines += [self.run(command) for hit in stop.hits for command in hit.commands]
         return "\n".join(line for line in lines if line)
 
@@ -113,39 +113,39 @@ class Commands:
 
     def next(self, text: str) -> str:
         """Engine steps forward."""
-        return self.stopped(self.debugger.next(self._count(text)))
+        return self.stopped(self.session.next(self._count(text)))
 
     def step(self, text: str) -> str:
         """Phases forward."""
         stop = Stop("step")
         for _ in range(self._count(text)):
-            stop = self.debugger.step()
+            stop = self.session.step()
             if stop.hits or stop.reason == "end":
                 break
-        return stop.text + "\n" + show.begun(self.debugger) if stop.reason == "phase" else self.stopped(stop)
+        return stop.text + "\n" + show.begun(self.session) if stop.reason == "phase" else self.stopped(stop)
 
     def reverse_next(self, text: str) -> str:
         """Engine steps back."""
-        return self.stopped(self.debugger.reverse_next(self._count(text)))
+        return self.stopped(self.session.reverse_next(self._count(text)))
 
     def reverse_step(self, text: str) -> str:
         """A phase back."""
-        stop = self.debugger.reverse_step()
-        return stop.text + "\n" + show.begun(self.debugger) if stop.reason == "phase" else self.stopped(stop)
+        stop = self.session.reverse_step()
+        return stop.text + "\n" + show.begun(self.session) if stop.reason == "phase" else self.stopped(stop)
 
     def goto(self, text: str) -> str:
         """Be after a step, by its number."""
         if not text.isdecimal():
             raise UserError("goto which step? write goto 17")
-        steps = self.debugger.history.steps
+        steps = self.session.history.steps
         at = next((i for i, record in enumerate(steps) if record.step == int(text)), None)
         if at is None:
             first = steps[0].step if steps else 0
             at = int(text) - first
-            if self.debugger.engine is None or at < 0:
+            if self.session.engine is None or at < 0:
                 known = f"{first} to {steps[-1].step}" if steps else "none"
                 raise UserError(f"there is no step {text}; there are: {known}")
-        return self.stopped(self.debugger.goto(at))
+        return self.stopped(self.session.goto(at))
 
     def breakpoint(self, text: str, *, temporary: bool = False) -> str:
         """`EVENT [if EXPR]`."""
@@ -153,12 +153,12 @@ class Commands:
         condition = condition.strip()
         if condition and not condition.startswith("if "):
             raise UserError(f"write break {event} if {condition}")
-        point = self.debugger.breakpoints.add(event, condition.removeprefix("if ").strip(), temporary=temporary)
+        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip(), temporary=temporary)
         return f"breakpoint {point.number}: {point.describe()}"
 
     def watch(self, text: str) -> str:
         """A condition whose change stops."""
-        point = self.debugger.breakpoints.watch(text.removeprefix("if ").strip())
+        point = self.session.breakpoints.watch(text.removeprefix("if ").strip())
         return f"breakpoint {point.number}: {point.describe()}"
 
     def numbers(self, text: str) -> list[int]:
@@ -171,14 +171,14 @@ class Commands:
 
     def enable(self, text: str, yes: bool) -> str:
         """Switch breakpoints on or off: those of the numbers, or all."""
-        points = self.debugger.breakpoints
+        points = self.session.breakpoints
         for point in [points.get(n) for n in self.numbers(text)] if text else list(points.points.values()):
             point.enabled = yes
         return ""
 
     def delete(self, text: str) -> str:
         """Take breakpoints away: those of the numbers, or all."""
-        self.debugger.breakpoints.delete(self.numbers(text) if text else None)
+        self.session.breakpoints.delete(self.numbers(text) if text else None)
         return ""
 
     def ignore(self, text: str) -> str:
@@ -186,14 +186,14 @@ class Commands:
         numbers = self.numbers(text)
         if len(numbers) != 2:
             raise UserError("write ignore N COUNT")
-        self.debugger.breakpoints.get(numbers[0]).ignore = numbers[1]
+        self.session.breakpoints.get(numbers[0]).ignore = numbers[1]
         return f"the next {numbers[1]} hits of breakpoint {numbers[0]} pass"
 
     def commands(self, text: str) -> str:
         """`N`, then lines up to `end`; or `N line; line`."""
         number, _, rest = text.partition(" ")
         (at,) = self.numbers(number) or [0]
-        point = self.debugger.breakpoints.get(at)
+        point = self.session.breakpoints.get(at)
         if rest:
             lines = [line.strip() for line in rest.split(";") if line.strip()]
             for line in lines:
@@ -215,25 +215,25 @@ class Commands:
         found = [name for name in kinds if text and name.startswith(text)]
         if len(found) != 1:
             raise UserError(f"info about what? {', '.join(kinds)}")
-        return kinds[found[0]](self.debugger)
+        return kinds[found[0]](self.session)
 
     def print(self, text: str) -> str:
         """An expression over the step, or over a node: `p EXPR`, `p EXPR @ NODE`."""
         expression, _, node_text = text.partition("@")
-        record, part = self.debugger.record, self.debugger.part
+        record, part = self.session.record, self.session.part
         if record is None or part is None:
             raise UserError("nothing has run yet")
         node = None
         if node_text.strip():
             node = self.node_number(node_text.strip())
         kind = EventKind.REJECT if node is not None else EventKind.STEP
-        compiled = Expression(expression, {name: kind for name, (kind, _) in names_of(kind).items()})
-        value = compiled.value(Evidence(record, part.request, part, self.debugger.history, node))
+        compiled = Expression(expression, types_of(kind))
+        value = compiled.value(Evidence(record, part.request, part, self.session.history, node))
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
     def node_number(self, text: str) -> int:
         """A node of the chosen request's step."""
-        part = self.debugger.part
+        part = self.session.part
         if part is None or not text.isdecimal() or int(text) >= len(part.tree):
             raise UserError(f"there is no node {text}; nodes are numbered 0 to {len(part.tree) - 1 if part else 0}")
         return int(text)
@@ -242,17 +242,17 @@ class Commands:
         """All that is known of a node."""
         number = self.node_number(text)
         try:
-            deeper = self.what_if.node(self.debugger, number)
+            deeper = self.what_if.node(self.session, number)
         except UserError as error:
             deeper = str(error)
-        return show.node(self.debugger, number) + "\n" + deeper
+        return show.node(self.session, number) + "\n" + deeper
 
     def choose(self, text: str) -> str:
         """The request that commands are about."""
-        if text not in self.debugger.history.requests:
-            raise UserError(f"there is no request {text!r}: {', '.join(self.debugger.history.requests) or 'none yet'}")
-        self.debugger.request = text
-        return show.where(self.debugger)
+        if text not in self.session.history.requests:
+            raise UserError(f"there is no request {text!r}: {', '.join(self.session.history.requests) or 'none yet'}")
+        self.session.request = text
+        return show.where(self.session)
 
     def fork(self, text: str) -> str:
         """What if."""
@@ -260,7 +260,7 @@ class Commands:
             words = shlex.split(text)
         except ValueError as error:
             raise UserError(f"{error}: quotes come in pairs") from error
-        return self.what_if.fork(self.debugger, words)
+        return self.what_if.fork(self.session, words)
 
     def help(self, text: str) -> str:
         """All commands, or one."""
@@ -279,7 +279,7 @@ class Commands:
 
 def _stop(method: Callable[[Session, str], Stop]) -> Callable[[Commands, str], str]:
     """A command that runs the debugger until it stops."""
-    return lambda commands, text: commands.stopped(method(commands.debugger, text))
+    return lambda commands, text: commands.stopped(method(commands.session, text))
 
 
 COMMANDS = (
@@ -302,9 +302,9 @@ COMMANDS = (
     Command("commands", "N [LINE; ...]", "what to run when breakpoint N stops; or lines up to end", Commands.commands),
     Command("info", "breakpoints|requests|step|kv|names", "tables", Commands.info, ("i",)),
     Command("print", "EXPR [@ NODE]", "the value of an expression", Commands.print, ("p",)),
-    Command("tree", "", "draw the step's judged tree", lambda c, t: show.tree(c.debugger), ("t",)),
+    Command("tree", "", "draw the step's judged tree", lambda c, t: show.tree(c.session), ("t",)),
     Command("node", "N", "all that is known of a node", Commands.node),
-    Command("where", "", "where the run stands", lambda c, t: show.where(c.debugger), ("w",)),
+    Command("where", "", "where the run stands", lambda c, t: show.where(c.session), ("w",)),
     Command("request", "NAME", "the request that commands are about", Commands.choose, ("r",)),
     Command("fork", "[NAME=VALUE ...]", "run the request from this step again with changes, beside it", Commands.fork),
     Command("help", "[COMMAND]", "this", Commands.help, ("h", "?")),

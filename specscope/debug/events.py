@@ -77,6 +77,11 @@ def names_of(kind: EventKind) -> dict[str, tuple[type, str]]:
     return NODE_NAMES if kind in NODE_EVENTS else ANY_NAMES if kind in BARE_EVENTS else STEP_NAMES
 
 
+def types_of(kind: EventKind) -> dict[str, type]:
+    """The same names with the types of their values: what an Expression is checked against."""
+    return {name: kind for name, (kind, _) in names_of(kind).items()}
+
+
 class Evidence(Mapping[str, object]):
     """The names of an event with their values, looked up when they are asked for."""
 
@@ -187,7 +192,7 @@ class Evidence(Mapping[str, object]):
         if self.node is not None:
             tokens = [int(self._part.tree.token[self.node])]
         else:
-            tokens = self._part.tokens()[: self._part.emitted]
+            tokens = self._part.output()
         return self.history.vocabulary.text(tokens)
 
     # Of a node

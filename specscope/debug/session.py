@@ -21,6 +21,7 @@ class Engine(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
 
     steps: int
+    current: Any  # what there is of a step that was begun, None between steps
 
     @property
     def busy(self) -> bool:
@@ -146,8 +147,7 @@ class Session:
             return Stop("end", text="nothing is left to run")
         record = self.engine.phase()
         if record is None:
-            current = self.engine.current  # type: ignore[attr-defined]
-            self.phase = current.phases[-1].name
+            self.phase = self.engine.current.phases[-1].name
             return Stop("phase", text=f"{self.phase} done, of step {self.engine.steps}")
         self._take(record)
         return Stop("step", tuple(self.breakpoints.check(record, self.history)))
@@ -202,7 +202,7 @@ class Session:
             if self.engine is None:
                 return self.reverse_next()
             return self._reenter(4) if self.position >= 0 else Stop("start", text="this is before the first step")
-        done = len(self.engine.current.phases)  # type: ignore[attr-defined]
+        done = len(self.engine.current.phases)
         self.engine.rewind(self.engine.steps)
         self.phase = ""
         for _ in range(done - 1):

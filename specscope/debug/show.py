@@ -10,29 +10,29 @@ from specscope.trace.records import Outcome, RequestStep
 TAIL = 12  # tokens of the context that are shown
 
 
-def where(debugger: Session, node: int | None = None) -> str:
+def where(session: Session, node: int | None = None) -> str:
     """One line: the step, the chosen request, its verdict; and the node that stopped it."""
-    record, part, chosen = debugger.record, debugger.part, debugger.chosen
+    record, part, chosen = session.record, session.part, session.chosen
     if record is None or part is None or chosen is None:
         return "before the first step"
     line = f"step {record.step}  {chosen.id}@{part.index}  "
     verdict = part.verdict
     if verdict is None:
         return line + f"prefill of {part.prefill_tokens} tokens"
-    text = debugger.history.vocabulary.show(verdict.token)
+    text = session.history.vocabulary.show(verdict.token)
     line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
     if len(verdict.forced):
         line += "  (decreed: not lossless)"
-    return line if node is None else line + "\n" + _node_line(debugger, part, node)
+    return line if node is None else line + "\n" + _node_line(session, part, node)
 
 
-def _node_line(debugger: Session, part: RequestStep, node: int) -> str:
+def _node_line(session: Session, part: RequestStep, node: int) -> str:
     verdict = part.verdict
     assert verdict is not None
     said = {Outcome.ACCEPTED: "accepted", Outcome.REJECTED: "rejected", Outcome.UNTRIED: "untried"}
     outcome = Outcome(int(verdict.outcome[node]))
     line = (
-        f"node {node} {debugger.history.vocabulary.show(int(part.tree.token[node]))} at depth "
+        f"node {node} {session.history.vocabulary.show(int(part.tree.token[node]))} at depth "
         f"{int(part.tree.depth[node])}: {said[outcome]}"
     )
     if outcome is Outcome.UNTRIED:
@@ -44,19 +44,19 @@ def _node_line(debugger: Session, part: RequestStep, node: int) -> str:
     )
 
 
-def node(debugger: Session, number: int) -> str:
+def node(session: Session, number: int) -> str:
     """A node: its decision, its siblings, the context's tail."""
-    part, chosen = debugger.part, debugger.chosen
+    part, chosen = session.part, session.chosen
     assert part is not None
     assert part.verdict is not None
     assert chosen is not None
     siblings = part.tree.children(int(part.tree.parent[number]))
-    lines = [_node_line(debugger, part, number)]
+    lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual after it: {part.verdict.residual_mass[number]:.6g}")
-    lines += [f"  sibling: {_node_line(debugger, part, other)}" for other in siblings if other != number]
-    vocabulary = debugger.history.vocabulary
-    before = [token for step in chosen.steps[: part.index] for token in step.tokens()[: step.emitted]]
+    lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
+    vocabulary = session.history.vocabulary
+    before = [token for token, _ in chosen.output(part.index)]
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
     prompt = [] if chosen.info is None else chosen.info.prompt_tokens.tolist()
     tail = [*prompt, *before, *path][-TAIL:]
@@ -64,14 +64,14 @@ def node(debugger: Session, number: int) -> str:
     return "\n".join(lines)
 
 
-def begun(debugger: Session) -> str:
+def begun(session: Session) -> str:
     """What an engine holds between two phases: the trees before they are judged, the logits' size."""
-    current = getattr(debugger.engine, "current", None)
+    current = None if session.engine is None else session.engine.current
     if current is None:
         return ""
     lines = []
     for part, draft in zip(current.plan.parts, current.drafts, strict=False):
-        tokens = " ".join(debugger.history.vocabulary.show(int(t)) for t in draft.tree.token)
+        tokens = " ".join(session.history.vocabulary.show(int(t)) for t in draft.tree.token)
         lines.append(f"{part.request.id}: {len(draft.tree)} nodes drafted{': ' + tokens if tokens else ''}")
     if not current.drafts:
         lines = [f"{part.request.id}: {part.feed} tokens to feed" for part in current.plan.parts]
@@ -80,16 +80,16 @@ def begun(debugger: Session) -> str:
     return "\n".join(lines)
 
 
-def tree(debugger: Session) -> str:
+def tree(session: Session) -> str:
     """The judged tree."""
-    part = debugger.part
-    return "nothing has run yet" if part is None else draw_tree(part, debugger.history.vocabulary)
+    part = session.part
+    return "nothing has run yet" if part is None else draw_tree(part, session.history.vocabulary)
 
 
-def breakpoints(debugger: Session) -> str:
+def breakpoints(session: Session) -> str:
     """A line each."""
     lines = []
-    for point in debugger.breakpoints.points.values():
+    for point in session.breakpoints.points.values():
         notes = [f"hit {point.hits} times"] if point.hits else []
         notes += ["off"] if not point.enabled else []
         notes += [f"ignores {point.ignore}"] if point.ignore else []
@@ -98,20 +98,20 @@ def breakpoints(debugger: Session) -> str:
     return "\n".join(lines) or "no breakpoints"
 
 
-def requests(debugger: Session) -> str:
+def requests(session: Session) -> str:
     """A line each, as far as the run stands."""
     lines = []
-    for request in debugger.history.requests.values():
-        mark = "▸" if debugger.chosen is request else " "
+    for request in session.history.requests.values():
+        mark = "▸" if session.chosen is request else " "
         figures = f"τ {request.acceptance.tau:.2f}" if request.acceptance.drafts else ""
         title = "" if request.info is None else (request.info.title or request.info.prompt)[:50].replace("\n", " ")
         lines.append(f"{mark} {request.id:<6} {request.state:<10} {len(request.steps):>5} steps  {figures:<7} {title}")
     return "\n".join(lines) or "no requests"
 
 
-def step(debugger: Session) -> str:
+def step(session: Session) -> str:
     """Phases and batch of the step that ran last."""
-    record = debugger.record
+    record = session.record
     if record is None:
         return "nothing has run yet"
     times = "  ".join(f"{p.name} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes))
@@ -119,16 +119,16 @@ def step(debugger: Session) -> str:
     return f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
 
 
-def kv(debugger: Session) -> str:
+def kv(session: Session) -> str:
     """Blocks of the cache: how many, and of a live engine whose they are."""
-    record = debugger.record
+    record = session.record
     lines = [] if record is None else [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
-    live = getattr(debugger.engine, "requests", {}).values()
+    live = getattr(session.engine, "requests", {}).values()
     lines += [f"{request.id}: {request.computed} tokens computed, blocks {request.table.blocks}" for request in live]
     return "\n".join(lines) or "nothing has run yet"
 
 
-def names(debugger: Session) -> str:
+def names(session: Session) -> str:
     """What conditions may speak of."""
     width = max(map(len, NODE_NAMES))
     return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in NODE_NAMES.items())

@@ -105,7 +105,7 @@ class Viewer:
             return
         if self._commands is None:
             self._commands = Commands(Session(history=self.history))
-        session = self._commands.debugger
+        session = self._commands.session
         session.position = self.position
         try:
             self.said.append(self._commands.run(line))

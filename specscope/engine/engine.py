@@ -232,11 +232,6 @@ class Engine(Runs):
         """Make the engine what it was before `step`; a step that was begun is given up. Raises UserError."""
         if self.timeline is None:
             raise UserError("this engine keeps no timeline: it cannot go back")
-        if self.current is not None:
-            self.current = None
-            begun = self.steps
-            self.steps += 1
-            self.timeline.rewind(self, begun)
         self.timeline.rewind(self, step)
 
     def _schedule(self, now: StepState) -> None:

@@ -56,7 +56,7 @@ class Chunk:
     @staticmethod
     def of(step: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
         """What one step adds to a request's output."""
-        tokens = step.tokens()[: step.emitted]
+        tokens = step.output()
         text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
         origins = step.verdict.origins()[: step.emitted] if step.verdict else []
         return Chunk(step.request, text, tokens, origins, finish)

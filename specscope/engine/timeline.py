@@ -84,9 +84,12 @@ class Timeline:
         return self.moments[0].step if self.moments else 0
 
     def rewind(self, engine: Engine, step: int) -> None:
-        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
+        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known.
+
+        A step that was begun is given up.
+        """
         at = step - self.first
-        if step == engine.steps:
+        if step == engine.steps and engine.current is None:
             return
         if not 0 <= at < len(self.moments):
             raise UserError(f"step {step} cannot be gone back to: steps {self.first} to {engine.steps} are known")
@@ -105,7 +108,7 @@ class Timeline:
         engine.scheduler.running = [mark.request for mark in moment.running]
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
-        engine.steps = step
+        engine.current, engine.steps = None, step
         del self.moments[at:]
 
     def _shorten(self, engine: Engine, mark: Mark) -> bool:

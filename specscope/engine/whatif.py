@@ -35,13 +35,13 @@ class EngineWhatIf(WhatIf):
 
     # Looking
 
-    def node(self, debugger: Session, node: int) -> str:
+    def node(self, session: Session, node: int) -> str:
         """The distributions at a node of the step that ran last; it is run again, and must give the same verdict."""
-        record, part = debugger.record, debugger.part
+        record, part = session.record, session.part
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        if debugger.phase:
-            return describe(look(self.engine, part.request, node), debugger.history.vocabulary, part)
+        if session.phase:
+            return describe(look(self.engine, part.request, node), session.history.vocabulary, part)
         self.engine.rewind(record.step)
         for _ in range(FORWARD):
             self.engine.phase()
@@ -49,19 +49,19 @@ class EngineWhatIf(WhatIf):
         again = self.engine.step()
         same = [p.tokens() for p in again.requests] == [p.tokens() for p in record.requests]
         note = "" if same else "\nrun again, this step gave ANOTHER verdict: what is shown may not be what was judged"
-        return describe(found, debugger.history.vocabulary, part) + note
+        return describe(found, session.history.vocabulary, part) + note
 
     # Forks
 
-    def fork(self, debugger: Session, words: Sequence[str]) -> str:
+    def fork(self, session: Session, words: Sequence[str]) -> str:
         """Run the chosen request from its step again, with and without the changes, and compare."""
-        part = debugger.part
+        part = session.part
         if part is None:
             raise UserError("nothing has run yet: there is no step to fork from")
         request = self._request(part.request)
         changes, tokens = self._parse(words, part)
         sides = [self._run(request, part, these, tokens) for these in (Changes(), changes)]
-        return _compare(debugger, part, changes, *sides)
+        return _compare(session, part, changes, *sides)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline
@@ -82,7 +82,7 @@ class EngineWhatIf(WhatIf):
         while beside.busy and len(made) < tokens:
             record = beside.step()
             for step in record.requests:
-                made += step.tokens()[: step.emitted]
+                made += step.output()
                 steps.append(step)
                 figures.add(step)
         beside.cancel(name)
@@ -142,14 +142,14 @@ def _number(name: str, text: str, least: float, most: float) -> float:
 
 
 def _compare(
-    debugger: Session,
+    session: Session,
     part: RequestStep,
     changes: Changes,
     original: tuple[list[int], Acceptance, list[RequestStep]],
     forked: tuple[list[int], Acceptance, list[RequestStep]],
 ) -> str:
     """Both outputs with the first difference marked, and what it did to acceptance."""
-    vocabulary = debugger.history.vocabulary
+    vocabulary = session.history.vocabulary
     a, b = original[0], forked[0]
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     differ = same < max(len(a), len(b))

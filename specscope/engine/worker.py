@@ -83,7 +83,7 @@ class _Server:
         self.send(Ready(engine.run_info, engine.vocabulary))
         self._watch(engine, True)
         commands = commands_over(engine)
-        session = commands.debugger
+        session = commands.session
         session.on_step = lambda record: self._stepped(engine, record)
         session.on_rewind = lambda count: self._rewound(engine, count)
         session.interrupted = self.pipe.poll
@@ -97,7 +97,7 @@ class _Server:
 
     def _advance(self, commands: Commands) -> None:
         """One step; at a breakpoint the engine pauses, and says why."""
-        stop = commands.debugger.next()
+        stop = commands.session.next()
         if stop.hits:
             self.paused, self.single = True, 0
             self.send(Word("said", commands.stopped(stop)))

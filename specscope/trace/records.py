@@ -143,6 +143,10 @@ class RequestStep(_ArrayEq):
             return []
         return [*self.tree.token[self.verdict.path].tolist(), self.verdict.token]
 
+    def output(self) -> list[int]:
+        """Those of them that became output."""
+        return self.tokens()[: self.emitted]
+
 
 @dataclass(frozen=True, eq=False)
 class RequestInfo(_ArrayEq):

@@ -216,7 +216,7 @@ class ScopeApp(Questions):
         """Show the session as it stands; panels draw what changed for them."""
         if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
             return
-        if self.ledger.history is not self.session.history:
+        if not self.ledger.counts_for(self.session.history):
             self.ledger = Ledger(self.session.history)
         self.ledger.update()
         look = self._look()

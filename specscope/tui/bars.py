@@ -107,6 +107,9 @@ HINTS: tuple[tuple[int, str, str, str], ...] = (
 )
 
 
+NAMES = {f"app.{key.action}": key.name for key in KEYS}  # in the settings
+
+
 class Hints(Panel, can_focus=False):
     """The keys, as many as fit; each can be clicked."""
 
@@ -118,9 +121,8 @@ class Hints(Panel, can_focus=False):
         """Keys and words, and where each begins and ends for the mouse."""
         live = look.session.live
         space = ("resume" if look.session.paused else "pause") if live else ("stop" if look.playing else "play")
-        names = {f"app.{key.action}": key.name for key in KEYS}
         hints = [
-            (rank, look.keymap.get(names.get(action, ""), key), space if key == "space" else word, action)
+            (rank, look.keymap.get(NAMES.get(action, ""), key), space if key == "space" else word, action)
             for rank, key, word, action in HINTS
             if live or key not in ("i", "x")
         ]

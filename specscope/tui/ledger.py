@@ -91,10 +91,12 @@ class Ledger:
         self._start: list[int] = []  # wall clock of each engine step
         self._end: list[int] = []
 
+    def counts_for(self, history: History) -> bool:
+        """Whether what was counted still stands: it is this history, and none of its steps was taken back."""
+        return self.history is history and self._rewinds == history.rewinds
+
     def update(self) -> None:
-        """Take in the steps that are new; all anew where some were taken back."""
-        if self._rewinds != self.history.rewinds:
-            Ledger.__init__(self, self.history)
+        """Take in the steps that are new."""
         steps = self.history.steps
         while self._seen < len(steps):
             self._take(self._seen, steps[self._seen])

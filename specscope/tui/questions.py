@@ -79,8 +79,7 @@ class Questions(App[None]):
         vocabulary, out = self.session.history.vocabulary, ""
         for step, at in zip(request.steps, request.engine_steps, strict=True):
             before = len(out)
-            if step.verdict is not None:
-                out += vocabulary.text(step.tokens()[: step.emitted])
+            out += vocabulary.text(step.output())
             if at > self.session.position and text in out[max(before - len(text) + 1, 0) :]:
                 return at
         return None

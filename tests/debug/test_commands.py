@@ -25,7 +25,7 @@ def recorded(tiny):
     """The history of a whole run."""
     commands = live(tiny)
     commands.run("continue")
-    return commands.debugger.history
+    return commands.session.history
 
 
 @pytest.fixture
@@ -89,15 +89,15 @@ def test_a_breakpoint_stops_at_its_node_and_shows_the_numbers(either):
     assert "breakpoint 1 (break reject if depth==1) at step" in said
     assert "rejected, p 0." in said
     assert "≥ a" in said
-    point = either.debugger.breakpoints.get(1)
+    point = either.session.breakpoints.get(1)
     assert point.hits >= 1
 
 
 def test_conditions_stop_only_where_they_hold(either):
     either.run("break accept if depth == 2 and a > 0.3")
-    debugger = either.debugger
+    session = either.session
     while "breakpoint" in either.run("c"):
-        verdict, tree = debugger.part.verdict, debugger.part.tree
+        verdict, tree = session.part.verdict, session.part.tree
         assert any(tree.depth[n] == 2 and verdict.accept_prob[n] > 0.3 for n in verdict.path)
 
 
@@ -107,10 +107,10 @@ def test_temporary_ones_stop_once_and_ignored_ones_later(either):
     assert either.run("info breakpoints") == "no breakpoints"
     either.run("b draft")
     either.run("ignore 2 3")
-    at = either.debugger.position
+    at = either.session.position
     either.run("c")
-    assert 4 <= either.debugger.breakpoints.get(2).hits <= 6  # all three requests draft in a step
-    assert either.debugger.position > at
+    assert 4 <= either.session.breakpoints.get(2).hits <= 6  # all three requests draft in a step
+    assert either.session.position > at
 
 
 def test_disabled_ones_do_not_stop(either):
@@ -125,7 +125,7 @@ def test_a_watch_stops_when_it_changes(either):
     for _ in range(4):
         if "breakpoint" not in either.run("c"):
             break
-        seen.append(either.debugger.position)
+        seen.append(either.session.position)
     assert len(seen) == len(set(seen)) > 1
 
 
@@ -137,27 +137,27 @@ def test_commands_of_a_breakpoint_run_when_it_stops(either):
     either.run("end")
     assert not either.reading
     said = either.run("c")
-    assert said.splitlines()[-1] == str(either.debugger.record.step)
+    assert said.splitlines()[-1] == str(either.session.record.step)
 
 
 def test_back_and_forth_is_where_it_was(either):
     either.run("next 6")
     before = either.run("where") + either.run("tree")
     either.run("rn 3")
-    assert either.debugger.record.step == 2
+    assert either.session.record.step == 2
     either.run("n 3")
     assert either.run("where") + either.run("tree") == before
-    assert "start" in either.debugger.goto(-1).reason
+    assert "start" in either.session.goto(-1).reason
 
 
 def test_reverse_continue_finds_the_breakpoint_before(either):
     either.run("b recover")
     first = either.run("c")
-    at = either.debugger.position
+    at = either.session.position
     either.run("c")
-    assert either.debugger.position > at
+    assert either.session.position > at
     either.run("rc")
-    assert either.debugger.position == at
+    assert either.session.position == at
     assert either.run("where") in first
 
 
@@ -166,17 +166,17 @@ def test_phases_one_by_one(engine):
     assert "schedule done, of step 3" in engine.run("step")
     assert "nodes drafted" in engine.run("step")
     assert "logits of" in engine.run("")  # an empty line repeats
-    assert engine.debugger.phase == "forward"
+    assert engine.session.phase == "forward"
     assert "draft done" in engine.run("reverse-step")
     engine.run("step 3")
-    assert engine.debugger.record.step == 3
-    assert engine.debugger.phase == ""
+    assert engine.session.record.step == 3
+    assert engine.session.phase == ""
 
 
 def test_a_node_shows_distributions_and_the_same_verdict(engine):
     engine.run("b reject")
     engine.run("c")
-    node = engine.debugger.breakpoints.check(engine.debugger.record, engine.debugger.history)[0].node
+    node = engine.session.breakpoints.check(engine.session.record, engine.session.history)[0].node
     said = engine.run(f"node {node}")
     for part in (
         "target, raw",
@@ -213,11 +213,11 @@ def test_an_unchanged_fork_is_the_original(engine):
 )
 def test_forks_say_what_changed(engine, words, part):
     engine.run("next 4")
-    held = engine.debugger.engine.runner.cache.pool.used
+    held = engine.session.engine.runner.cache.pool.used
     assert part in engine.run(f"fork {words} tokens=8")
-    assert engine.debugger.engine.runner.cache.pool.used == held
+    assert engine.session.engine.runner.cache.pool.used == held
     engine.run("continue")
-    assert engine.debugger.engine.runner.cache.pool.used == 0
+    assert engine.session.engine.runner.cache.pool.used == 0
 
 
 def test_a_decreed_rejection_is_one(engine):
@@ -232,7 +232,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
     commands.run("next 4")
     commands.run("fork temperature=1.9 seed=5 tokens=12")
     commands.run("continue")
-    ours = {name: [t for t, _ in r.output()] for name, r in commands.debugger.history.requests.items()}
+    ours = {name: [t for t, _ in r.output()] for name, r in commands.session.history.requests.items()}
     assert ours == {name: [t for t, _ in r.output()] for name, r in recorded.requests.items()}
 
 
