@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from specscope.kernels import place
 from torch import Tensor
 
 NOBODY = -1
@@ -58,7 +59,7 @@ class Forest:
                 last[above] = row
         q_row = np.concatenate([tree.q_row for tree in trees]).astype(np.int32)
         coin = np.concatenate([tree.coin for tree in trees])
-        put = lambda array: torch.from_numpy(array).to(device)  # noqa: E731
+        put = lambda array: place.put(array, device)  # noqa: E731
         return Forest(
             root=put(roots[:-1].astype(np.int32)),
             child=put(child),

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from specscope.kernels.tree_batch import TreeBatch
+from specscope.kernels.tree_batch import BLOCK_SIZE, TreeBatch
 from torch import Tensor
 
-BLOCK_SIZE = 16  # slots of a block of the cache
 LEAST_TILE = 16  # rows that a matrix unit takes at least
 MOST_TILE = 64
 
@@ -53,8 +52,8 @@ def tree_attention(
     fold = query_heads // heads.count
     tile = max(LEAST_TILE, min(MOST_TILE, triton.next_power_of_2(int(batch.rows.max()) * fold)))
     tile = max(tile, triton.next_power_of_2(fold))
-    tiles = batch.tiles(tile // fold)
-    splits = _splits(len(tiles) * heads.count, int(batch.reach.max()), keys, query.device) if splits is None else splits
+    tiles = batch.tiles_on_device(tile // fold)
+    splits = _splits(len(tiles) * heads.count, batch.longest, keys, query.device) if splits is None else splits
     out = query.new_empty(n, query_heads, heads.value_size)
     parts = sums = out
     if splits > 1:
@@ -62,7 +61,7 @@ def tree_attention(
         sums = torch.empty(splits, n, query_heads, 2, dtype=torch.float32, device=query.device)
     _attend[(len(tiles), heads.count, splits)](
         *(query, query.stride(0), query.stride(1), rows, rows.stride(0), heads.count * heads.key_size),
-        *(out, parts, sums, sums if sinks is None else sinks, n, torch.from_numpy(tiles).to(query.device)),
+        *(out, parts, sums, sums if sinks is None else sinks, n, tiles),
         *(batch.table, batch.table.stride(0), batch.context, batch.first_row, batch.first_slot, batch.positions),
         *(batch.mask, batch.mask.stride(0), scale, softcap or 0.0),
         **{"HEADS": query_heads, "FOLD": fold, "KEY": heads.key_size, "VALUE": heads.value_size},

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from specscope.kernels import place
 from torch import Tensor
 
+BLOCK_SIZE = 16  # slots of a block of the cache
 WORD = 64  # slots of the window that one word of the mask tells of
 
 
@@ -36,14 +38,20 @@ class TreeBatch:
     rows: NDArray[np.int64]  # [B] fed rows of each, for the host
     least: NDArray[np.int64]  # [N] rotary position of each row, for the host
     reach: NDArray[np.int64]  # [N] slots from the sequence's first to the last that the row sees, for the host
+    longest: int  # slots that a sequence has or, where the batch's shape is fixed, may have
+    _tiles: dict[int, Tensor] = field(default_factory=dict)  # by rows a tile: filled when attention first asks
 
     @staticmethod
-    def build(parts: Sequence[Part], device: torch.device) -> TreeBatch:
-        """Lay the parts end to end."""
+    def build(parts: Sequence[Part], device: torch.device, window: int | None = None) -> TreeBatch:
+        """Lay the parts end to end.
+
+        `window`: give every sequence room for a window of so many slots, and the context its whole table, so that
+        the shape of each tensor, and each launch, is that of all batches with as many rows in each sequence.
+        """
         fed = np.array([len(part.mask) for part in parts], dtype=np.int64)
         windows = [len(part.positions) for part in parts]
         table = np.zeros((len(parts), max(len(part.blocks) for part in parts)), dtype=np.int32)
-        words = -(-max(windows) // WORD)
+        words = -(-(max(windows) if window is None else window) // WORD)
         bits = np.zeros((int(fed.sum()), words * WORD), dtype=np.bool_)
         reach = []
         for i, (part, start) in enumerate(zip(parts, np.cumsum([0, *fed]), strict=False)):
@@ -53,18 +61,33 @@ class TreeBatch:
             last = width - part.mask[:, ::-1].argmax(1)  # one past the last slot seen; each row sees itself at least
             reach.append(part.context + last)
         packed = np.packbits(bits, axis=1, bitorder="little").view("<i8")
-        put = lambda array, dtype: torch.from_numpy(np.ascontiguousarray(array).astype(dtype)).to(device)  # noqa: E731
+        room = 0 if window is None else window * len(parts) - sum(windows)
+        put = lambda array, dtype: place.put(np.asarray(array).astype(dtype), device)  # noqa: E731
         return TreeBatch(
             table=put(table, np.int32),
             context=put(np.array([part.context for part in parts]), np.int32),
             first_row=put(np.cumsum([0, *fed]), np.int32),
             first_slot=put(np.cumsum([0, *windows]), np.int32),
-            positions=put(np.concatenate([part.positions for part in parts]), np.int32),
+            positions=put(np.concatenate([*(part.positions for part in parts), np.zeros(room)]), np.int32),
             mask=put(packed, np.int64),
             rows=fed,
             least=np.concatenate([p.positions[len(p.positions) - len(p.mask) :] for p in parts]),
             reach=np.concatenate(reach),
+            longest=int(max(map(max, reach))) if window is None else table.shape[1] * BLOCK_SIZE,
         )
+
+    def copy_(self, other: TreeBatch) -> None:
+        """Take the numbers of another batch of the same shape, in place."""
+        for name in ("table", "context", "first_row", "first_slot", "positions", "mask"):
+            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
+        for rows, tiles in self._tiles.items():
+            tiles.copy_(other.tiles_on_device(rows), non_blocking=True)
+
+    def tiles_on_device(self, rows: int) -> Tensor:
+        """As `tiles`, where the kernels read it; made once for all layers."""
+        if rows not in self._tiles:
+            self._tiles[rows] = place.put(self.tiles(rows), self.table.device)
+        return self._tiles[rows]
 
     def tiles(self, rows: int) -> NDArray[np.int32]:
         """Cut each sequence's rows into tiles of at most `rows`: int32 [T, 4].

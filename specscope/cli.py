@@ -278,12 +278,13 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
 
 
 @cli.command()
-def doctor() -> None:
+@click.option("--step", is_flag=True, help="Also run the default engine, and say where a step's time goes.")
+def doctor(*, step: bool) -> None:
     """Say what was found on this machine, what is missing, and what to do about it."""
     from specscope.doctor import examine
 
     missing = 0
-    for finding in examine():
+    for finding in examine(step=step):
         mark = "✓" if finding.good else "✗" if finding.needed else "–"
         click.echo(f"{mark} {finding.name:<18} {finding.text}")
         if not finding.good and finding.remedy:

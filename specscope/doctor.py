@@ -25,8 +25,8 @@ class Finding:
     needed: bool = True  # False: specscope runs without it
 
 
-def examine() -> Iterator[Finding]:
-    """Look at everything, cheapest first."""
+def examine(*, step: bool = False) -> Iterator[Finding]:
+    """Look at everything, cheapest first. `step`: run the default engine, and say where a step's time goes."""
     yield Finding("specscope", True, specscope.__version__)
     yield Finding(
         "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
@@ -37,6 +37,8 @@ def examine() -> Iterator[Finding]:
     yield _package("matplotlib", "for specscope report --html: pip install 'specscope[html]'", needed=False)
     yield _model()
     yield _head()
+    if step:
+        yield from _steps()
 
 
 def _version(name: str) -> str | None:
@@ -78,6 +80,10 @@ def _torch() -> Iterator[Finding]:
             "device", True, f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         )
         yield Finding("dtype", True, f"auto is {wide}")
+    on_gpu = (
+        "triton, with CUDA graphs" if torch.cuda.is_available() else "torch; triton and CUDA graphs need a CUDA GPU"
+    )
+    yield Finding("backend", True, f"auto is {on_gpu}")
     yield _package("triton", "pip install triton; it is needed on a GPU only", needed=False)
 
 
@@ -99,3 +105,30 @@ def _head() -> Finding:
         return Finding("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
     remedy = "the default drafter is ngram; specscope train eagle3 makes a head"
     return Finding("default head", False, "not installed", remedy, needed=False)
+
+
+def _steps(tokens: int = 32) -> Iterator[Finding]:
+    """Where the time of a decode step goes, by the engine's own records."""
+    from statistics import median
+
+    from specscope import Engine, SamplingParams
+    from specscope.errors import UserError
+
+    try:
+        engine = Engine()
+    except UserError as error:
+        yield Finding("step", False, str(error), needed=False)
+        return
+    engine.add("The sea is wide and", SamplingParams(max_tokens=tokens, ignore_eos=True))
+    records = []
+    while engine.requests:
+        records.append(engine.step())
+    decode = records[2:]  # after the prompt, and what a first draft costs
+    whole = median((r.end_ns - r.start_ns) / 1e6 for r in decode)
+    emitted = sum(part.emitted for r in decode for part in r.requests) / len(decode)
+    yield Finding("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, by {engine.run_info.backend}; of it")
+    for i, phase in enumerate(decode[0].phases):
+        ms = median((r.phases[i].end_ns - r.phases[i].start_ns) / 1e6 for r in decode)
+        on_device = [r.device_ns[i] / 1e6 for r in decode if r.device_ns]
+        text = f"{ms:.2f} ms" + (f", {median(on_device):.2f} ms on the device" if on_device else "")
+        yield Finding(f"  {phase.name}", True, text)

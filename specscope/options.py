@@ -30,6 +30,7 @@ _ENGINE = [
     click.option(
         "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton: GPU kernels.  [default: auto]"
     ),
+    click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs on a GPU.  [default: auto]"),
     click.option("--max-batch", type=int, metavar="N", help="Requests at once.  [default: 8]"),
     click.option("--max-step-tokens", type=int, metavar="N", help="Tokens fed in one step.  [default: 512]"),
     click.option("--max-context", type=int, metavar="N", help="Tokens a request may have.  [default: the model's]"),
@@ -107,6 +108,7 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
         "dtype",
         "device",
         "backend",
+        "graphs",
         "max_batch",
         "max_step_tokens",
         "max_context",

@@ -15,6 +15,7 @@ from specscope.bench.device import copy_bandwidth, device_info, need_gpu, second
 from specscope.bench.paired import write_figures
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
+from specscope.model.graphs import CudaRecord, Record, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
@@ -72,7 +73,7 @@ def run_gpu(json_file: str | None) -> None:
     for name, shape in SHAPES.items():
         model = random_model(shape, torch.bfloat16, device)
         peers[name] = _generate(model, device)
-        steps += list(measure(name, model, bandwidth, BATCHES, CONTEXTS, NODES, Backend.TRITON))
+        steps += list(measure(name, model, bandwidth, BATCHES, CONTEXTS, NODES, Backend.TRITON, CudaRecord()))
         del model
         torch.cuda.empty_cache()
     table = Table(title=", ".join(device_info(device).values()), title_justify="left", title_style="dim")
@@ -113,8 +114,12 @@ def measure(
     contexts: tuple[int, ...],
     nodes: tuple[int, ...],
     backend: Backend,
+    record: Record | None = None,
 ) -> Iterator[Step]:
-    """Forward passes of root and tree for every request; the context's KV is zeros, which cost the same to read."""
+    """Forward passes of root and tree for every request; the context's KV is zeros, which cost the same to read.
+
+    `record`: each pass is recorded and replayed, as an engine does.
+    """
     loaded = adopt(model, name)
     weights = sum(p.nbytes for p in model.parameters())
     if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
@@ -128,6 +133,8 @@ def measure(
         for i in range(batch):
             table = BlockTable(list(range(i * per, (i + 1) * per)))
             segments.append(Segment.of_tree(table, context, [1], tree, logits=True))
+        if record is not None:
+            list(runner.record([Shape(batch, count + 1)], record, context + count + 1, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
         slot = sum(shape.width for shape in loaded.layers) * loaded.dtype.itemsize
         yield Step(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)

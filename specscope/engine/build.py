@@ -14,8 +14,10 @@ import torch
 
 import specscope
 from specscope.engine.config import EngineConfig
+from specscope.engine.recorded import record_graphs
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
+from specscope.model.graphs import CudaRecord
 from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
@@ -64,13 +66,17 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
     blocks = count_blocks(target, config.kv_memory)
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
+    runner = ModelRunner(target, blocks, drafter.taps, backend)
+    ran_by = backend.value
+    if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
+        ran_by += ", " + record_graphs(config, runner, drafter, max_context, CudaRecord(), progress)
     return Parts(
-        runner=ModelRunner(target, blocks, drafter.taps, backend),
+        runner=runner,
         drafter=drafter,
         tokenizer=tokenizer,
         vocabulary=read_vocabulary(tokenizer),
         max_context=max_context,
-        run_info=_run_info(config, target, drafter, max_context, blocks, backend),
+        run_info=_run_info(config, target, drafter, max_context, blocks, ran_by),
     )
 
 
@@ -134,7 +140,7 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
 
 
 def _run_info(
-    config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, backend: Backend
+    config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, ran_by: str
 ) -> RunInfo:
     on_gpu = target.device.type == "cuda"
     return RunInfo(
@@ -146,7 +152,7 @@ def _run_info(
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
-        backend=backend.value,
+        backend=ran_by,
         seed=0,
         eos_tokens=target.eos,
         max_context=max_context,

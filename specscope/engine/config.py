@@ -39,6 +39,7 @@ class EngineConfig:
     ngram_min: int = 2  # shortest
     device: str = "auto"
     backend: str = "auto"  # auto, torch or triton (model/backend.py)
+    graphs: str = "auto"  # auto: CUDA graphs where the triton backend runs on a GPU; off: none
     dtype: str = "auto"
     max_batch: int = 8  # requests that run at once
     max_step_tokens: int = 512  # tokens fed in one step: decode first, prefill chunks with the rest

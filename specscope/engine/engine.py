@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.engine.build import Parts, build_parts
+from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
 from specscope.engine.request import Request
 from specscope.engine.runs import Prompt, Runs
@@ -91,6 +92,7 @@ class Engine(Runs):
         )
         plan = self.config.plan
         self.sizer = Sizer(plan) if self.config.adaptive and isinstance(plan, DynamicPlan) else None
+        self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun and not finished
         self._cancel_later: list[str] = []
@@ -206,6 +208,8 @@ class Engine(Runs):
             self.current = StepState()
         now = self.current
         name = PHASES[len(now.phases)]
+        if self.clock is not None:
+            self.clock.mark()
         start = time.time_ns()
         getattr(self, f"_{name}")(now)
         now.phases.append(Phase(name, start, max(time.time_ns(), start)))
@@ -288,7 +292,7 @@ class Engine(Runs):
             if params.penalised
             else [()] * (len(tree) + 1)
         )
-        p = distributions(logits, params, request.prompt_tokens, request.output, paths)
+        p = distributions(logits, params, request.prompt_tokens, request.output, paths, self.runner.cache.backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
         if self.changes is None:
             return Question(tree, p, draft.q, coin, draft.forced)
@@ -368,6 +372,7 @@ class Engine(Runs):
             preempted=tuple(request.id for request in now.plan.preempted),
             finished=tuple(request.end(end_ns) for request in now.finished),
             passes=now.passes,
+            device_ns=() if self.clock is None else self.clock.turn(),
         )
 
 

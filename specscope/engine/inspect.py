@@ -44,7 +44,7 @@ def look(engine: Engine, request: str, node: int) -> Look:
     logits = now.logits[at][above + 1].float()
     params, prompt, output = scheduled.params, scheduled.prompt_tokens, scheduled.output
     path = [] if above == ROOT else [int(tree.token[i]) for i in tree.path_to(above)]
-    (found,) = distributions(logits[None], params, prompt, output, [path])
+    (found,) = distributions(logits[None], params, prompt, output, [path], engine.runner.cache.backend)
     if isinstance(found, Point):
         p = torch.zeros_like(logits)
         p[found.token] = 1

@@ -109,6 +109,8 @@ class Timeline:
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
         engine.current, engine.steps = None, step
+        if engine.clock is not None:
+            engine.clock.give_up()
         del self.moments[at:]
 
     def _shorten(self, engine: Engine, mark: Mark) -> bool:

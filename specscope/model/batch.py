@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specscope.kernels.place import put
 from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.trace.tree import Bools, DraftTree
@@ -119,37 +120,52 @@ class Batch:
     positions: Tensor  # int64 [1, N]
     slots: Tensor  # int64 [N] slot mapping: where each row's KV is written
     wanted: Tensor  # int64 [R] rows whose logits are needed
-    wanted_per_segment: list[int]  # how many of the R belong to each segment
     groups: list[Group]  # for the torch backend
     tree: TreeBatch | None  # for the triton backend
 
     @staticmethod
-    def build(segments: Sequence[Segment], device: torch.device, backend: Backend = Backend.TORCH) -> Batch:
-        """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
+    def build(
+        segments: Sequence[Segment],
+        device: torch.device,
+        backend: Backend = Backend.TORCH,
+        *,
+        window: int | None = None,
+    ) -> Batch:
+        """Lay segments end to end. Each table must already have room (KVCache.reserve).
+
+        `window`: with the triton backend, slots of a window for which every sequence is given room (TreeBatch.build).
+        """
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
         own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
         if backend is Backend.TRITON:
-            groups, tree = [], _tree_batch(segments, device)
+            groups, tree = [], _tree_batch(segments, device, window)
         else:
             groups, tree = _groups(segments, first, device), None
         return Batch(
-            tokens=torch.tensor([[t for s in segments for t in s.tokens]], dtype=torch.int64, device=device),
-            positions=torch.from_numpy(np.concatenate(positions)[None]).to(device),
-            slots=torch.from_numpy(np.concatenate(own)).to(device),
-            wanted=torch.tensor(wanted, dtype=torch.int64, device=device),
-            wanted_per_segment=[len(s.wanted) for s in segments],
+            tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
+            positions=put(np.concatenate(positions)[None], device),
+            slots=put(np.concatenate(own), device),
+            wanted=put(np.array(wanted, dtype=np.int64), device),
             groups=groups,
             tree=tree,
         )
 
+    def copy_(self, other: Batch) -> None:
+        """Take the numbers of another batch of the same shape, in place."""
+        assert self.tree is not None
+        assert other.tree is not None
+        for name in ("tokens", "positions", "slots", "wanted"):
+            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
+        self.tree.copy_(other.tree)
 
-def _tree_batch(segments: Sequence[Segment], device: torch.device) -> TreeBatch:
+
+def _tree_batch(segments: Sequence[Segment], device: torch.device, window: int | None) -> TreeBatch:
     from specscope.kernels.tree_batch import Part, TreeBatch  # triton is imported only where it runs
 
-    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device)
+    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device, window)
 
 
 def _groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, Rotary
 from specscope.model.fuse import fuse_norms
+from specscope.model.graphs import Graphs, Record, Shape
 from specscope.model.head_loader import LoadedHead
-from specscope.model.kv_cache import KVCache, LayerShape
+from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
 from specscope.model.linear import PackedLinear, may_pack
 
 
@@ -49,6 +50,13 @@ class HeadRunner:
         positions = torch.arange(max_context, device=weight.device)[None]
         cos, sin = head.rotary(weight, positions)
         self._cos, self._sin = cos[0], sin[0]
+        self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without
+
+    def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
+        """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        graphs = Graphs(self.cache, self._run, record, -(-max_context // BLOCK_SIZE), window)
+        yield from graphs.record(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
+        self.graphs = graphs
 
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
@@ -62,7 +70,15 @@ class HeadRunner:
         Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
         features of the pairs that follow.
         """
-        batch = Batch.build(segments, self._cos.device, self.cache.backend)
+        replayed = None if self.graphs is None else self.graphs.replay(segments, hidden)
+        if replayed is None:
+            return self._run(Batch.build(segments, self._cos.device, self.cache.backend), hidden)
+        logits, out = replayed.outputs
+        return logits[replayed.wanted], out[replayed.wanted]
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` of a batch that is laid out."""
         head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self._cos[batch.positions], self._sin[batch.positions]

@@ -119,8 +119,9 @@ class KVCache:
         device: torch.device,
         backend: Backend = Backend.TORCH,
     ) -> None:
-        slots = blocks * BLOCK_SIZE
+        slots = (blocks + 1) * BLOCK_SIZE
         self.pool = BlockPool(blocks)
+        self.spare = blocks  # one more block than the pool has: rows of padding are written there, and nobody reads it
         self.layers = layers
         self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
         self.views = [shape.split(rows[None]) for shape, rows in zip(layers, self.rows, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import FeatureTaps, Tap
-from specscope.model.kv_cache import KVCache
+from specscope.model.graphs import Graphs, Record, Shape
+from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel
 
 
@@ -29,7 +30,14 @@ class ModelRunner:
         """`cache`: another runner's over the same model, to share; else one of `blocks` blocks is made."""
         self.loaded = loaded
         self.cache = cache or KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
+        self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without
         self._taps = FeatureTaps(loaded.model, taps) if taps else None
+
+    def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
+        """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        graphs = Graphs(self.cache, self._run, record, -(-max_context // BLOCK_SIZE), window)
+        yield from graphs.record(wanted)
+        self.graphs = graphs
 
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         """Write the KV of every fed token and return the wanted logits, [rows, vocabulary] for each segment.
@@ -44,7 +52,18 @@ class ModelRunner:
 
         No features where the runner has no taps.
         """
-        batch = Batch.build(segments, self.loaded.device, self.cache.backend)
+        replayed = None if self.graphs is None else self.graphs.replay(segments)
+        if replayed is None:
+            logits, *features = self._run(Batch.build(segments, self.loaded.device, self.cache.backend))
+        else:
+            every, *all_features = replayed.outputs
+            logits, features = every[replayed.wanted], [x[replayed.fed] for x in all_features]
+        fed = [len(s.tokens) for s in segments]
+        return list(logits.split([len(s.wanted) for s in segments])), [part for x in features for part in x.split(fed)]
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Logits of the wanted rows, [R, vocabulary]; where there are taps the features of all, [N, taps * width]."""
         logits = self.loaded.model(
             input_ids=batch.tokens,
             position_ids=batch.positions,
@@ -53,5 +72,4 @@ class ModelRunner:
             batch=batch,
             cache=self.cache,
         ).logits[0]
-        features = [] if self._taps is None else list(self._taps.take().split([len(s.tokens) for s in segments]))
-        return list(logits.split(batch.wanted_per_segment)), features
+        return (logits,) if self._taps is None else (logits, self._taps.take())

@@ -35,7 +35,8 @@ class Level:
         if count not in self._top:
             best = self.logits.float().log_softmax(-1).topk(min(count, self.logits.shape[-1]))
             tokens = best.indices if self.d2t is None else self.d2t[best.indices]
-            self._top[count] = tokens.tolist(), best.values.tolist()
+            both = torch.stack([tokens.double(), best.values.double()]).cpu()  # the pass's one read
+            self._top[count] = both[0].long().tolist(), both[1].tolist()
         return self._top[count]
 
     def full(self, rows: slice) -> Tensor:

@@ -5,11 +5,13 @@ The order is vLLM's: logit bias, penalties, temperature, min-p, top-k, top-p, so
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from specscope.model.backend import Backend
 from specscope.speculate.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
@@ -17,19 +19,32 @@ PREFILTER = 512  # top-p first looks among this many largest logits, and sorts t
 
 
 def distributions(
-    logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], paths: Sequence[Sequence[int]]
+    logits: Tensor,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    paths: Sequence[Sequence[int]],
+    backend: Backend = Backend.TORCH,
 ) -> list[Distribution]:
     """One distribution a row. logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row.
 
     Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is
-    `output` followed by its path. Float32 throughout. The logits are not changed.
+    `output` followed by its path. Float32 throughout. The logits are not changed. With the triton backend all rows
+    are Dense, greedy ones too, so that nothing is read from the device.
     """
-    if params.greedy and not params.penalised and not params.logit_bias:
-        return [Point(token) for token in logits.argmax(-1).tolist()]
-    rows = shaped(logits, params, prompt, output, paths)
+    plain = not params.penalised and not params.logit_bias
+    rows = logits if plain else shaped(logits, params, prompt, output, paths)
+    if params.greedy and backend is Backend.TRITON:
+        best = rows.argmax(-1, keepdim=True)
+        ones = torch.zeros(rows.shape, device=rows.device).scatter_(1, best, 1.0)
+        return [Dense(row) for row in ones]
     if params.greedy:
         return [Point(token) for token in rows.argmax(-1).tolist()]
-    return [Dense(row) for row in probabilities(rows / params.temperature, params)]
+    if backend is Backend.TRITON and params.top_k <= 0 and params.top_p >= 1:
+        from specscope.kernels import sampling  # triton is imported only where it runs
+
+        return [Dense(row) for row in sampling.probabilities(rows, params.temperature, params.min_p)]
+    return [Dense(row) for row in probabilities(rows.float() / params.temperature, params)]
 
 
 def shaped(
@@ -55,20 +70,22 @@ def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
         least = rows.topk(params.top_k, dim=-1).values[:, -1:]
         rows = rows.masked_fill(rows < least, -torch.inf)
     if params.top_p < 1:
-        rows = torch.stack([_top_p(row, params.top_p) for row in rows])
+        rows = _top_p(rows, params.top_p)
     return rows.softmax(-1)
 
 
-def _top_p(row: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest largest tokens whose mass reaches top_p; ties with the last one kept stay too."""
-    probs = row.softmax(-1)
-    largest = probs.topk(min(PREFILTER, len(row))).values
-    mass = largest.double().cumsum(0)
-    if float(mass[-1]) < top_p and len(largest) < len(row):
-        largest = probs.sort(descending=True).values
-        mass = largest.double().cumsum(0)
-    last = min(int(torch.searchsorted(mass, top_p)), len(largest) - 1)
-    return row.masked_fill(probs < largest[last], -torch.inf)
+def _top_p(rows: Tensor, top_p: float) -> Tensor:
+    """Of each row the fewest largest tokens whose mass reaches top_p; ties with the last one kept stay too."""
+    probs = rows.softmax(-1)
+    on_host = rows.device.type == "cpu"  # where a look at the mass costs nothing; on a device it would be a wait
+    largest = probs.topk(min(PREFILTER, rows.shape[-1]), dim=-1).values if on_host else probs.sort(descending=True)[0]
+    mass = largest.double().cumsum(-1)
+    if on_host and largest.shape[-1] < rows.shape[-1] and bool((mass[:, -1] < top_p).any()):
+        largest = probs.sort(dim=-1, descending=True).values
+        mass = largest.double().cumsum(-1)
+    wanted = mass.new_full((len(rows), 1), top_p)
+    last = torch.searchsorted(mass, wanted).clamp_(max=largest.shape[-1] - 1)
+    return rows.masked_fill(probs < largest.gather(-1, last), -torch.inf)
 
 
 def _with_bias(rows: Tensor, params: SamplingParams) -> Tensor:
@@ -82,10 +99,12 @@ def _penalise(row: Tensor, params: SamplingParams, prompt: Sequence[int], output
     """Repetition (Keskar et al. 2019), then frequency and presence penalties, on one row [V]."""
     row = row.clone()
     if params.repetition_penalty != 1:
-        seen = torch.tensor([*prompt, *output], dtype=torch.int64, device=row.device).unique()
+        seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.int64, device=row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if output and (params.presence_penalty != 0 or params.frequency_penalty != 0):
-        tokens, counts = torch.tensor(output, dtype=torch.int64, device=row.device).unique(return_counts=True)
-        row[tokens] -= params.frequency_penalty * counts + params.presence_penalty
+        counted = Counter(output)
+        tokens = torch.tensor(list(counted), dtype=torch.int64, device=row.device)
+        times = torch.tensor(list(counted.values()), dtype=row.dtype, device=row.device)
+        row[tokens] -= params.frequency_penalty * times + params.presence_penalty
     return row

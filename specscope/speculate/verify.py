@@ -151,7 +151,7 @@ def verify(
 
 
 def verify_all(questions: Sequence[Question], backend: Backend = Backend.TORCH) -> list[Verdict]:
-    """A verdict for each question. On the device they are judged together, but for greedy ones, which need no walk."""
+    """A verdict for each question. On a device they are judged together, but for those where a node is decreed."""
     together: set[int] = set()
     if backend is Backend.TRITON:
         together = {

@@ -50,7 +50,7 @@ def _read(questions: Sequence[Question], verdicts: Verdicts, at_parent: Tensor) 
         ]
     )
     by_tree = torch.stack([x.double() for x in (verdicts.token, verdicts.final_p)])
-    both = torch.cat([by_row.flatten(), by_tree.flatten()]).cpu().numpy()
+    both = _to_host(torch.cat([by_row.flatten(), by_tree.flatten()])).numpy()
     rows, trees = both[: by_row.numel()].reshape(6, -1), both[by_row.numel() :].reshape(2, -1)
     out, start = [], 0
     for i, question in enumerate(questions):
@@ -58,6 +58,16 @@ def _read(questions: Sequence[Question], verdicts: Verdicts, at_parent: Tensor) 
         out.append(_verdict(question, rows[:, start + 1 : end], int(trees[0, i]), float(trees[1, i])))
         start = end
     return out
+
+
+def _to_host(x: Tensor) -> Tensor:
+    """A copy on the host; from a GPU through pinned memory, once all that was launched before has run."""
+    if x.device.type != "cuda":
+        return x.cpu()
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return host
 
 
 def _verdict(question: Question, rows: NDArray[np.float64], token: int, final_p: float) -> Verdict:

@@ -205,6 +205,7 @@ class StepRecord(_ArrayEq):
     preempted: tuple[str, ...]  # ids of requests that lost their KV to make room
     finished: tuple[RequestEnd, ...]
     passes: tuple[Phase, ...] = ()  # the drafter's own passes, inside the phase `draft`
+    device_ns: tuple[int, ...] = ()  # on a GPU: what the phases of the step before took there, read one step late
 
     @property
     def start_ns(self) -> int:

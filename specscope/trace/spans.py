@@ -199,6 +199,8 @@ class Encoder:
             "specscope.preempted": list(record.preempted),
             "specscope.finished": [end.info.id for end in record.finished],
         }
+        if record.device_ns:
+            attributes["specscope.phase.device_ns"] = list(record.device_ns)
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
 
     def _root(self, end: RequestEnd, step: int) -> Span:

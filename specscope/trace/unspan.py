@@ -153,6 +153,7 @@ class Decoder:
             step=step,
             phases=_phases(a["specscope.phase.names"], a["specscope.phase.times"]),
             passes=_phases(a.get("specscope.pass.names", ()), a.get("specscope.pass.times", ())),
+            device_ns=tuple(a.get("specscope.phase.device_ns", ())),
             running=a["specscope.running"],
             waiting=a["specscope.waiting"],
             blocks_used=a["specscope.blocks_used"],

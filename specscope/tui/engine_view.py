@@ -64,15 +64,27 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
                     times.setdefault(own.name, []).append((own.end_ns - own.start_ns) / 1e6)
                     inner.add(own.name)
     whole = sum(sum(ms) for name, ms in times.items() if name not in inner) or 1.0
-    room = max(width - NAME - 2 * NUMBER, 4)
-    lines: list[Line] = [[(left("phase", NAME) + right("median", NUMBER) + right("share", NUMBER), "faint")]]
+    on_device = _on_device(steps)
+    room = max(width - NAME - (3 if on_device else 2) * NUMBER, 4)
+    head = left("phase", NAME) + right("median", NUMBER) + (right("on device", NUMBER) if on_device else "")
+    lines: list[Line] = [[(head + right("share", NUMBER), "faint")]]
     for name, ms in times.items():
         share, dim = sum(ms) / whole, name in inner
         label = left(("  " if dim else "") + clean(name), NAME)
-        numbers = right(f"{median(ms):.2f} ms", NUMBER) + right(percent(share), NUMBER - 1) + " "
+        numbers = right(f"{median(ms):.2f} ms", NUMBER)
+        if on_device:
+            numbers += right(f"{on_device[name]:.2f} ms" if name in on_device else "", NUMBER)
+        numbers += right(percent(share), NUMBER - 1) + " "
         ink: Ink = "faint" if dim else "text"
         lines.append([(label, ink), (numbers, ink), (bar(share, room), "rail" if dim else "bar")])
     return lines
+
+
+def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Milliseconds of each phase on a GPU, medians; empty where there is none. A record tells of the step before."""
+    told = [step for step in steps if len(step.device_ns) == len(step.phases)]
+    names = [phase.name for phase in told[0].phases] if told else []
+    return {name: median(step.device_ns[i] for step in told) / 1e6 for i, name in enumerate(names)}
 
 
 def _curve(name: str, values: Sequence[float], form: str) -> list[Line]:

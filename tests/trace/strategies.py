@@ -169,6 +169,7 @@ def runs(draw, max_steps=4):
                 preempted=tuple(draw(st.lists(st.sampled_from(sorted(alive)), max_size=1))) if alive else (),
                 finished=ends,
                 passes=draw(passes),
+                device_ns=tuple(draw(st.lists(counts, max_size=5))),
             )
         )
     return records

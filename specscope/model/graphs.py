@@ -1,0 +1,161 @@
+"""Forward passes of fixed shapes, recorded once and replayed: what a CUDA graph asks of a ragged batch.
+
+A launch costs a GPU's host some microseconds, and a step of a small batch has hundreds. A graph holds them all, but
+with the addresses and sizes that they had when it was recorded. So a batch is padded to a shape that was recorded, and
+copied to where that graph reads: each sequence is given the shape's rows, and sequences that are not there stand on the
+cache's spare block. A row of padding sees itself alone, its keys and values go behind the sequence's own or to the
+spare block, and nobody reads what comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.kernels.place import put
+from specscope.model.backend import Backend
+from specscope.model.batch import Batch, Segment
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
+
+Outputs = tuple[Tensor, ...]
+Run = Callable[..., Outputs]  # (batch, *inputs) -> outputs; a row of each input and output for each row of the batch
+Record = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
+"""Runs a pass and records it: where its outputs lie, and what runs it again on what its inputs hold by then."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """So many sequences, each of which feeds so many rows."""
+
+    sequences: int
+    rows: int
+
+
+def shapes(max_batch: int, max_rows: int) -> list[Shape]:
+    """Shapes for batches up to `max_batch` sequences of up to `max_rows` rows: powers of two, and the largest."""
+    return [Shape(a, b) for a in _powers(max_batch) for b in _powers(max_rows)]
+
+
+def _powers(most: int) -> list[int]:
+    return sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a batch. Outputs are overwritten by the next replay of any shape: take rows of them, not views."""
+
+    outputs: Outputs
+    fed: Tensor  # int64: the outputs' rows of the tokens that were fed, in the batch's order
+    wanted: Tensor  # int64: those whose logits were asked for
+
+
+class Graphs:
+    """Recorded passes of one runner, by shape."""
+
+    def __init__(self, cache: KVCache, run: Run, record: Record, blocks: int, window: int) -> None:
+        """`blocks`: of the longest table; `window`: slots behind a sequence's context at most, fed rows included."""
+        self._cache, self._run, self._record = cache, run, record
+        self._blocks = blocks + -(-window // BLOCK_SIZE)
+        self._window = window
+        self._recorded: dict[Shape, _Recorded] = {}
+
+    def __len__(self) -> int:
+        """How many shapes were recorded."""
+        return len(self._recorded)
+
+    def record(self, wanted: Sequence[Shape], inputs: Sequence[Tensor] = ()) -> Iterator[Shape]:
+        """Record each shape, largest first, so that the smaller ones fit into its memory; says which comes next.
+
+        `inputs`: a row of each further input, to be made as long as the batch.
+        """
+        for shape in sorted(wanted, reverse=True):
+            yield shape
+            static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
+            batch = self._padded([], shape)
+            outputs, replay = self._record(lambda batch=batch, static=static: self._run(batch, *static))  # type: ignore[misc]
+            self._recorded[shape] = _Recorded(batch, static, outputs, replay)
+
+    def replay(self, segments: Sequence[Segment], *inputs: Tensor) -> Replayed | None:
+        """Run a batch through the smallest shape that holds it; None where none does.
+
+        Each of `inputs` has a row for each fed token, in the batch's order.
+        """
+        rows = max(len(s.tokens) for s in segments)
+        before = max(len(s.positions) - len(s.tokens) for s in segments)  # slots of a window that are not fed
+        wide = [s for s in self._recorded if s.sequences >= len(segments) and rows <= s.rows <= self._window - before]
+        if not wide or max(len(s.table.blocks) for s in segments) > self._blocks:
+            return None
+        shape = min(wide, key=lambda s: (s.sequences * s.rows, s.rows))
+        recorded = self._recorded[shape]
+        recorded.batch.copy_(self._padded(segments, shape))
+        starts = range(0, len(segments) * shape.rows, shape.rows)
+        each = list(zip(starts, segments, strict=True))
+        device = self._cache.device
+        fed = _index([start + row for start, s in each for row in range(len(s.tokens))], device)
+        for static, given in zip(recorded.inputs, inputs, strict=True):
+            static.index_copy_(0, fed, given.to(static.dtype))
+        recorded.again()
+        return Replayed(recorded.outputs, fed, _index([start + row for start, s in each for row in s.wanted], device))
+
+    def _padded(self, segments: Sequence[Segment], shape: Shape) -> Batch:
+        """A batch of exactly this shape, of which the first sequences are these."""
+        spare = [self._cache.spare]
+        nobody = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
+        all_of_them = [*segments, *[nobody] * (shape.sequences - len(segments))]
+        padded = [_pad(s, shape.rows, self._blocks, spare) for s in all_of_them]
+        return Batch.build(padded, self._cache.device, Backend.TRITON, window=self._window)
+
+
+@dataclass
+class _Recorded:
+    batch: Batch  # what the pass reads
+    inputs: list[Tensor]
+    outputs: Outputs
+    again: Callable[[], None]
+
+
+def _pad(segment: Segment, rows: int, blocks: int, spare: list[int]) -> Segment:
+    """The segment with rows of padding behind its own, and a table of `blocks` blocks."""
+    (m, w), more = segment.mask.shape, rows - len(segment.tokens)
+    mask = np.zeros((rows, w + more), dtype=np.bool_)
+    mask[:m, :w] = segment.mask
+    mask[m:, w:] = np.eye(more, dtype=np.bool_)
+    table = segment.table.blocks
+    return Segment(
+        table=BlockTable(table + spare * (blocks - len(table))),
+        tokens=segment.tokens + [0] * more,
+        context=segment.context,
+        positions=np.concatenate([segment.positions, np.zeros(more, np.int64)]),
+        mask=mask,
+        wanted=range(rows),
+    )
+
+
+def _index(rows: list[int], device: torch.device) -> Tensor:
+    index: Tensor = put(np.array(rows, dtype=np.int64), device)
+    return index
+
+
+class CudaRecord:
+    """Records passes as CUDA graphs that share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @torch.inference_mode()
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
+        """Run it twice aside, so that kernels are compiled and libraries have their workspaces; then record it."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = run()
+        return outputs, graph.replay

@@ -1,0 +1,159 @@
+"""Recorded passes give what passes give: the same tokens and verdicts, whatever the shape that a batch is padded to.
+
+Without a GPU a pass is "recorded" by keeping it as it is, its tensors where they were: it runs again on what they hold.
+What this cannot show is CUDA's own part; what it does show is that nothing of a batch but those tensors decides.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from specscope import Engine, SamplingParams
+from specscope.engine.config import EngineConfig
+from specscope.engine.recorded import draft_shapes, record_graphs, verify_shapes
+from specscope.model.graphs import CudaRecord, Shape, shapes
+from tests.heads import head_tensors, write_head
+from tests.kernels import DEVICE
+
+PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
+    "eagle": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0), (1, 0), (1, 1)]"},
+}
+
+
+@torch.inference_mode()
+def keep(run):
+    """A recording without a GPU."""
+    outputs = run()
+
+    def again():
+        for old, new in zip(outputs, run(), strict=True):
+            old.copy_(new)
+
+    return outputs, torch.inference_mode()(again)
+
+
+def engine_of(model, head, how):
+    if how["drafter"] == "eagle":
+        how = {**how, "draft_model": str(head)}
+    config = EngineConfig(
+        target=str(model),
+        dtype="float32",
+        kv_memory=0.01,
+        backend="triton",
+        graphs="off",
+        device=DEVICE.type,
+        max_context=200,
+        max_batch=3,
+        max_step_tokens=32,
+        **how,
+    )
+    return Engine(config)
+
+
+@pytest.fixture(scope="module")
+def head(deep, tmp_path_factory):
+    return write_head(tmp_path_factory.mktemp("head"), head_tensors())
+
+
+def record(engine):
+    recorder = CudaRecord() if DEVICE.type == "cuda" else keep
+    said = []
+    text = record_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, recorder, said.append)
+    return text, said
+
+
+def watch_replays(graphs):
+    """How often each shape is replayed, and how often none fits."""
+    used = []
+    replay = graphs.replay
+
+    def counted(segments, *inputs):
+        done = replay(segments, *inputs)
+        used.append(done is not None)
+        return done
+
+    graphs.replay = counted
+    return used
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_recorded_engine_gives_the_same(deep, head, name, temperature):
+    params = SamplingParams(max_tokens=9, temperature=temperature, seed=3, ignore_eos=True)
+    plain, graphed = (engine_of(deep, head, DRAFTERS[name]) for _ in range(2))
+    text, said = record(graphed)
+    count = len(said)
+    assert text == f"{count} CUDA graphs"
+    assert said[-1] == f"recording CUDA graphs: {count} of {count}"
+    used = watch_replays(graphed.runner.graphs)
+    ours, reference = graphed.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+    assert used.count(True) > 3  # decode steps; prompts are longer than any shape
+    assert used.count(False) > 0
+    assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
+    for a, b in zip(ours, reference, strict=True):
+        for left, right in zip(a.steps, b.steps, strict=True):
+            if right.verdict is None:
+                assert left.verdict is None
+                continue
+            assert left.verdict.path.tolist() == right.verdict.path.tolist()
+            np.testing.assert_allclose(left.verdict.p, right.verdict.p, atol=2e-5)
+            assert left.tree.token.tolist() == right.tree.token.tolist()
+    assert graphed.runner.cache.pool.used == 0
+
+
+def test_the_drafter_is_recorded_too(deep, head):
+    engine = engine_of(deep, head, DRAFTERS["eagle"])
+    record(engine)
+    used = watch_replays(engine.drafter.runner.graphs)
+    engine.generate(PROMPTS[:2], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert used.count(True) > 3
+
+
+def test_a_replay_overwrites_nothing_that_was_handed_out(deep, head):
+    engine = engine_of(deep, head, DRAFTERS["ngram"])
+    record(engine)
+    table_a, table_b = (engine.runner.cache.fork(t) for t in map(fresh_table, (engine, engine)))
+    first = engine.runner.forward([segment_of(table_a, [5, 6])])[0]
+    before = first.clone()
+    engine.runner.forward([segment_of(table_b, [9, 10])])
+    assert torch.equal(first, before)
+
+
+def fresh_table(engine):
+    from specscope.model.kv_cache import BlockTable
+
+    table = BlockTable()
+    engine.runner.cache.reserve(table, 16, 0)
+    return table
+
+
+def segment_of(table, tokens):
+    from specscope.model.batch import Segment
+    from specscope.trace.tree import DraftTree
+
+    return Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
+
+
+def test_a_model_that_cannot_be_recorded_runs_without(deep, head):
+    engine = engine_of(deep, head, DRAFTERS["none"])
+
+    def refuse(run):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    text = record_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, refuse, lambda _: None)
+    assert text.endswith("one was refused: operation not permitted when stream is capturing")
+    assert engine.runner.graphs is None
+    assert len(engine.generate(["ab"], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+def test_shapes_are_powers_of_two_and_the_largest():
+    assert shapes(3, 1) == [Shape(1, 1), Shape(2, 1), Shape(3, 1)]
+    assert shapes(1, 6) == [Shape(1, 1), Shape(1, 2), Shape(1, 4), Shape(1, 6)]
+    config = EngineConfig(target="x", drafter="draft_model", draft_model="self:1", tree="dynamic:24,depth=4,top=6")
+    assert verify_shapes(config)[-1] == Shape(8, 25)
+    assert draft_shapes(config, config.plan)[-1] == Shape(8, 6)
