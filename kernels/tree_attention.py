@@ -237,7 +237,7 @@ def _attend(  # noqa: ANN202
         total = tl.where(real, total, 1.0)
         tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside_out)
     else:
-        all_rows = n.to(tl.int64) * HEADS
+        all_rows = tl.cast(n, tl.int64) * HEADS  # n is a constant where it is 1
         tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out)
         tl.store(sums + (split * all_rows + at_out) * 2, best, mask=real)
         tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)

@@ -26,6 +26,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a batch of a fixed shape holds for each sequence, so that every tensor and launch is that of all others."""
+
+    window: int  # slots of a window
+    blocks: int  # of a table
+
+
+@dataclass(frozen=True)
 class TreeBatch:
     """B sequences with N fed rows in all. Read by tree_attention."""
 
@@ -42,16 +50,13 @@ class TreeBatch:
     _tiles: dict[int, Tensor] = field(default_factory=dict)  # by rows a tile: filled when attention first asks
 
     @staticmethod
-    def build(parts: Sequence[Part], device: torch.device, window: int | None = None) -> TreeBatch:
-        """Lay the parts end to end.
-
-        `window`: give every sequence room for a window of so many slots, and the context its whole table, so that
-        the shape of each tensor, and each launch, is that of all batches with as many rows in each sequence.
-        """
+    def build(parts: Sequence[Part], device: torch.device, room: Room | None = None) -> TreeBatch:
+        """Lay the parts end to end; with `room`, in tensors of the shapes that it and the rows of each part decide."""
         fed = np.array([len(part.mask) for part in parts], dtype=np.int64)
         windows = [len(part.positions) for part in parts]
-        table = np.zeros((len(parts), max(len(part.blocks) for part in parts)), dtype=np.int32)
-        words = -(-(max(windows) if window is None else window) // WORD)
+        longest_table = max(len(part.blocks) for part in parts)
+        table = np.zeros((len(parts), longest_table if room is None else room.blocks), dtype=np.int32)
+        words = -(-(max(windows) if room is None else room.window) // WORD)
         bits = np.zeros((int(fed.sum()), words * WORD), dtype=np.bool_)
         reach = []
         for i, (part, start) in enumerate(zip(parts, np.cumsum([0, *fed]), strict=False)):
@@ -61,19 +66,19 @@ class TreeBatch:
             last = width - part.mask[:, ::-1].argmax(1)  # one past the last slot seen; each row sees itself at least
             reach.append(part.context + last)
         packed = np.packbits(bits, axis=1, bitorder="little").view("<i8")
-        room = 0 if window is None else window * len(parts) - sum(windows)
+        unused = 0 if room is None else room.window * len(parts) - sum(windows)
         put = lambda array, dtype: place.put(np.asarray(array).astype(dtype), device)  # noqa: E731
         return TreeBatch(
             table=put(table, np.int32),
             context=put(np.array([part.context for part in parts]), np.int32),
             first_row=put(np.cumsum([0, *fed]), np.int32),
             first_slot=put(np.cumsum([0, *windows]), np.int32),
-            positions=put(np.concatenate([*(part.positions for part in parts), np.zeros(room)]), np.int32),
+            positions=put(np.concatenate([*(part.positions for part in parts), np.zeros(unused)]), np.int32),
             mask=put(packed, np.int64),
             rows=fed,
             least=np.concatenate([p.positions[len(p.positions) - len(p.mask) :] for p in parts]),
             reach=np.concatenate(reach),
-            longest=int(max(map(max, reach))) if window is None else table.shape[1] * BLOCK_SIZE,
+            longest=int(max(map(max, reach))) if room is None else room.blocks * BLOCK_SIZE,
         )
 
     def copy_(self, other: TreeBatch) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from specscope.debug.breakpoints import Point
+from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.history import History
@@ -50,6 +52,8 @@ class Attached:
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         self.notices: deque[str] = deque()
+        self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
+        self.forked: Forked | None = None
         self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None

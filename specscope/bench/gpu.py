@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,7 @@ def run_gpu(json_file: str | None) -> None:
         peers[name] = _generate(model, device)
         steps += list(measure(name, model, bandwidth, BATCHES, CONTEXTS, NODES, Backend.TRITON, CudaRecord()))
         del model
+        gc.collect()
         torch.cuda.empty_cache()
     table = Table(title=", ".join(device_info(device).values()), title_justify="left", title_style="dim")
     for column in ("model", "batch", "context", "nodes", "ms", "over its bytes' time"):
@@ -126,7 +128,10 @@ def measure(
         weights -= model.get_input_embeddings().weight.nbytes  # of which a step reads a few rows
     work = [(b, c, n) for b in batches for c in contexts for n in nodes]
     for batch, context, count in track(work, description=name, transient=True):
+        slot = sum(shape.width for shape in loaded.layers) * loaded.dtype.itemsize
         per = -(-(context + count + 1) // BLOCK_SIZE)
+        if loaded.device.type == "cuda" and batch * per * BLOCK_SIZE * slot > 0.9 * torch.cuda.mem_get_info()[0]:
+            continue  # no room for the KV
         runner = ModelRunner(loaded, batch * per, backend=backend)
         tree = DraftTree.build(list(range(count)), [ROOT if i < 8 else i // 8 - 1 for i in range(count)])
         segments = []
@@ -136,7 +141,7 @@ def measure(
         if record is not None:
             list(runner.record([Shape(batch, count + 1)], record, context + count + 1, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
-        slot = sum(shape.width for shape in loaded.layers) * loaded.dtype.itemsize
+        runner.graphs = None  # they hold the runner as it holds them: its cache would stay
         yield Step(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)
 
 

@@ -59,6 +59,18 @@ class Breakpoint:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A breakpoint as a screen shows it."""
+
+    number: int
+    text: str  # as it was typed
+    hits: int
+    enabled: bool
+    ignore: int
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Hit:
     """A breakpoint that stopped the run, and at what."""
 
@@ -114,6 +126,12 @@ class Breakpoints:
         gone = list(self.points) if numbers is None else [self.get(number).number for number in numbers]
         for number in gone:
             self.points.pop(number, None)
+
+    def shown(self) -> tuple[Point, ...]:
+        """All of them, to be shown."""
+        return tuple(
+            Point(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands) for p in self.points.values()
+        )
 
     @property
     def wanted(self) -> frozenset[EventKind]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specscope.debug import show
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
+from specscope.debug.forked import Forked
 from specscope.debug.session import Session, Stop
 from specscope.errors import UserError
 
@@ -31,7 +32,7 @@ class Command:
 class WhatIf:
     """What `fork` asks for; an engine in this process has one (engine/whatif.py)."""
 
-    def fork(self, session: Session, words: Sequence[str]) -> str:
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Run a fork and compare it with the original. Raises UserError."""
         raise UserError("forks need a live engine in this process: specscope debug")
 
@@ -47,6 +48,7 @@ class Commands:
         self.session = session
         self.what_if = what_if or WhatIf()
         self.quitting = False
+        self.forked: Forked | None = None  # the last fork, for a screen to show both sides
         self._last = ""
         self._for: int | None = None  # the breakpoint whose commands are being read
         self._lines: list[str] = []
@@ -260,7 +262,8 @@ class Commands:
             words = shlex.split(text)
         except ValueError as error:
             raise UserError(f"{error}: quotes come in pairs") from error
-        return self.what_if.fork(self.session, words)
+        self.forked = self.what_if.fork(self.session, words)
+        return self.forked.describe(self.session.history.vocabulary)
 
     def help(self, text: str) -> str:
         """All commands, or one."""

@@ -9,7 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specscope.debug.breakpoints import Point
 from specscope.debug.commands import Commands
+from specscope.debug.forked import Forked
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.history import History
@@ -67,6 +69,14 @@ class Control(Protocol):
     def said(self) -> deque[str]:
         """What the debugger says; the screen takes it out."""
 
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Its breakpoints."""
+
+    @property
+    def forked(self) -> Forked | None:
+        """The last fork that it ran."""
+
 
 class Reader(Protocol):
     """A capture that is still being read; trace.reading.CaptureReader is one."""
@@ -113,6 +123,13 @@ class Viewer:
             self.said.append(str(error))
         if session.position != self.position:
             self.goto(session.position)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The breakpoints of the debugger that `debug` speaks to."""
+        if self.control is not None and self.live and self.control.obeys:
+            return self.control.points
+        return () if self._commands is None else self._commands.session.breakpoints.shown()
 
     def show(self, history: History) -> None:
         """Look at another engine's history."""

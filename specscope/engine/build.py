@@ -55,6 +55,8 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
     backend = pick_backend(config.backend, device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # launches, streams and events are the current device's
     dtype = pick_dtype(config.dtype, device)
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(1) as pool:  # the tokenizer is read while the weights are
@@ -69,7 +71,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     runner = ModelRunner(target, blocks, drafter.taps, backend)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
-        ran_by += ", " + record_graphs(config, runner, drafter, max_context, CudaRecord(), progress)
+        ran_by += ", " + record_graphs(config, runner, drafter, max_context, CudaRecord, progress)
     return Parts(
         runner=runner,
         drafter=drafter,

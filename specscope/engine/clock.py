@@ -1,4 +1,7 @@
-"""What the phases of a step take on a GPU: the host only launches them, so that its own clock says where it waited."""
+"""What the phases of a step take on a GPU: the host only launches them, so that its own clock says where it waited.
+
+A phase's time is from where the device began with it to where it began with the next: what it waited for is in it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ class DeviceClock:
     def turn(self) -> tuple[int, ...]:
         """A step has ended. What each phase of the step before it took, in nanoseconds; empty for the first."""
         self.mark()
+        if self._last:
+            self._last[-1].synchronize()  # it has passed, unless neither step read anything
         times = tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._last))
         self._last, self._now = self._now, []
         return times

@@ -62,6 +62,8 @@ class EngineConfig:
             raise UserError("a synthetic drafter takes a static tree: 5, 3x5 or '[(0,), (0, 0)]'")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
+        if self.graphs not in ("auto", "off"):
+            raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
         for name, least in (("max_batch", 1), ("max_step_tokens", 16), ("ngram_min", 1), ("kv_memory", 0.001)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}")

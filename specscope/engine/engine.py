@@ -21,6 +21,7 @@ from specscope.engine.runs import Prompt, Runs
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
+from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.coins import Stream, coins
@@ -292,7 +293,9 @@ class Engine(Runs):
             if params.penalised
             else [()] * (len(tree) + 1)
         )
-        p = distributions(logits, params, request.prompt_tokens, request.output, paths, self.runner.cache.backend)
+        decreed = draft.forced or self.changes is not None  # such verdicts are found on the host
+        backend = Backend.TORCH if decreed else self.runner.cache.backend
+        p = distributions(logits, params, request.prompt_tokens, request.output, paths, backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
         if self.changes is None:
             return Question(tree, p, draft.q, coin, draft.forced)

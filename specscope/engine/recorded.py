@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from specscope.engine.config import EngineConfig
 from specscope.model.graphs import Record, Shape, shapes
+from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.speculate.draft_model import DraftModel
 from specscope.speculate.drafter import Drafter
@@ -18,29 +19,32 @@ def record_graphs(
     runner: ModelRunner,
     drafter: Drafter,
     max_context: int,
-    record: Record,
+    recorder: Callable[[], Record],
     progress: Callable[[str], None],
 ) -> str:
-    """Record them, one after another; what became of it, in words.
+    """Record them, one after another; what became of it, in words. `recorder` makes one for each runner.
 
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
     recorded, and runs as it did before.
     """
-    todo: list[Iterator[Shape]] = [runner.record(verify_shapes(config), record, max_context, drafter.max_nodes + 1)]
-    wanted = len(verify_shapes(config))
+    runners: list[ModelRunner | HeadRunner] = [runner]
+    wanted = [verify_shapes(config)]
+    windows = [drafter.max_nodes + 1]
     if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
-        drafts = draft_shapes(config, config.plan)
-        window = config.plan.max_fed + drafts[-1].rows
-        todo.append(drafter.runner.record(drafts, record, max_context, window))
-        wanted += len(drafts)
-    done, refused = 0, ""
-    for part in todo:
+        runners.append(drafter.runner)
+        wanted.append(draft_shapes(config, config.plan))
+        windows.append(config.plan.max_fed + wanted[-1][-1].rows)
+    announced, refused = 0, ""
+    for one, these, window in zip(runners, wanted, windows, strict=True):
         try:
-            for _ in part:
-                progress(f"recording CUDA graphs: {done + 1} of {wanted}")
-                done += 1
-        except RuntimeError as error:
-            refused = f"; one was refused: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+            for _ in one.record(these, recorder(), max_context, window):
+                announced += 1
+                progress(f"recording CUDA graphs: {announced} of {sum(map(len, wanted))}")
+        except Exception as error:  # whatever a model, a compiler or a driver has against it
+            first = error.__context__ or error  # the end of a recording that was broken off complains as well
+            reason = (str(first).strip() or type(first).__name__).splitlines()[0]
+            refused += f"; {'the drafter' if one is not runner else 'the target'} could not be recorded: {reason}"
+    done = sum(len(one.graphs) for one in runners if one.graphs is not None)
     return f"{done} CUDA graphs{refused}"
 
 

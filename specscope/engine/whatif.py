@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specscope.debug.commands import WhatIf
+from specscope.debug.forked import Forked
 from specscope.debug.session import Session
 from specscope.engine.engine import Engine
 from specscope.engine.fork import fork
@@ -15,10 +16,8 @@ from specscope.errors import UserError
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep
-from specscope.trace.stats import Acceptance
 
 FORWARD = 3  # phases after which the logits are there
-TEXT = 300  # characters of each side's output that are shown
 
 USAGE = (
     "fork takes temperature=0.7, seed=3 and other sampling parameters; drafter=, tree=, draft_model=; "
@@ -53,15 +52,16 @@ class EngineWhatIf(WhatIf):
 
     # Forks
 
-    def fork(self, session: Session, words: Sequence[str]) -> str:
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Run the chosen request from its step again, with and without the changes, and compare."""
         part = session.part
         if part is None:
             raise UserError("nothing has run yet: there is no step to fork from")
         request = self._request(part.request)
         changes, tokens = self._parse(words, part)
-        sides = [self._run(request, part, these, tokens) for these in (Changes(), changes)]
-        return _compare(session, part, changes, *sides)
+        original, changed = (self._run(request, part, these, tokens) for these in (Changes(), changes))
+        decreed = bool(changes.outcomes or changes.coins or changes.tokens)
+        return Forked(part.request, part.index, changes.describe(), original, changed, tokens, decreed)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline
@@ -71,22 +71,14 @@ class EngineWhatIf(WhatIf):
             raise UserError(f"{name} came before the debugger: it cannot be forked")
         return found
 
-    def _run(
-        self, request: Request, part: RequestStep, changes: Changes, tokens: int
-    ) -> tuple[list[int], Acceptance, list[RequestStep]]:
-        """Tokens, figures and steps of one side. The blocks that it held are free again afterwards."""
+    def _run(self, request: Request, part: RequestStep, changes: Changes, tokens: int) -> tuple[RequestStep, ...]:
+        """The steps of one side. The blocks that it held are free again afterwards."""
         beside, name = fork(self.engine, request, part, changes)
-        made: list[int] = []
         steps: list[RequestStep] = []
-        figures = Acceptance()
-        while beside.busy and len(made) < tokens:
-            record = beside.step()
-            for step in record.requests:
-                made += step.output()
-                steps.append(step)
-                figures.add(step)
+        while beside.busy and sum(step.emitted for step in steps) < tokens:
+            steps += [step for step in beside.step().requests if step.verdict is not None]
         beside.cancel(name)
-        return made[:tokens], figures, steps
+        return tuple(steps)
 
     def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:
         """NAME=VALUE words as changes, and how many tokens to run."""
@@ -139,34 +131,3 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     if not least <= number <= most:
         raise UserError(f"{name}={text}: between {least:g} and {most:g}")
     return number
-
-
-def _compare(
-    session: Session,
-    part: RequestStep,
-    changes: Changes,
-    original: tuple[list[int], Acceptance, list[RequestStep]],
-    forked: tuple[list[int], Acceptance, list[RequestStep]],
-) -> str:
-    """Both outputs with the first difference marked, and what it did to acceptance."""
-    vocabulary = session.history.vocabulary
-    a, b = original[0], forked[0]
-    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    differ = same < max(len(a), len(b))
-    lines = [f"fork of {part.request} from its step {part.index}: {changes.describe()}"]
-    for name, tokens, figures in (("original", a, original[1]), ("fork", b, forked[1])):
-        before = vocabulary.text(tokens[:same])[-TEXT:]
-        after = vocabulary.text(tokens[same:])[:TEXT]
-        tau = f"τ {figures.tau:.3f} over {figures.drafts} drafts" if figures.drafts else "no drafts"
-        lines.append(f"{name:<9} {tau}")
-        lines.append(f"          {before}{'»' if differ else ''}{after}".replace("\n", "⏎"))
-    if differ:
-        show = lambda tokens: vocabulary.show(tokens[same]) if same < len(tokens) else "the end"  # noqa: E731
-        lines.append(f"first difference: token {same} after the fork, {show(a)} became {show(b)}")
-    else:
-        lines.append("the same tokens")
-    if original[1].tau is not None and forked[1].tau is not None:
-        lines.append(f"acceptance length {forked[1].tau - original[1].tau:+.3f}")
-    if any(step.verdict is not None and len(step.verdict.forced) for step in forked[2]):
-        lines.append("something was decreed: this fork is not lossless")
-    return "\n".join(lines)

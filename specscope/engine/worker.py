@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from specscope.debug.breakpoints import Point
 from specscope.debug.commands import Commands, find
+from specscope.debug.forked import Forked
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
@@ -54,11 +56,22 @@ class Rewound:
 
 
 @dataclass(frozen=True)
+class Points:
+    """The debugger's breakpoints, whenever they or their hits have changed."""
+
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
 class Command:
     """What the parent asks."""
 
     verb: str  # submit, cancel, pause, resume, step, debug, watch, stop
     value: Any = None
+
+
+# Commands that neither move a run nor look at where it stands: an engine that runs goes on over them.
+BOOKS = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
 
 
 class _Server:
@@ -71,6 +84,7 @@ class _Server:
         self.single = 0  # steps to run although paused
         self.status = ""
         self.sent = -1  # the last step whose record was sent
+        self.points: tuple[Point, ...] = ()  # as they were sent last
 
     def send(self, message: object) -> None:
         with self.lock:
@@ -101,6 +115,7 @@ class _Server:
         if stop.hits:
             self.paused, self.single = True, 0
             self.send(Word("said", commands.stopped(stop)))
+            self._send_points(commands)
 
     def _stepped(self, engine: Engine, record: StepRecord) -> None:
         """The bus sends what is new; what comes again after going back is sent from here, behind all that was."""
@@ -130,15 +145,27 @@ class _Server:
         return True
 
     def _debug(self, commands: Commands, line: str) -> None:
-        """A line of the debugger's; the engine stands afterwards, unless it was told to go on."""
-        self.paused, self.single = True, 0
+        """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
         try:
-            if not commands.reading and line.split() and find(line.split()[0]).name == "continue":
+            name = "" if commands.reading or not line.split() else find(line.split()[0]).name
+            if name == "continue":
                 self.paused = False
-            else:
-                self.send(Word("said", commands.run(line)))
+                return
+            if name not in BOOKS:
+                self.paused, self.single = True, 0
+            before = commands.forked
+            self.send(Word("said", commands.run(line)))
+            if commands.forked is not None and commands.forked is not before:
+                self.send(commands.forked)
         except UserError as error:
             self.send(Word("said", str(error)))
+        self._send_points(commands)
+
+    def _send_points(self, commands: Commands) -> None:
+        points = commands.session.breakpoints.shown()
+        if points != self.points:
+            self.points = points
+            self.send(Points(points))
 
     def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
         if command.verb == "debug":
@@ -200,6 +227,8 @@ class Worker:
         self.ready: Ready | None = None
         self.notices: deque[str] = deque()  # refusals, for the screen to show
         self.said: deque[str] = deque()  # what the debugger says
+        self.points: tuple[Point, ...] = ()  # its breakpoints
+        self.forked: Forked | None = None  # the last fork that it ran
         self._published = -1  # the last step that went to the bus
         self._params = params
         self._raw = raw
@@ -232,6 +261,10 @@ class Worker:
                     if message.step > self._published:  # what comes again was recorded the first time
                         self._published = message.step
                         self.bus.publish(message)
+                elif isinstance(message, Points):
+                    self.points = message.points
+                elif isinstance(message, Forked):
+                    self.forked = message
                 elif isinstance(message, Ready):
                     self._on_ready(message)
                     self.ready = message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,12 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import put
+from specscope.kernels.tree_batch import Part, Room, TreeBatch
 from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.trace.tree import Bools, DraftTree
-
-if TYPE_CHECKING:
-    from specscope.kernels.tree_batch import TreeBatch
 
 PADDED_ROWS = 64  # longer segments are never padded into one attention group with others
 
@@ -128,12 +125,11 @@ class Batch:
         segments: Sequence[Segment],
         device: torch.device,
         backend: Backend = Backend.TORCH,
-        *,
-        window: int | None = None,
+        room: Room | None = None,
     ) -> Batch:
         """Lay segments end to end. Each table must already have room (KVCache.reserve).
 
-        `window`: with the triton backend, slots of a window for which every sequence is given room (TreeBatch.build).
+        `room`: with the triton backend, what every sequence is given room for, whatever it needs.
         """
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
@@ -141,7 +137,7 @@ class Batch:
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
         if backend is Backend.TRITON:
-            groups, tree = [], _tree_batch(segments, device, window)
+            groups, tree = [], _tree_batch(segments, device, room)
         else:
             groups, tree = _groups(segments, first, device), None
         return Batch(
@@ -162,10 +158,8 @@ class Batch:
         self.tree.copy_(other.tree)
 
 
-def _tree_batch(segments: Sequence[Segment], device: torch.device, window: int | None) -> TreeBatch:
-    from specscope.kernels.tree_batch import Part, TreeBatch  # triton is imported only where it runs
-
-    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device, window)
+def _tree_batch(segments: Sequence[Segment], device: torch.device, room: Room | None) -> TreeBatch:
+    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device, room)
 
 
 def _groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:

@@ -3,8 +3,8 @@
 A launch costs a GPU's host some microseconds, and a step of a small batch has hundreds. A graph holds them all, but
 with the addresses and sizes that they had when it was recorded. So a batch is padded to a shape that was recorded, and
 copied to where that graph reads: each sequence is given the shape's rows, and sequences that are not there stand on the
-cache's spare block. A row of padding sees itself alone, its keys and values go behind the sequence's own or to the
-spare block, and nobody reads what comes of it.
+cache's spare block. A row of padding sees the sequence's context and itself, its keys and values go behind the
+sequence's own or to the spare block, and nobody reads what comes of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specscope.kernels.place import put
+from specscope.kernels.tree_batch import Room
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
@@ -46,7 +47,7 @@ def _powers(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a batch. Outputs are overwritten by the next replay of any shape: take rows of them, not views."""
+    """What came of a batch. Outputs are overwritten by the runner's next replay: take rows of them, not views."""
 
     outputs: Outputs
     fed: Tensor  # int64: the outputs' rows of the tokens that were fed, in the batch's order
@@ -62,6 +63,7 @@ class Graphs:
         self._blocks = blocks + -(-window // BLOCK_SIZE)
         self._window = window
         self._recorded: dict[Shape, _Recorded] = {}
+        self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
 
     def __len__(self) -> int:
         """How many shapes were recorded."""
@@ -76,8 +78,19 @@ class Graphs:
             yield shape
             static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
             batch = self._padded([], shape)
-            outputs, replay = self._record(lambda batch=batch, static=static: self._run(batch, *static))  # type: ignore[misc]
+            outputs, replay = self._record(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
+            self._outputs = self._outputs or outputs
             self._recorded[shape] = _Recorded(batch, static, outputs, replay)
+
+    def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
+        """What is recorded. Its outputs lie where those of the largest shape do, so that they take memory once."""
+        made = self._run(batch, *static)
+        if not self._outputs:
+            return made
+        kept = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))
+        for whole, part in zip(kept, made, strict=True):
+            whole.copy_(part)
+        return kept
 
     def replay(self, segments: Sequence[Segment], *inputs: Tensor) -> Replayed | None:
         """Run a batch through the smallest shape that holds it; None where none does.
@@ -87,7 +100,8 @@ class Graphs:
         rows = max(len(s.tokens) for s in segments)
         before = max(len(s.positions) - len(s.tokens) for s in segments)  # slots of a window that are not fed
         wide = [s for s in self._recorded if s.sequences >= len(segments) and rows <= s.rows <= self._window - before]
-        if not wide or max(len(s.table.blocks) for s in segments) > self._blocks:
+        room = self._blocks - -(-self._window // BLOCK_SIZE)
+        if not wide or max(len(s.table.blocks) for s in segments) > room:
             return None
         shape = min(wide, key=lambda s: (s.sequences * s.rows, s.rows))
         recorded = self._recorded[shape]
@@ -106,8 +120,8 @@ class Graphs:
         spare = [self._cache.spare]
         nobody = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
         all_of_them = [*segments, *[nobody] * (shape.sequences - len(segments))]
-        padded = [_pad(s, shape.rows, self._blocks, spare) for s in all_of_them]
-        return Batch.build(padded, self._cache.device, Backend.TRITON, window=self._window)
+        padded = [_pad(s, shape.rows, spare * -(-self._window // BLOCK_SIZE)) for s in all_of_them]
+        return Batch.build(padded, self._cache.device, Backend.TRITON, Room(self._window, self._blocks))
 
 
 @dataclass
@@ -118,18 +132,18 @@ class _Recorded:
     again: Callable[[], None]
 
 
-def _pad(segment: Segment, rows: int, blocks: int, spare: list[int]) -> Segment:
-    """The segment with rows of padding behind its own, and a table of `blocks` blocks."""
+def _pad(segment: Segment, rows: int, spare: list[int]) -> Segment:
+    """The segment with rows of padding behind its own, and blocks behind its table for them."""
     (m, w), more = segment.mask.shape, rows - len(segment.tokens)
     mask = np.zeros((rows, w + more), dtype=np.bool_)
     mask[:m, :w] = segment.mask
     mask[m:, w:] = np.eye(more, dtype=np.bool_)
-    table = segment.table.blocks
+    last = segment.positions[-1:] if w else np.zeros(1, np.int64)
     return Segment(
-        table=BlockTable(table + spare * (blocks - len(table))),
+        table=BlockTable(segment.table.blocks + spare),
         tokens=segment.tokens + [0] * more,
         context=segment.context,
-        positions=np.concatenate([segment.positions, np.zeros(more, np.int64)]),
+        positions=np.concatenate([segment.positions, np.repeat(last, more)]),
         mask=mask,
         wanted=range(rows),
     )
@@ -141,21 +155,22 @@ def _index(rows: list[int], device: torch.device) -> Tensor:
 
 
 class CudaRecord:
-    """Records passes as CUDA graphs that share one pool of memory."""
+    """Records the passes of one runner as CUDA graphs that share a pool of memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream()
 
     @torch.inference_mode()
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-        """Run it twice aside, so that kernels are compiled and libraries have their workspaces; then record it."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        """Run it twice aside, so that kernels are compiled; then record it. The stream in use stays the one it was."""
+        now = torch.cuda.current_stream()
+        self._aside.wait_stream(now)
+        with torch.cuda.stream(self._aside):
             run()
             run()
-        torch.cuda.current_stream().wait_stream(aside)
+        now.wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.stream(now), torch.cuda.graph(graph, pool=self._pool, stream=self._aside):
             outputs = run()
         return outputs, graph.replay

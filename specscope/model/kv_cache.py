@@ -76,8 +76,9 @@ class BlockTable:
 
     def slots(self, start: int, end: int) -> NDArray[np.int64]:
         """Slots of positions start..end-1."""
-        positions = np.arange(start, end)
-        return np.asarray(self.blocks, dtype=np.int64)[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        positions, first = np.arange(start, end), start // BLOCK_SIZE
+        blocks = np.asarray(self.blocks[first : -(-end // BLOCK_SIZE)], dtype=np.int64)
+        return blocks[positions // BLOCK_SIZE - first] * BLOCK_SIZE + positions % BLOCK_SIZE
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def _read(questions: Sequence[Question], verdicts: Verdicts, at_parent: Tensor) 
         ]
     )
     by_tree = torch.stack([x.double() for x in (verdicts.token, verdicts.final_p)])
-    both = _to_host(torch.cat([by_row.flatten(), by_tree.flatten()])).numpy()
+    both = _to_host(torch.cat([by_row.flatten(), by_tree.flatten()])).numpy().copy()  # pinned memory is not kept
     rows, trees = both[: by_row.numel()].reshape(6, -1), both[by_row.numel() :].reshape(2, -1)
     out, start = [], 0
     for i, question in enumerate(questions):

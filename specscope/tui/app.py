@@ -16,20 +16,19 @@ from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind
 from specscope.tui.bars import Banner, Hints, StatusBar
-from specscope.tui.console import Console, Talk
-from specscope.tui.engine_view import EngineScreen
+from specscope.tui.console import Talk
 from specscope.tui.governor import FrameGovernor
-from specscope.tui.help import HelpScreen
 from specscope.tui.keys import ACTIONS, KEYS, bindings, label
 from specscope.tui.ledger import Ledger
 from specscope.tui.lengths import LengthsPanel
 from specscope.tui.look import Look
 from specscope.tui.output import OutputPanel
+from specscope.tui.over import Over
 from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.panel import Panel
-from specscope.tui.questions import Questions
 from specscope.tui.rates import RatesPanel
 from specscope.tui.requests import RequestsPanel
+from specscope.tui.screens import Screens
 from specscope.tui.settings import Settings, read_settings
 from specscope.tui.slider import Slider
 from specscope.tui.text import clean
@@ -39,7 +38,7 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
-class ScopeApp(Questions):
+class ScopeApp(Screens):
     """Shows `session.history` at `session.position`; keys move the session, a timer lets it take in what is new."""
 
     TITLE = "specscope"
@@ -203,7 +202,7 @@ class ScopeApp(Questions):
                 history.dropped,
                 len(history.requests),
             ),
-            *(engine, self.lost, self.playing),
+            *(engine, self.lost, self.playing, session.points),
         )
         if stamp == self._stamp:
             return False
@@ -223,8 +222,9 @@ class ScopeApp(Questions):
         self._panels[0].screen.set_class(bool(look.error), "failed")
         for panel in self._panels:
             panel.show(look)
-        if isinstance(self.screen, EngineScreen):
-            self.screen.show(look)
+        for screen in self.screen_stack:
+            if isinstance(screen, Over):
+                screen.show(look)
 
     def _look(self) -> Look:
         self._choose_request()
@@ -240,10 +240,6 @@ class ScopeApp(Questions):
             self.settings.keys,
         )
 
-    def action_engine(self) -> None:
-        """Phases, batch, queue and KV over time."""
-        self.push_screen(EngineScreen(self._look()))
-
     def _choose_request(self) -> None:
         """Keep to the request chosen by hand; else the eldest in the batch of the position."""
         history = self.session.history
@@ -255,15 +251,6 @@ class ScopeApp(Questions):
             self.chosen = batch[0].request
         elif self.chosen not in history.requests:
             self.chosen = next(iter(history.requests), None)
-
-    def _hear(self, text: str) -> None:
-        """The debugger said something: in its console where that is open, else as a notice as well."""
-        if isinstance(self.screen, Console):
-            self.screen.say(text)
-            return
-        self.talk.add(text)
-        if text:
-            self._say(text.splitlines()[0])
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
@@ -369,10 +356,6 @@ class ScopeApp(Questions):
     def action_next_theme(self) -> None:
         """Light or dark."""
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
-
-    def action_help(self) -> None:
-        """Keys, colours, figures."""
-        self.push_screen(HelpScreen(self.settings.keys))
 
     # -- mouse --------------------------------------------------------------------------------------------------
 

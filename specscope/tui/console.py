@@ -63,7 +63,7 @@ class Console(ModalScreen[None]):
         self._show(self.talk.said)
         self.query_one(Input).focus()
 
-    def say(self, text: str) -> None:
+    def hear(self, text: str) -> None:
         """An answer."""
         self._show(self.talk.add(text))
 
@@ -99,4 +99,4 @@ class Console(ModalScreen[None]):
             box.value = f"{head} {found[0]} " if head else f"{found[0]} "
             box.cursor_position = len(box.value)
         elif found:
-            self.say("  ".join(found[:24]))
+            self.hear("  ".join(found[:24]))

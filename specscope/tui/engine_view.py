@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from specscope.trace.records import StepRecord
+from specscope.tui.kv_map import kv_map
 from specscope.tui.lines import Sheet
 from specscope.tui.look import Look
+from specscope.tui.over import Over
 from specscope.tui.panel import Panel
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
 
@@ -45,6 +46,9 @@ class EnginePanel(Panel):
             *_curve("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
             *_curve("tokens", [float(sum(p.emitted for p in s.requests)) for s in steps], "{:.0f}"),
             *_curve("nodes", [float(sum(len(p.tree) for p in s.requests)) for s in steps], "{:.0f}"),
+            [],
+            [("KV blocks, by request", "dim")],
+            *kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width),
         ]
         preempted = sum(len(s.preempted) for s in steps)
         if preempted:
@@ -103,23 +107,11 @@ def _curve(name: str, values: Sequence[float], form: str) -> list[Line]:
     ]
 
 
-class EngineScreen(ModalScreen[None]):
-    """The panel over the whole screen; the app gives it each look."""
+class EngineScreen(Over):
+    """The panel over the whole screen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,v,q", "dismiss", "Close", show=False)]
-
-    def __init__(self, look: Look) -> None:
-        super().__init__()
-        self._first = look
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "dismiss", "Close", show=False)]
 
     def compose(self) -> ComposeResult:
         """One panel."""
         yield EnginePanel("engine")
-
-    def on_mount(self) -> None:
-        """What is shown now."""
-        self.call_after_refresh(self.show, self._first)
-
-    def show(self, look: Look) -> None:
-        """A new look."""
-        self.query_one(EnginePanel).show(look)

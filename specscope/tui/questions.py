@@ -105,15 +105,26 @@ class Questions(App[None]):
 
     def action_console(self) -> None:
         """The debugger's prompt."""
+        self.push_screen(Console(self.talk, self.action_debug_line, Commands(Session()).complete))
 
-        def run(line: str) -> None:
-            self.playing = False
-            self.session.debug(line)
-            while self.session.said:
-                self._hear(self.session.said.popleft())
-            self.look()
+    def action_debug_line(self, line: str) -> None:
+        """Give the debugger a line; a live engine answers when it can."""
+        self.playing = False
+        self.session.debug(line)
+        while self.session.said:
+            self._hear(self.session.said.popleft())
+        self.look()
 
-        self.push_screen(Console(self.talk, run, Commands(Session()).complete))
+    def action_ask_breakpoint(self) -> None:
+        """Set a breakpoint."""
+
+        def answered(text: str | None) -> None:
+            if text and text.strip():
+                words = text.strip()
+                known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
+                self.action_debug_line(words if known else f"break {words}")
+
+        self.push_screen(Ask("Stop at (or: watch EXPR, tbreak EVENT)", "reject if depth == 1 and p < 0.1"), answered)
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""

@@ -77,6 +77,7 @@ def test_tokens_do_not_depend_on_batch_order_or_chunks(engines, name, order, bat
     alone = [engine.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
     engine.scheduler.max_batch, engine.scheduler.max_step_tokens = batch, budget
     mixed = engine.generate([PROMPTS[i] for i in order], [params[i] for i in order])
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512  # other tests share the engine
     assert [r.token_ids for r in mixed] == [alone[i].token_ids for i in order]
     verdicts = [[(s.verdict.token, s.verdict.path.tolist()) for s in r.steps if s.verdict] for r in mixed]
     assert verdicts == [

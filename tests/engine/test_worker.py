@@ -114,6 +114,16 @@ def test_a_killed_worker_is_noticed(tiny):
     doomed.close()
 
 
+def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
+    worker.submit("running on", SamplingParams(max_tokens=400, ignore_eos=True))
+    wait(lambda: worker.status == "running", session)
+    session.debug("break preempt")
+    wait(lambda: session.points, session)
+    wait(lambda: worker.status == "idle", session)  # it was never paused: nobody resumed it
+    session.debug("delete")
+    wait(lambda: not session.points, session)
+
+
 def test_the_debugger_over_a_pipe(tiny):
     """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
@@ -130,12 +140,15 @@ def test_the_debugger_over_a_pipe(tiny):
 
     try:
         assert ask("break draft") == "breakpoint 1: break draft"
+        wait(lambda: [point.text for point in session.points] == ["break draft"], session)
         assert "write ==" in ask("break reject if depth = 1")
         session.debug("continue")
         wait(lambda: session.said, session)
         assert "breakpoint 1 (break draft) at step" in session.said.popleft()
         wait(lambda: session.paused, session)
+        wait(lambda: session.points[0].hits == 1, session)
         ask("delete")
+        wait(lambda: session.points == (), session)
         ask("next 4")
         wait(lambda: len(session.history.steps) >= 5, session)
         before = [[step.tokens() for step in record.requests] for record in session.history.steps]
@@ -147,6 +160,8 @@ def test_the_debugger_over_a_pipe(tiny):
         assert [[step.tokens() for step in record.requests] for record in session.history.steps] == before
         assert ask("where") == where
         assert "the same tokens" in ask("fork tokens=6")
+        wait(lambda: worker.forked is not None, session)
+        assert worker.forked.outputs[0] == worker.forked.outputs[1] != []
         ask("finish")
         wait(lambda: session.history.requests["r0"].end is not None, session)
         worker.bus.flush()

@@ -15,13 +15,13 @@ from specscope.model.graphs import CudaRecord, Shape, shapes
 from tests.heads import head_tensors, write_head
 from tests.kernels import DEVICE
 
-PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
+PROMPTS = ["abcabcabcab", "the cat sat"]
 DRAFTERS = {
     "none": {"drafter": "none"},
-    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
-    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
-    "eagle": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
-    "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0), (1, 0), (1, 1)]"},
+    "ngram": {"drafter": "ngram", "tree": "2x3", "ngram_min": 1},
+    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:3,depth=2,top=2"},
+    "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
+    "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (1, 0)]"},
 }
 
 
@@ -48,7 +48,7 @@ def engine_of(model, head, how):
         graphs="off",
         device=DEVICE.type,
         max_context=200,
-        max_batch=3,
+        max_batch=2,
         max_step_tokens=32,
         **how,
     )
@@ -61,7 +61,7 @@ def head(deep, tmp_path_factory):
 
 
 def record(engine):
-    recorder = CudaRecord() if DEVICE.type == "cuda" else keep
+    recorder = CudaRecord if DEVICE.type == "cuda" else lambda: keep
     said = []
     text = record_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, recorder, said.append)
     return text, said
@@ -81,18 +81,18 @@ def watch_replays(graphs):
     return used
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_recorded_engine_gives_the_same(deep, head, name, temperature):
-    params = SamplingParams(max_tokens=9, temperature=temperature, seed=3, ignore_eos=True)
-    plain, graphed = (engine_of(deep, head, DRAFTERS[name]) for _ in range(2))
+@pytest.mark.parametrize(("name", "temperature"), zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9), strict=True))
+def test_a_recorded_engine_gives_the_same(tiny, deep, head, name, temperature):
+    params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
+    model = deep if name.startswith("eagle") else tiny
+    plain, graphed = (engine_of(model, head, DRAFTERS[name]) for _ in range(2))
     text, said = record(graphed)
     count = len(said)
     assert text == f"{count} CUDA graphs"
     assert said[-1] == f"recording CUDA graphs: {count} of {count}"
     used = watch_replays(graphed.runner.graphs)
     ours, reference = graphed.generate(PROMPTS, params), plain.generate(PROMPTS, params)
-    assert used.count(True) > 3  # decode steps; prompts are longer than any shape
+    assert used.count(True) > 2  # decode steps; prompts are longer than any shape
     assert used.count(False) > 0
     assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
     for a, b in zip(ours, reference, strict=True):
@@ -110,12 +110,12 @@ def test_the_drafter_is_recorded_too(deep, head):
     engine = engine_of(deep, head, DRAFTERS["eagle"])
     record(engine)
     used = watch_replays(engine.drafter.runner.graphs)
-    engine.generate(PROMPTS[:2], SamplingParams(max_tokens=8, ignore_eos=True))
-    assert used.count(True) > 3
+    engine.generate(PROMPTS, SamplingParams(max_tokens=5, ignore_eos=True))
+    assert used.count(True) > 2
 
 
-def test_a_replay_overwrites_nothing_that_was_handed_out(deep, head):
-    engine = engine_of(deep, head, DRAFTERS["ngram"])
+def test_a_replay_overwrites_nothing_that_was_handed_out(tiny, head):
+    engine = engine_of(tiny, head, DRAFTERS["ngram"])
     record(engine)
     table_a, table_b = (engine.runner.cache.fork(t) for t in map(fresh_table, (engine, engine)))
     first = engine.runner.forward([segment_of(table_a, [5, 6])])[0]
@@ -139,14 +139,15 @@ def segment_of(table, tokens):
     return Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
 
 
-def test_a_model_that_cannot_be_recorded_runs_without(deep, head):
-    engine = engine_of(deep, head, DRAFTERS["none"])
+def test_a_model_that_cannot_be_recorded_runs_without(tiny, head):
+    engine = engine_of(tiny, head, DRAFTERS["none"])
 
     def refuse(run):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    text = record_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, refuse, lambda _: None)
-    assert text.endswith("one was refused: operation not permitted when stream is capturing")
+    args = (engine.config, engine.runner, engine.drafter, engine.max_context, lambda: refuse, lambda _: None)
+    text = "0 CUDA graphs; the target could not be recorded: operation not permitted when stream is capturing"
+    assert record_graphs(*args) == text
     assert engine.runner.graphs is None
     assert len(engine.generate(["ab"], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
@@ -273,6 +274,14 @@ def replay(position: int | None = None, seed: int = 7) -> Viewer:
     return session
 
 
+def forked(seed: int = 7) -> Forked:
+    """Two runs of one request that part after a few steps, the second by decree."""
+    first, second = (maker(s).run().requests["r1"].steps for s in (seed, seed + 1))
+    start = next(i for i, step in enumerate(first) if step.verdict is not None)
+    original = tuple(first[start : start + 9])
+    return Forked("r1", start, "temperature=0.9, node 0 rejected", original, (*original[:3], *second[6:11]), 40, True)
+
+
 class FakeEngine:
     """A Control in memory: makes a step a poll while it runs, or when it is told to."""
 
@@ -283,6 +292,8 @@ class FakeEngine:
         self.obeys = True
         self.refused: deque[str] = deque()
         self.said: deque[str] = deque()
+        self.points: tuple = ()
+        self.forked = None
         self.lines: list[str] = []
         self.submitted: list[str] = []
         self.cancelled: list[str] = []

@@ -8,9 +8,10 @@ from textual.pilot import Pilot
 from specscope.debug.viewer import Viewer
 from specscope.tui.app import ScopeApp
 
-from .sample import live, maker, replay
+from .sample import forked, live, maker, replay
 
 SIZES = [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)]
+BREAKPOINTS = ("break reject if depth == 1 and p < 0.1", "watch tau < 2", 'break emit if "sky" in text')
 TITLE = "SmolLM2-135M-Instruct · run.otlp.jsonl"
 
 
@@ -50,6 +51,35 @@ def test_console(snap_compare, size):
         await pilot.pause()
 
     assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, run_before=typed)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_request(snap_compare, size):
+    assert snap_compare(ScopeApp(replay(30), title=TITLE), terminal_size=size, press=["j", "r", "up"])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_step(snap_compare, size):
+    assert snap_compare(ScopeApp(replay(14), title=TITLE), terminal_size=size, press=["j", "d", "down", "down"])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_breakpoints(snap_compare, size):
+    session = replay(4)
+    for line in (*BREAKPOINTS, "ignore 1 2", "commands 1 tree; where", "disable 3", "continue"):
+        session.debug(line)
+    assert snap_compare(ScopeApp(session, title=TITLE), terminal_size=size, press=["b", "down"])
+
+
+def test_no_breakpoints(snap_compare):
+    assert snap_compare(ScopeApp(replay(4), title=TITLE), terminal_size=(80, 24), press=["b"])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_fork(snap_compare, size):
+    session, engine = live(40, "paused")
+    engine.forked = forked()
+    assert snap_compare(ScopeApp(session, title=TITLE), terminal_size=size, press=["f"])
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)

@@ -1,0 +1,86 @@
+"""Forked: a request from one of its steps on, as it went and as it goes with changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from specscope.trace.records import RequestStep
+from specscope.trace.stats import Acceptance, measure
+from specscope.trace.vocabulary import Vocabulary
+
+TEXT = 300  # characters of each side's output that are said
+
+
+@dataclass(frozen=True)
+class Forked:
+    """Two runs beside each other. Filled by who ran them (engine/whatif.py)."""
+
+    request: str
+    index: int  # the request's step at which they part
+    changes: str  # in words
+    original: tuple[RequestStep, ...]
+    fork: tuple[RequestStep, ...]
+    tokens: int  # how many of each are compared
+    decreed: bool  # whether a verdict, a coin or a token was decreed in the fork: it is not lossless
+
+    @cached_property
+    def outputs(self) -> tuple[list[int], list[int]]:
+        """The tokens of both."""
+        first, second = ([t for step in side for t in step.output()] for side in (self.original, self.fork))
+        return first[: self.tokens], second[: self.tokens]
+
+    @cached_property
+    def figures(self) -> tuple[Acceptance, Acceptance]:
+        """The acceptance of both."""
+        return measure(self.original), measure(self.fork)
+
+    @cached_property
+    def same(self) -> int:
+        """Tokens before the first difference."""
+        a, b = self.outputs
+        return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+    @property
+    def differ(self) -> bool:
+        """Whether there is a difference."""
+        return self.same < max(map(len, self.outputs))
+
+    def parting(self, side: Sequence[RequestStep]) -> int:
+        """The step of a side, from 0, in which its first different token came; the number of steps if none did."""
+        made = 0
+        for at, step in enumerate(side):
+            made += step.emitted
+            if self.differ and made > self.same:
+                return at
+        return len(side)
+
+    @property
+    def gained(self) -> float | None:
+        """Acceptance length of the fork less that of the original."""
+        a, b = (figures.tau for figures in self.figures)
+        return None if a is None or b is None else b - a
+
+    def describe(self, vocabulary: Vocabulary) -> str:
+        """Both outputs with the first difference marked, and what it did to acceptance."""
+        lines = [f"fork of {self.request} from its step {self.index}: {self.changes}"]
+        for name, tokens, figures in zip(("original", "fork"), self.outputs, self.figures, strict=True):
+            before = vocabulary.text(tokens[: self.same])[-TEXT:]
+            after = vocabulary.text(tokens[self.same :])[:TEXT]
+            tau = f"τ {figures.tau:.3f} over {figures.drafts} drafts" if figures.drafts else "no drafts"
+            lines.append(f"{name:<9} {tau}")
+            lines.append(f"          {before}{'»' if self.differ else ''}{after}".replace("\n", "⏎"))
+        lines.append(self.difference(vocabulary))
+        if self.gained is not None:
+            lines.append(f"acceptance length {self.gained:+.3f}")
+        if self.decreed:
+            lines.append("something was decreed: this fork is not lossless")
+        return "\n".join(lines)
+
+    def difference(self, vocabulary: Vocabulary) -> str:
+        """Where they part, in words."""
+        if not self.differ:
+            return "the same tokens"
+        a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
+        return f"first difference: token {self.same} after the fork, {a} became {b}"

@@ -1,0 +1,57 @@
+"""Whose the blocks of the KV cache are. Records tell how many each request holds, not where they lie."""
+
+from __future__ import annotations
+
+from specscope.trace.records import StepRecord
+from specscope.tui.text import Ink, Line, clean, line_width
+
+OWNERS: tuple[Ink, ...] = ("accepted", "bonus", "recovered", "target", "accent", "warn")
+ROWS = 3  # at most
+
+
+def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
+    """Blocks of each request of the step's batch, by what it has computed when the step is over."""
+    blocks = []
+    for part in record.requests:
+        computed = part.context_len + part.prefill_tokens
+        if part.verdict is not None:
+            computed += 1 + part.verdict.accepted
+        blocks.append((part.request, -(-computed // block_size)))
+    return blocks
+
+
+def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
+    """A cell a block, or a cell for several where there are many; then who is who."""
+    total = record.blocks_used + record.blocks_free
+    mine = held(record, block_size)
+    ahead = record.blocks_used - sum(count for _, count in mine)
+    per = max(1, -(-total // (width * ROWS)))
+    cells: list[tuple[str, Ink]] = []
+    owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
+    if ahead > 0:  # room for drafts, and requests outside the batch
+        owners.append(("ahead", ahead, "dim"))
+    for _, count, ink in owners:
+        cells += [("■", ink)] * -(-count // per)
+    free = max(0, -(-total // per) - len(cells))
+    cells += [("·", "rail")] * free
+    lines: list[Line] = [_joined(cells[at : at + width]) for at in range(0, len(cells), width)]
+    legend: list[tuple[str, Ink]] = []
+    for name, count, ink in owners:
+        entry: list[tuple[str, Ink]] = [("■ ", ink), (f"{clean(name)} {count:,}  ", "dim")]
+        if line_width([*legend, *entry]) > width - 24:
+            legend.append(("…  ", "dim"))
+            break
+        legend += entry
+    scale = f"a cell: {per} blocks" if per > 1 else f"blocks of {block_size} tokens"
+    return [*lines, [*legend, (scale, "faint")]]
+
+
+def _joined(cells: list[tuple[str, Ink]]) -> Line:
+    """Cells of one ink as one piece."""
+    line: list[tuple[str, Ink]] = []
+    for text, ink in cells:
+        if line and line[-1][1] == ink:
+            line[-1] = (line[-1][0] + text, ink)
+        else:
+            line.append((text, ink))
+    return line

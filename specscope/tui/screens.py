@@ -1,0 +1,89 @@
+"""The screens that are laid over the main one, and what they ask of it."""
+
+from __future__ import annotations
+
+from specscope.tui.console import Console
+from specscope.tui.engine_view import EngineScreen
+from specscope.tui.fork_view import ForkScreen
+from specscope.tui.help import HelpScreen
+from specscope.tui.ledger import Ledger
+from specscope.tui.look import Look
+from specscope.tui.points_view import PointsScreen
+from specscope.tui.questions import Questions
+from specscope.tui.request_view import RequestScreen
+from specscope.tui.settings import Settings
+from specscope.tui.step_view import StepScreen
+
+
+class Screens(Questions):
+    """The part of ScopeApp that opens them."""
+
+    settings: Settings
+    ledger: Ledger
+
+    def _look(self) -> Look:
+        """What is to be shown now."""
+        raise NotImplementedError
+
+    def action_engine(self) -> None:
+        """Phases, batch, queue and KV over time."""
+        self.push_screen(EngineScreen(self._look()))
+
+    def action_request(self) -> None:
+        """The chosen request from its first step to its last."""
+        self.push_screen(RequestScreen(self._look()))
+
+    def action_step(self) -> None:
+        """The nodes of the chosen request's step, one of them in full."""
+        self.push_screen(StepScreen(self._look()))
+
+    def action_breakpoints(self) -> None:
+        """What a run stops at."""
+        self.push_screen(PointsScreen(self._look()))
+
+    def action_fork(self) -> None:
+        """The last fork beside its original."""
+        forked = None if self.session.control is None else self.session.control.forked
+        if forked is None:
+            self._say("nothing was forked yet: type :fork temperature=0.7, say, over a live engine")
+        else:
+            self.push_screen(ForkScreen(self._look(), forked))
+
+    def action_help(self) -> None:
+        """Keys, colours, figures."""
+        self.push_screen(HelpScreen(self.settings.keys))
+
+    def action_request_step(self, way: int) -> None:
+        """The chosen request's step before or after the one that is looked at."""
+        look = self._look()
+        if look.request is None or not look.request.steps:
+            return
+        place = (look.part[0] if look.part is not None else -1) + way
+        steps = look.request.engine_steps
+        self._goto(steps[min(max(place, 0), len(steps) - 1)])
+
+    def action_goto_position(self, position: int) -> None:
+        """A place in the history."""
+        self._goto(position)
+
+    def action_ask_node(self, node: int) -> None:
+        """Ask the debugger for a node's distributions."""
+        look = self._look()
+        session = self.session
+        if look.part is None:
+            return
+        if session.live and session.control is not None and session.control.obeys and look.at != look.steps - 1:
+            step = look.history.steps[look.at].step
+            self._hear(f"the engine is past this step: :goto {step} takes it back there")
+            return
+        self.action_debug_line(f"request {look.chosen}")
+        self.action_debug_line(f"node {node}")
+
+    def _hear(self, text: str) -> None:
+        """The debugger said something: where it was asked, else as a notice as well."""
+        if isinstance(self.screen, Console | StepScreen):
+            self.screen.hear(text)
+            return
+        self.talk.add(text)
+        if text:
+            self._say(text.splitlines()[0])

@@ -1,0 +1,148 @@
+"""What keys do in the screens that are laid over the main one."""
+
+from __future__ import annotations
+
+from specscope.trace.records import Outcome
+from specscope.tui.ask import Ask
+from specscope.tui.fork_view import ForkPanel, ForkScreen
+from specscope.tui.kv_map import held, kv_map
+from specscope.tui.points_view import PointsScreen
+from specscope.tui.request_view import RequestScreen, TimelinePanel
+from specscope.tui.step_view import NodePanel, NodesPanel, StepScreen
+from specscope.tui.text import line_width
+
+from .sample import forked, live, replay
+from .test_keys import notes, running
+
+
+def text_of(panel) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
+
+
+async def test_arrows_in_the_timeline_move_the_run():
+    async with running(replay(30)) as (app, pilot):
+        await pilot.press("j", "r")
+        assert isinstance(app.screen, RequestScreen)
+        request = app.session.history.requests[app.chosen]
+        before = app.ledger.place(app.chosen, app.session.position)
+        await pilot.press("up")
+        assert app.ledger.place(app.chosen, app.session.position) == before - 1
+        assert app.session.position == request.engine_steps[before - 2]
+        await pilot.press("n")  # the main screen's keys move here as well
+        await pilot.press("down", "escape")
+        assert not isinstance(app.screen, RequestScreen)
+
+
+async def test_a_click_in_the_timeline_goes_to_that_step():
+    async with running(replay(30)) as (app, pilot):
+        await pilot.press("j", "r")
+        await pilot.pause()
+        panel = app.screen.query_one(TimelinePanel)
+        top = panel.scroll_offset.y
+        await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
+        await pilot.pause()
+        request = app.session.history.requests[app.chosen]
+        assert app.session.position == request.engine_steps[top + 2]
+
+
+async def test_the_inspector_tells_of_every_node():
+    async with running(replay(14)) as (app, pilot):
+        await pilot.press("j", "d")
+        assert isinstance(app.screen, StepScreen)
+        await pilot.pause()
+        step = app.screen.last.part[1]
+        nodes, node = app.screen.query_one(NodesPanel), app.screen.query_one(NodePanel)
+        assert sorted(nodes.order) == list(range(len(step.tree) + 1))
+        for at in nodes.order:
+            said = text_of(node)
+            if at == len(step.tree):
+                assert f"kind       {step.verdict.kind.value}" in said
+            else:
+                outcome = Outcome(int(step.verdict.outcome[at]))
+                assert outcome.name.lower() in said
+                assert ("residual" in said) == (outcome is Outcome.REJECTED)
+            await pilot.press("down")
+
+
+async def test_enter_asks_the_debugger_for_the_distributions():
+    session, engine = live(12, "paused")
+    async with running(session) as (app, pilot):
+        await pilot.press("j", "d", "enter")
+        for _ in range(40):
+            await pilot.pause(0.05)
+            if "heard node 0" in text_of(app.screen.query_one(NodePanel)):
+                break
+        assert engine.lines == [f"request {app.chosen}", "node 0"]
+        assert "heard node 0" in text_of(app.screen.query_one(NodePanel))
+        await pilot.press("escape", ",", "d", "enter")
+        await pilot.pause(0.2)
+        assert len(engine.lines) == 2
+        assert "the engine is past this step" in text_of(app.screen.query_one(NodePanel))
+
+
+async def test_breakpoints_are_added_switched_and_taken_away():
+    async with running(replay(4)) as (app, pilot):
+        await pilot.press("b", "a")
+        assert isinstance(app.screen, Ask)
+        await pilot.press(*"bonus", "enter")
+        await pilot.press("a", *"watch tau < 2".replace(" ", "␣"), "escape")
+        assert isinstance(app.screen, PointsScreen)
+        assert [point.text for point in app.session.points] == ["break bonus"]
+        await pilot.press("space")
+        await pilot.pause()
+        assert not app.session.points[0].enabled
+        await pilot.press("space")
+        await pilot.pause()
+        assert app.session.points[0].enabled
+        await pilot.press("x")
+        await pilot.pause()
+        assert app.session.points == ()
+
+
+async def test_a_breakpoint_that_cannot_be_is_said():
+    async with running(replay(4)) as (app, pilot):
+        await pilot.press("b", "a", *"nonsense", "enter")
+        await pilot.pause()
+        assert app.session.points == ()
+        assert "is no event" in notes(app)[-1]
+
+
+async def test_a_fork_opens_at_its_first_difference():
+    session, engine = live(40, "paused")
+    async with running(session) as (app, pilot):
+        await pilot.press("f")
+        assert "nothing was forked yet" in notes(app)[-1]
+        engine.forked = forked()
+        await pilot.press("f")
+        assert isinstance(app.screen, ForkScreen)
+        panel = app.screen.query_one(ForkPanel)
+        assert panel.picked == 3
+        await pilot.press("up", "up", "up", "up")
+        assert panel.picked == 0
+        await pilot.press(*["down"] * 20)
+        assert panel.picked == 8
+
+
+def test_a_fork_says_where_it_parts():
+    one = forked()
+    assert one.differ
+    assert one.outputs[0][: one.same] == one.outputs[1][: one.same]
+    assert one.outputs[0][one.same] != one.outputs[1][one.same]
+    assert (one.parting(one.original), one.parting(one.fork)) == (3, 3)
+    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, decreed=False)
+    assert not same.differ
+    assert same.gained == 0
+    assert same.parting(same.fork) == len(same.fork)
+
+
+def test_the_map_has_a_cell_for_every_block():
+    record = replay(20).history.steps[20]
+    assert dict(held(record, 16)).keys() == {part.request for part in record.requests}
+    for width in (40, 90, 300):
+        *rows, legend = kv_map(record, 16, width)
+        cells = sum(line_width(row) for row in rows)
+        total = record.blocks_used + record.blocks_free
+        per = 1 if width * 3 >= total else -(-total // (width * 3))
+        assert cells >= total // per
+        assert len(rows) <= 4
+        assert line_width(legend) <= width
