@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import threading
 from collections import deque
-from collections.abc import Sequence
-
-from opentelemetry.sdk.trace import ReadableSpan
 
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.listen import ENGINES, Heard, Listening, Odd, listen
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
-from specscope.trace.receive import Receiver
-from specscope.trace.unspan import Decoder, run_info
 
-WAITING = 4096  # exports that may wait to be decoded before the oldest are dropped
-ENGINES = 64  # runs that are kept
+WAITING = 20_000  # messages that may wait for the screen before the oldest are dropped
 MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
 
 
@@ -27,15 +24,15 @@ class _Run:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        self.decoder = Decoder()
-        history.vocabulary = self.decoder.vocabulary
 
-    def feed(self, span: ReadableSpan, lost: int) -> None:
-        """One span; `lost`: exports that were dropped before they could be decoded."""
-        name, start, end = span.name, span.start_time or 0, span.end_time or 0
-        for record in self.decoder.feed(name, start, end, span.attributes or {}):
+    def take(self, heard: Heard, lost: int) -> None:
+        """Records that are new; `lost`: those that were dropped before they could be taken."""
+        self.history.run = heard.info or self.history.run
+        self.history.vocabulary.pieces.update(heard.pieces)
+        self.history.vocabulary.special.update(heard.special)
+        for record in heard.records:
             self.history.append(record)
-        self.history.dropped = self.decoder.lost + lost
+        self.history.dropped = heard.lost + lost
 
     def trim(self) -> int:
         """Let old steps go where there are too many; how many went."""
@@ -46,85 +43,98 @@ class _Run:
 
 
 class Attached:
-    """A Control that only hears: spans of any number of engines. One of them is on the screen."""
+    """A Control that only hears: records of any number of engines. One of them is on the screen."""
 
     obeys = False
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
+        """Listen. Raises UserError where a port cannot be had."""
         self.notices: deque[str] = deque()
         self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None
-        self._runs: dict[str, _Run] = {}
+        self.runs: dict[str, _Run] = {}
         self._shown = ""
-        self._spans: deque[Sequence[ReadableSpan]] = deque()
-        self._lost = 0  # exports that were dropped here
-        self._lock = threading.Lock()
-        self._receiver = Receiver(self._take, host=host, grpc_port=port, http_port=http_port).start()
-        self.where = f"{host}:{self._receiver.grpc_port} (gRPC)" + (
-            f", {host}:{self._receiver.http_port} (HTTP)" if http_port is not None else ""
+        self._heard: deque[Heard | Odd] = deque()
+        self._lost = 0  # records that were dropped here
+        self._closing = False
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=listen, args=(theirs, host, port, http_port), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self.listening: Listening = self._pipe.recv()
+        except EOFError:
+            self.listening = Listening(error="the listener's process ended")
+        if self.listening.error:
+            self._process.join(5)
+            raise UserError(self.listening.error)
+        self.where = f"{host}:{self.listening.grpc_port} (gRPC)" + (
+            f", {host}:{self.listening.http_port} (HTTP)" if self.listening.http_port is not None else ""
         )
+        self._reader = threading.Thread(target=self._read, name="specscope-listener-reader", daemon=True)
+        self._reader.start()
 
-    def _take(self, spans: list[ReadableSpan]) -> None:
-        """On the receiver's threads: keep them, and let it answer."""
-        with self._lock:
-            if len(self._spans) >= WAITING:
-                self._spans.popleft()
-                self._lost += 1
-            self._spans.append(spans)
+    def _read(self) -> None:
+        """Drain the pipe at once, so that a slow screen never makes the listener wait."""
+        try:
+            while True:
+                message = self._pipe.recv()
+                if len(self._heard) >= WAITING:
+                    oldest = self._heard.popleft()
+                    self._lost += len(oldest.records) if isinstance(oldest, Heard) else 0
+                self._heard.append(message)
+        except (EOFError, OSError):
+            if not self._closing:
+                self.error = "the listener's process ended"
 
     def poll(self, history: History) -> bool:
-        """Decode what has come; True where there was anything."""
+        """Take in what has come; True where there was anything."""
         changed = False
-        while True:
-            with self._lock:
-                if not self._spans:
-                    return changed
-                spans = self._spans.popleft()
+        while self._heard:
+            message = self._heard.popleft()
             changed = True
-            for span in spans:
-                self._feed(span, history)
+            if isinstance(message, Odd):
+                self.notices.append(message.text)
+            else:
+                self._take(message, history)
+        if changed:
             self._trim()
+        return changed
 
     def _trim(self) -> None:
         """Let old steps go; the screen stays at the step that it shows."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             gone = run.trim()
             if gone and self.viewer is not None and self.viewer.history is run.history:
                 self.viewer.position = max(self.viewer.position - gone, 0)
                 self.notices.append(f"the oldest {gone:,} steps were let go")
 
-    def _feed(self, span: ReadableSpan, history: History) -> None:
-        resource = span.resource.attributes
-        name = str(resource.get("specscope.run.id", ""))
-        if name not in self._runs:
-            try:
-                info = run_info(resource)
-            except UserError as error:
-                if str(error) not in self.notices:
-                    self.notices.append(str(error))
-                return
-            first = not self._runs
-            if len(self._runs) >= ENGINES:
-                del self._runs[next(iter(self._runs))]
-            run = self._runs[name] = _Run(history if first else History())
-            run.history.run = info
+    def _take(self, heard: Heard, history: History) -> None:
+        if heard.run not in self.runs:
+            if heard.info is None:
+                return  # its first message was dropped
+            first = not self.runs
+            if len(self.runs) >= ENGINES:
+                del self.runs[next(iter(self.runs))]
+            self.runs[heard.run] = _Run(history if first else History())
             if first:
-                self._shown = name
+                self._shown = heard.run
             else:
-                self.notices.append(f"another engine: {info.target}, {info.drafter} (e shows the next)")
-        self._runs[name].feed(span, self._lost)
+                self.notices.append(f"another engine: {heard.info.target}, {heard.info.drafter} (e shows the next)")
+        self.runs[heard.run].take(heard, self._lost)
 
     def next_engine(self) -> None:
         """Put the next engine on the screen."""
-        names = list(self._runs)
+        names = list(self.runs)
         if len(names) < 2 or self.viewer is None:
             self.notices.append("there is one engine" if names else "no engine has been heard of yet")
             return
         self._shown = names[(names.index(self._shown) + 1) % len(names)] if self._shown in names else names[0]
-        self.viewer.show(self._runs[self._shown].history)
+        self.viewer.show(self.runs[self._shown].history)
 
     def _only_heard(self) -> None:
         self.notices.append("this engine runs elsewhere: it can be watched, not commanded")
@@ -155,12 +165,17 @@ class Attached:
 
     def close(self) -> None:
         """Stop listening."""
-        self._receiver.close()
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._pipe.send("stop")
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.terminate()
 
     @property
     def status(self) -> str:
         """`loading` until an engine was heard, then `attached`."""
-        return "attached" if self._runs else "loading"
+        return "attached" if self.runs else "loading"
 
     @property
     def progress(self) -> tuple[str, float | None]:

@@ -49,7 +49,7 @@ def settle(viewer, steps):
 def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     assert attached.status == "loading"
     assert "listening on 127.0.0.1:" in attached.progress[0]
-    receiver = attached._receiver
+    receiver = attached.listening
     port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
     records = send(tiny, port, protocol, "abcabcabc")
     settle(attached.viewer, len(records))
@@ -63,12 +63,12 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
 
 
 async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, attached):
-    port = attached._receiver.grpc_port
+    port = attached.listening.grpc_port
     first = send(tiny, port, "grpc", "abcabcabc")
     settle(attached.viewer, len(first))
     second = send(tiny, port, "grpc", "qrsqrsqrs")
     end = time.monotonic() + 30
-    while len(attached._runs) < 2 and time.monotonic() < end:
+    while len(attached.runs) < 2 and time.monotonic() < end:
         attached.viewer.poll()
         time.sleep(0.02)
     attached.viewer.poll()
@@ -89,7 +89,7 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
 
 def test_memory_is_bounded(tiny, attached, monkeypatch):
     monkeypatch.setattr("specscope.attach.MOST", 8)
-    records = send(tiny, attached._receiver.grpc_port, "grpc", "abcabcabc")
+    records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
     assert len(records) > 9
     end = time.monotonic() + 30
     while not attached.notices and time.monotonic() < end:

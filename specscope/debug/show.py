@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
@@ -120,12 +122,38 @@ def step(session: Session) -> str:
 
 
 def kv(session: Session) -> str:
-    """Blocks of the cache: how many, and of a live engine whose they are."""
+    """Blocks of the cache: how many, what the step did with them, and of a live engine whose they are."""
     record = session.record
-    lines = [] if record is None else [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
-    live = getattr(session.engine, "requests", {}).values()
-    lines += [f"{request.id}: {request.computed} tokens computed, blocks {request.table.blocks}" for request in live]
-    return "\n".join(lines) or "nothing has run yet"
+    if record is None:
+        return "nothing has run yet"
+    live = getattr(session.engine, "requests", {})
+    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
+    lines += [_kv_step(part, live.get(part.request)) for part in record.requests]
+    lines += [f"{name} lost its blocks: it will be computed again" for name in record.preempted]
+    lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
+    return "\n".join(lines)
+
+
+def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
+    """What one request's step wrote, moved and left behind: positions, and of a live engine the slots they lie in."""
+    start, nodes = part.context_len, len(part.tree)
+    base = start + part.prefill_tokens + (part.verdict is not None)
+    end = base + nodes
+
+    def where(first: int, last: int) -> str:
+        text = f"{first}" if last == first + 1 else f"{first} to {last - 1}"
+        if request is None or request.table.capacity < last:
+            return text
+        slots = request.table.slots(first, last)
+        return f"{text} (slots {slots[0]}" + (f" to {slots[-1]})" if len(slots) > 1 else ")")
+
+    said = f"{part.request}@{part.index}: wrote positions {where(start, end)}"
+    if part.verdict is None or not nodes:
+        return said
+    path = part.verdict.path.tolist()
+    moved = [(base + node, base + i) for i, node in enumerate(path) if node != i]
+    said += "".join(f"; moved {a} to {b}" for a, b in moved)
+    return said + (f"; free again {where(base + len(path), end)}" if len(path) < nodes else "")
 
 
 def names(session: Session) -> str:

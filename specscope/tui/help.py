@@ -18,7 +18,8 @@ MARKS: tuple[tuple[str, Ink, str], ...] = (
     ("✓", "accepted-strong", "accepted: its coin fell below a"),
     ("✗", "rejected", "rejected: its coin did not"),
     ("·", "faint", "untried: it was never asked about"),
-    ("»", "strong", "the final token, hung where it was drawn"),
+    ("»", "strong", "the final token; in a fork, where it parts"),
+    ("▮▯", "accepted-strong", "how deep it was accepted, of the tree's depth"),
 )
 COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("accepted", "accepted", "drafted and accepted"),

@@ -8,6 +8,7 @@ from specscope.tui.fork_view import ForkScreen
 from specscope.tui.help import HelpScreen
 from specscope.tui.ledger import Ledger
 from specscope.tui.look import Look
+from specscope.tui.over import Over
 from specscope.tui.points_view import PointsScreen
 from specscope.tui.questions import Questions
 from specscope.tui.request_view import RequestScreen
@@ -25,21 +26,31 @@ class Screens(Questions):
         """What is to be shown now."""
         raise NotImplementedError
 
+    def _lay_over(self, kind: type[Over]) -> None:
+        """Show a screen, which is made once and kept: making one takes longer than a key should."""
+        name = kind.__name__
+        if not self.is_screen_installed(name):
+            self.install_screen(kind(self._look()), name)
+        self.push_screen(name)
+        screen = self.get_screen(name)
+        if screen.is_mounted and isinstance(screen, Over):
+            screen.show(self._look())
+
     def action_engine(self) -> None:
         """Phases, batch, queue and KV over time."""
-        self.push_screen(EngineScreen(self._look()))
+        self._lay_over(EngineScreen)
 
     def action_request(self) -> None:
         """The chosen request from its first step to its last."""
-        self.push_screen(RequestScreen(self._look()))
+        self._lay_over(RequestScreen)
 
     def action_step(self) -> None:
         """The nodes of the chosen request's step, one of them in full."""
-        self.push_screen(StepScreen(self._look()))
+        self._lay_over(StepScreen)
 
     def action_breakpoints(self) -> None:
         """What a run stops at."""
-        self.push_screen(PointsScreen(self._look()))
+        self._lay_over(PointsScreen)
 
     def action_fork(self) -> None:
         """The last fork beside its original."""

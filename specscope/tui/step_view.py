@@ -72,11 +72,12 @@ class NodePanel(Panel):
     def __init__(self, picker: NodesPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._picker = picker
-        self.answer: list[str] = []  # of the debugger, about this node
+        self.about: Hashable = None  # the step and node that the debugger was asked about last
+        self.answer: list[str] = []  # what it said
 
     def key(self, look: Look) -> Hashable:
         """The step, the node, and what was answered."""
-        return look.chosen, look.at, self._picker.picked, tuple(self.answer), look.history.rewinds
+        return self._picker.key(look), tuple(self.answer)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Facts a line, then the answer."""
@@ -89,7 +90,7 @@ class NodePanel(Panel):
         name: Line = [("Final token" if final else f"Node {node}", "strong")]
         facts = _final(look, verdict) if final else _facts(look, step, verdict, node)
         lines = [*_wrapped(facts, width), [], *_context(look, step, node, width)]
-        if self.answer:
+        if self.answer and self.about == self._picker.key(look):
             answer: list[Line] = [[(cut(clean(line), width), "text")] for line in self.answer]
             lines += [[], *answer]
         return Sheet(lines, name)
@@ -218,7 +219,6 @@ class StepScreen(Over):
         """Another node."""
         panel = self.query_one(NodesPanel)
         panel.picked = min(max(panel.picked + way, 0), max(len(panel.order) - 1, 0))
-        self.query_one(NodePanel).answer = []
         self.show(self.last)
 
     def action_distributions(self) -> None:
@@ -227,6 +227,7 @@ class StepScreen(Over):
         if self.last.part is None or not panel.order or panel.order[panel.picked] >= len(self.last.part[1].tree):
             return
         self.query_one(NodePanel).answer = ["asking the debugger …"]
+        self.query_one(NodePanel).about = panel.key(self.last)
         self.show(self.last)
         self.run_worker(self.app.run_action(f"ask_node({panel.order[panel.picked]})"))
 

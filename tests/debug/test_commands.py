@@ -190,6 +190,20 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
     assert "ANOTHER" not in said
 
 
+def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
+    engine.run("b reject if depth == 2")
+    engine.run("c")
+    part = engine.session.part
+    base = part.context_len + part.prefill_tokens + 1
+    accepted, nodes = part.verdict.accepted, len(part.tree)
+    (line,) = [x for x in engine.run("info kv").splitlines() if x.startswith(f"{part.request}@{part.index}:")]
+    slots = engine.session.engine.requests[part.request].table.slots(part.context_len, base + nodes)
+    assert f"wrote positions {part.context_len} to {base + nodes - 1} (slots {slots[0]} to {slots[-1]})" in line
+    assert f"free again {base + accepted}" in line
+    for i, node in enumerate(part.verdict.path.tolist()):
+        assert (f"moved {base + node} to {base + i}" in line) == (node != i)
+
+
 def test_an_unchanged_fork_is_the_original(engine):
     engine.run("next 4")
     said = engine.run("fork tokens=10")
