@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import threading
-from collections import deque
+from collections import Counter, deque
 
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.interrupt import deaf
 from specscope.listen import ENGINES, Heard, Listening, Odd, listen
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 
-WAITING = 20_000  # messages that may wait for the screen before the oldest are dropped
+WAITING = 20_000  # messages that may wait for the screen before records are dropped
 MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
 
 
@@ -58,12 +60,13 @@ class Attached:
         self.runs: dict[str, _Run] = {}
         self._shown = ""
         self._heard: deque[Heard | Odd] = deque()
-        self._lost = 0  # records that were dropped here
+        self._lost: Counter[str] = Counter()  # records of each run that were dropped here
         self._closing = False
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=listen, args=(theirs, host, port, http_port), daemon=True)
-        self._process.start()
+        with deaf():
+            self._process.start()
         theirs.close()
         try:
             self.listening: Listening = self._pipe.recv()
@@ -83,9 +86,9 @@ class Attached:
         try:
             while True:
                 message = self._pipe.recv()
-                if len(self._heard) >= WAITING:
-                    oldest = self._heard.popleft()
-                    self._lost += len(oldest.records) if isinstance(oldest, Heard) else 0
+                if len(self._heard) >= WAITING and isinstance(message, Heard):
+                    self._lost[message.run] += len(message.records)
+                    message = dataclasses.replace(message, records=())  # what its tokens are comes only once
                 self._heard.append(message)
         except (EOFError, OSError):
             if not self._closing:
@@ -125,7 +128,7 @@ class Attached:
                 self._shown = heard.run
             else:
                 self.notices.append(f"another engine: {heard.info.target}, {heard.info.drafter} (e shows the next)")
-        self.runs[heard.run].take(heard, self._lost)
+        self.runs[heard.run].take(heard, self._lost[heard.run])
 
     def next_engine(self) -> None:
         """Put the next engine on the screen."""

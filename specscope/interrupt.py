@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +31,19 @@ class Interrupt:
         """Raise StoppedError where Ctrl-C was pressed: call it where the work is whole."""
         if self.asked:
             raise StoppedError
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Start a process in here: until it can say so itself, Ctrl-C in the terminal is not for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

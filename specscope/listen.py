@@ -6,6 +6,7 @@ receives and decodes, and the screen takes in records that are ready.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import threading
@@ -20,7 +21,7 @@ from specscope.trace.receive import Receiver
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.unspan import Decoder, run_info
 
-WAITING = 4096  # exports that may wait to be decoded before the oldest are dropped
+WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
 ENGINES = 64  # runs that are kept
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
 
@@ -82,7 +83,8 @@ class _Listener:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._exports: queue.Queue[list[ReadableSpan]] = queue.Queue(WAITING)
+        self._exports: queue.SimpleQueue[list[ReadableSpan]] = queue.SimpleQueue()
+        self._waiting = 0  # spans in it, or a few that were taken out since
         self._runs: dict[str, _Run] = {}
         self._dropped = 0
         self._odd: set[str] = set()
@@ -90,14 +92,12 @@ class _Listener:
 
     def take(self, spans: list[ReadableSpan]) -> None:
         """On the receiver's threads: keep them, and let it answer."""
-        while True:
-            try:
-                self._exports.put_nowait(spans)
-            except queue.Full:
+        self._exports.put(spans)
+        self._waiting += len(spans)
+        while self._waiting > WAITING:
+            with contextlib.suppress(queue.Empty):
+                self._waiting -= len(self._exports.get_nowait())
                 self._dropped += 1
-                self._exports.get_nowait()
-            else:
-                return
 
     def run(self) -> None:
         """Until the screen closes the pipe."""
@@ -106,20 +106,24 @@ class _Listener:
                 spans = self._exports.get(timeout=LOOK)
             except queue.Empty:
                 continue
+            self._waiting -= len(spans)
             by_run: dict[str, list[ReadableSpan]] = {}
             for span in spans:
                 by_run.setdefault(str(span.resource.attributes.get("specscope.run.id", "")), []).append(span)
             for name, its in by_run.items():
-                self._tell(name, its)
+                try:
+                    self._tell(name, its)
+                except (EOFError, OSError):
+                    raise
+                except Exception as error:  # one odd export must not deafen it for the others
+                    self._wonder(f"spans that cannot be read: {type(error).__name__}: {error}")
 
     def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:
         if name not in self._runs:
             try:
                 info = run_info(spans[0].resource.attributes)
             except UserError as error:
-                if str(error) not in self._odd:
-                    self._odd.add(str(error))
-                    self._pipe.send(Odd(str(error)))
+                self._wonder(str(error))
                 return
             if len(self._runs) >= ENGINES:
                 del self._runs[next(iter(self._runs))]
@@ -127,6 +131,12 @@ class _Listener:
         heard = self._runs[name].feed(name, spans, self._dropped)
         if heard is not None:
             self._pipe.send(heard)
+
+    def _wonder(self, text: str) -> None:
+        """Tell of something odd, once."""
+        if text not in self._odd:
+            self._odd.add(text)
+            self._pipe.send(Odd(text))
 
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:

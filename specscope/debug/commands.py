@@ -44,8 +44,10 @@ class WhatIf:
 class Commands:
     """A debugger that is spoken to in lines."""
 
-    def __init__(self, session: Session, what_if: WhatIf | None = None) -> None:
+    def __init__(self, session: Session, what_if: WhatIf | None = None, *, many_lines: bool = True) -> None:
+        """`many_lines`: whether `commands N` may take the lines that follow, up to `end`."""
         self.session = session
+        self.many_lines = many_lines
         self.what_if = what_if or WhatIf()
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
@@ -55,17 +57,26 @@ class Commands:
 
     def run(self, line: str) -> str:
         """Obey one line; what to show. Raises UserError for a line that cannot be obeyed, and changes nothing then."""
-        if self._for is not None:
-            return self._note(line)
-        line = line.strip()
-        if not line or line.startswith("#"):
-            line = "" if line else self._last
-            if not line:
-                return ""
+        return self._note(line) if self._for is not None else self._obey(line)
+
+    def _obey(self, line: str) -> str:
+        line = self._meant(line)
+        if not line:
+            return ""
         name, _, rest = line.partition(" ")
         command = find(name)
         self._last = line if command.repeats else ""
         return command.run(self, rest.strip())
+
+    def _meant(self, line: str) -> str:
+        """The line without what is no command: an empty one repeats the last where that repeats."""
+        line = line.strip()
+        return "" if line.startswith("#") else line or self._last
+
+    def keeps_books(self, line: str) -> bool:
+        """Whether a line neither moves the run nor looks at where it stands. Raises UserError for no command."""
+        meant = "" if self._for is not None else self._meant(line)
+        return not meant or find(meant.split()[0]).name in BOOKS
 
     def complete(self, line: str) -> list[str]:
         """What a line may go on with: commands, events, names of the evidence."""
@@ -103,8 +114,15 @@ class Commands:
             hit = stop.hits[0]
             self.session.request = hit.request
             lines[1] = show.where(self.session, hit.node)
-            lines += [self.run(command) for hit in stop.hits for command in hit.commands]
+            lines += [self._told(command) for hit in stop.hits for command in hit.commands]
         return "\n".join(line for line in lines if line)
+
+    def _told(self, line: str) -> str:
+        """What a breakpoint's command says; one that cannot be obeyed says why, and the next is run."""
+        try:
+            return self._obey(line)
+        except UserError as error:
+            return f"{line}: {error}"
 
     def _count(self, text: str) -> int:
         if not text:
@@ -194,7 +212,10 @@ class Commands:
     def commands(self, text: str) -> str:
         """`N`, then lines up to `end`; or `N line; line`."""
         number, _, rest = text.partition(" ")
-        (at,) = self.numbers(number) or [0]
+        numbers = self.numbers(number)
+        if len(numbers) != 1 or not (rest or self.many_lines):
+            raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
+        (at,) = numbers
         point = self.session.breakpoints.get(at)
         if rest:
             lines = [line.strip() for line in rest.split(";") if line.strip()]
@@ -242,6 +263,10 @@ class Commands:
 
     def node(self, text: str) -> str:
         """All that is known of a node."""
+        if self.session.phase:  # a step was begun: its tree is not judged yet
+            if not text.isdecimal():
+                raise UserError("node which? write node 0")
+            return "of the step that was begun:\n" + self.what_if.node(self.session, int(text))
         number = self.node_number(text)
         try:
             deeper = self.what_if.node(self.session, number)
@@ -313,6 +338,10 @@ COMMANDS = (
     Command("help", "[COMMAND]", "this", Commands.help, ("h", "?")),
     Command("quit", "", "leave", Commands.quit, ("q", "exit")),
 )
+
+
+# Commands that neither move a run nor look at where it stands: an engine that runs goes on over them.
+BOOKS = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
 
 
 def find(name: str) -> Command:

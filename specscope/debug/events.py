@@ -167,7 +167,8 @@ class Evidence(Mapping[str, object]):
             return None
         if request.steps and request.steps[-1] is self.part:
             return request.acceptance.tau if request.acceptance.drafts else None
-        steps = request.steps[: self._part.index + 1]
+        place = next((i for i, step in enumerate(request.steps) if step is self.part), len(request.steps) - 1)
+        steps = request.steps[: place + 1]
         drafts = [s.verdict.accepted for s in steps if s.verdict is not None and len(s.tree)]
         return 1 + sum(drafts) / len(drafts) if drafts else None
 

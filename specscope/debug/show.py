@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
@@ -39,7 +41,9 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
     )
     if outcome is Outcome.UNTRIED:
         return line
-    sign = "<" if outcome is Outcome.ACCEPTED else "≥"
+    sign = "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
+    if node in verdict.forced.tolist():
+        line += " by decree"
     return line + (
         f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
         f"a {verdict.accept_prob[node]:.4f}"
@@ -58,9 +62,11 @@ def node(session: Session, number: int) -> str:
         lines.append(f"residual after it: {part.verdict.residual_mass[number]:.6g}")
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     vocabulary = session.history.vocabulary
-    before = [token for token, _ in chosen.output(part.index)]
+    place = next(i for i, step in enumerate(chosen.steps) if step is part)
+    before = [token for token, _ in chosen.output(place)]
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
-    prompt = [] if chosen.info is None else chosen.info.prompt_tokens.tolist()
+    whole = chosen.info is not None and chosen.steps[0].index == 0  # else what came after the prompt is not known
+    prompt = chosen.info.prompt_tokens.tolist() if whole and chosen.info is not None else []
     tail = [*prompt, *before, *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
@@ -135,7 +141,7 @@ def kv(session: Session) -> str:
 
 
 def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
-    """What one request's step wrote, moved and left behind: positions, and of a live engine the slots they lie in."""
+    """What one request's step wrote, moved and left: places in its table; of a live engine the slots behind them."""
     start, nodes = part.context_len, len(part.tree)
     base = start + part.prefill_tokens + (part.verdict is not None)
     end = base + nodes
@@ -145,9 +151,10 @@ def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
         if request is None or request.table.capacity < last:
             return text
         slots = request.table.slots(first, last)
-        return f"{text} (slots {slots[0]}" + (f" to {slots[-1]})" if len(slots) > 1 else ")")
+        runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
+        return f"{text} (slots {', '.join(f'{run[0]} to {run[-1]}' if len(run) > 1 else f'{run[0]}' for run in runs)})"
 
-    said = f"{part.request}@{part.index}: wrote positions {where(start, end)}"
+    said = f"{part.request}@{part.index}: wrote places {where(start, end)}"
     if part.verdict is None or not nodes:
         return said
     path = part.verdict.path.tolist()

@@ -6,6 +6,7 @@ The screens know this and nothing else; replay gives a history alone, a live run
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,18 +110,21 @@ class Viewer:
 
     def debug(self, line: str) -> None:
         """Give the debugger a line: that of the live engine, or one over the history. What it says comes in `said`."""
+        if self._commands is None:
+            self._commands = Commands(Session(history=self.history), many_lines=False)
         if self.control is not None and self.live and self.control.obeys:
-            self.follow = True
+            with suppress(UserError):  # what is no command, the engine's debugger says
+                self.follow = self.follow or not self._commands.keeps_books(line)
             self.control.debug(line)
             return
-        if self._commands is None:
-            self._commands = Commands(Session(history=self.history))
         session = self._commands.session
         session.position = self.position
         try:
             self.said.append(self._commands.run(line))
         except UserError as error:
             self.said.append(str(error))
+        except Exception as error:  # a line that was typed must not take the screen with it
+            self.said.append(f"the debugger failed: {type(error).__name__}: {error}")
         if session.position != self.position:
             self.goto(session.position)
 
@@ -159,6 +163,7 @@ class Viewer:
     def poll(self) -> bool:
         """Take in what is new; True where the screen should change."""
         changed = self.control.poll(self.history) if self.control else False
+        self.position = min(self.position, len(self.history.steps) - 1)  # steps may have been taken back
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)
             changed = True

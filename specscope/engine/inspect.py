@@ -13,7 +13,6 @@ from specscope.errors import UserError
 from specscope.speculate.distribution import Dense, Point
 from specscope.speculate.sampling import distributions, probabilities, shaped
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep
 from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import Vocabulary
 
@@ -83,7 +82,7 @@ def _removed(logits: Tensor, params: SamplingParams) -> Iterator[tuple[str, int,
         left = left & kept
 
 
-def describe(found: Look, vocabulary: Vocabulary, step: RequestStep) -> str:
+def describe(found: Look, vocabulary: Vocabulary) -> str:
     """As text: top tokens side by side, entropies, distances, ranks."""
     lines = [f"{'target, raw':<24}{'target, sampled from':<26}{'drafter':<24}".rstrip()]
     columns = [found.raw, found.p, found.q]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,15 +41,19 @@ class EngineWhatIf(WhatIf):
         if record is None or part is None:
             raise UserError("nothing has run yet")
         if session.phase:
-            return describe(look(self.engine, part.request, node), session.history.vocabulary, part)
+            return describe(look(self.engine, part.request, node), session.history.vocabulary)
+        if not any(one is part for one in record.requests):
+            raise UserError(f"{part.request} was not in step {record.step}: goto a step of its own")
         self.engine.rewind(record.step)
-        for _ in range(FORWARD):
-            self.engine.phase()
-        found = look(self.engine, part.request, node)
-        again = self.engine.step()
+        try:
+            for _ in range(FORWARD):
+                self.engine.phase()
+            found = look(self.engine, part.request, node)
+        finally:  # whatever could not be shown, the step is whole again
+            again = self.engine.step()
         same = [p.tokens() for p in again.requests] == [p.tokens() for p in record.requests]
         note = "" if same else "\nrun again, this step gave ANOTHER verdict: what is shown may not be what was judged"
-        return describe(found, session.history.vocabulary, part) + note
+        return describe(found, session.history.vocabulary) + note
 
     # Forks
 
@@ -61,7 +66,11 @@ class EngineWhatIf(WhatIf):
         changes, tokens = self._parse(words, part)
         original, changed = (self._run(request, part, these, tokens) for these in (Changes(), changes))
         decreed = bool(changes.outcomes or changes.coins or changes.tokens)
-        return Forked(part.request, part.index, changes.describe(), original, changed, tokens, decreed)
+        judged = [step for step in (*original, *changed) if step.verdict is not None]
+        chosen = session.history.requests[part.request]
+        after = [s for s in chosen.steps if s.verdict is not None and s.index >= part.index]
+        index = after[0].index if after and judged else part.index
+        return Forked(part.request, index, changes.describe(), original, changed, tokens, decreed)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline
@@ -128,6 +137,6 @@ def _number(name: str, text: str, least: float, most: float) -> float:
         number = float(text)
     except ValueError:
         raise UserError(f"{name}={text}: a number is wanted") from None
-    if not least <= number <= most:
+    if not (math.isfinite(number) and least <= number <= most):
         raise UserError(f"{name}={text}: between {least:g} and {most:g}")
     return number

@@ -22,6 +22,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.errors import UserError
+from specscope.interrupt import deaf
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
@@ -70,10 +71,6 @@ class Command:
     value: Any = None
 
 
-# Commands that neither move a run nor look at where it stands: an engine that runs goes on over them.
-BOOKS = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
-
-
 class _Server:
     """The worker's side: one loop that obeys commands and steps the engine."""
 
@@ -97,6 +94,7 @@ class _Server:
         self.send(Ready(engine.run_info, engine.vocabulary))
         self._watch(engine, True)
         commands = commands_over(engine)
+        commands.many_lines = False
         session = commands.session
         session.on_step = lambda record: self._stepped(engine, record)
         session.on_rewind = lambda count: self._rewound(engine, count)
@@ -115,6 +113,7 @@ class _Server:
         if stop.hits:
             self.paused, self.single = True, 0
             self.send(Word("said", commands.stopped(stop)))
+        if commands.session.breakpoints.points or stop.hits:  # hits that are let pass count as well
             self._send_points(commands)
 
     def _stepped(self, engine: Engine, record: StepRecord) -> None:
@@ -147,11 +146,11 @@ class _Server:
     def _debug(self, commands: Commands, line: str) -> None:
         """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
         try:
-            name = "" if commands.reading or not line.split() else find(line.split()[0]).name
-            if name == "continue":
+            books, words = commands.keeps_books(line), line.split()
+            if words and not books and find(words[0]).name == "continue":
                 self.paused = False
                 return
-            if name not in BOOKS:
+            if not books:
                 self.paused, self.single = True, 0
             before = commands.forked
             self.send(Word("said", commands.run(line)))
@@ -159,6 +158,8 @@ class _Server:
                 self.send(commands.forked)
         except UserError as error:
             self.send(Word("said", str(error)))
+        except Exception as error:  # a line that was typed must not end the run
+            self.send(Word("said", f"the debugger failed: {type(error).__name__}: {error}"))
         self._send_points(commands)
 
     def _send_points(self, commands: Commands) -> None:
@@ -240,7 +241,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, config), daemon=True)
-        self._process.start()
+        with deaf():
+            self._process.start()
         theirs.close()
         if paused:
             self._send("pause")

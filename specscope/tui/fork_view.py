@@ -35,7 +35,8 @@ class ForkPanel(Panel):
     def __init__(self, forked: Forked, id: str | None = None) -> None:
         super().__init__(id=id)
         self.forked = forked
-        self.picked = min(forked.parting(forked.original), forked.parting(forked.fork), len(forked.original) - 1)
+        last = max(len(forked.original), len(forked.fork)) - 1
+        self.picked = max(min(forked.parting(forked.original), forked.parting(forked.fork), last), 0)
 
     def key(self, look: Look) -> Hashable:
         """What is picked."""

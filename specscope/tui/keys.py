@@ -28,7 +28,7 @@ KEYS: tuple[Key, ...] = (
     Key("jump_back", "pageup", "PgUp", "jump(-1)", "Jump back", "a twentieth of the run back"),
     Key("first", "home", "Home", "first", "First step", "the first step"),
     Key("last", "end", "End", "last", "Last step", "the newest step, and follow it"),
-    Key("go_to_step", "g", "g", "ask_step", "Go to step…", "go to a step by its number"),
+    Key("go_to_step", "g", "g", "ask_step", "Go to…", "go to a step or a request: 17, r3, r3@17"),
     Key("next_rejection", "n", "n", "rejection(1)", "Next rejection", "next step whose path ended in a rejection"),
     Key("previous_rejection", "N,upper_n", "N", "rejection(-1)", "Previous rejection", "the one before"),
     Key("search", "slash", "/", "ask_search", "Search the output…", "next step whose output has a text"),

@@ -11,8 +11,10 @@ ROWS = 3  # at most
 
 def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
     """Blocks of each request of the step's batch, by what it has computed when the step is over."""
-    blocks = []
+    blocks, gone = [], {end.info.id for end in record.finished}  # what has ended holds none any more
     for part in record.requests:
+        if part.request in gone:
+            continue
         computed = part.context_len + part.prefill_tokens
         if part.verdict is not None:
             computed += 1 + part.verdict.accepted
@@ -29,7 +31,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     cells: list[tuple[str, Ink]] = []
     owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
     if ahead > 0:  # room for drafts, and requests outside the batch
-        owners.append(("ahead", ahead, "dim"))
+        owners.append(("drafts and others", ahead, "dim"))
     for _, count, ink in owners:
         cells += [("■", ink)] * -(-count // per)
     free = max(0, -(-total // per) - len(cells))

@@ -34,7 +34,8 @@ class Panel(Lines):
         if not area.width or not area.height:
             return
         try:
-            key = (self.key(look), area, look.dark)
+            # Another engine's history, or one of which steps were taken away, may stand at the same position.
+            key = (self.key(look), area, look.dark, id(look.history), look.history.rewinds)
             if key == self._shown:
                 return
             sheet = self.draw(look, area.width, area.height)

@@ -32,11 +32,14 @@ class Questions(App[None]):
     def _goto(self, position: int) -> None:
         """Look at a step."""
 
+    def _pick(self, name: str) -> None:
+        """Choose a request."""
+
     def _hear(self, text: str) -> None:
         """The debugger said something."""
 
     def action_ask_step(self) -> None:
-        """Go to a step by its number."""
+        """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
         steps = self.session.history.steps
         if not steps:
             self._say("there are no steps yet")
@@ -44,17 +47,32 @@ class Questions(App[None]):
 
         def answered(text: str | None) -> None:
             number = (text or "").strip().replace(",", "")
-            if not number:
+            if not number or self._goto_request(number):
                 return
             if not number.isascii() or not number.isdigit():
-                self._say(f"{number!r} is not a step number")
+                self._say(f"{number!r} is neither a step nor a request: write 17, r3 or r3@17")
                 return
             at = bisect_left(steps, int(number), key=lambda record: record.step)
             if at >= len(steps) or steps[at].step != int(number):
                 self._say(f"there is no step {number}; this is the nearest")
             self._goto(at)
 
-        self.push_screen(Ask(f"Go to step {steps[0].step} to {steps[-1].step}", str(steps[-1].step)), answered)
+        last = steps[-1].step
+        self.push_screen(Ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last)), answered)
+
+    def _goto_request(self, text: str) -> bool:
+        """Choose the request of that name, and go to the step behind its @; False where it names none."""
+        name, _, index = text.partition("@")
+        request = self.session.history.requests.get(name)
+        if request is None:
+            return False
+        places = [at for at, step in zip(request.engine_steps, request.steps, strict=True) if str(step.index) == index]
+        self._pick(name)
+        if places:
+            self._goto(places[0])
+        elif index:
+            self._say(f"{name} has no step {index}")
+        return True
 
     def action_ask_search(self) -> None:
         """Find a text in the chosen request's output, after the step that is looked at."""

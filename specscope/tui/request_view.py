@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -39,14 +40,14 @@ class TimelinePanel(Panel):
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
         request = look.request
-        return look.chosen, look.at, 0 if request is None else len(request.steps), look.history.rewinds
+        return look.chosen, look.at, 0 if request is None else (len(request.steps), request.state)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Head, curve, and every step; those after the position are there already where they are known."""
         request = look.request
         if request is None or not request.steps:
             return Sheet([[("no steps of a request yet", "faint")]], [("Request", "strong")])
-        source = (look.chosen, width, look.history.rewinds, id(request))
+        source = (look.chosen, width, id(look.history), look.history.rewinds, id(request))
         if source != self._source or len(self._drawn) > len(request.steps):
             self._source, self._drawn = source, []
         self._drawn += [_line(look, step, width) for step in request.steps[len(self._drawn) :]]
@@ -112,7 +113,7 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
     for token, origin in zip(step.output(), verdict.origins(), strict=False):
         text = cut(show_token(look.vocabulary, token), max(room, 0))
         line.append((text, INKS[origin]))
-        room -= len(text)
+        room -= cell_len(text)
     if len(verdict.forced):
         line.append((cut("  decreed", max(room, 0)), "warn"))
     return line

@@ -29,6 +29,8 @@ class Screens(Questions):
     def _lay_over(self, kind: type[Over]) -> None:
         """Show a screen, which is made once and kept: making one takes longer than a key should."""
         name = kind.__name__
+        if any(isinstance(screen, kind) for screen in self.screen_stack):
+            return
         if not self.is_screen_installed(name):
             self.install_screen(kind(self._look()), name)
         self.push_screen(name)
@@ -83,18 +85,34 @@ class Screens(Questions):
         session = self.session
         if look.part is None:
             return
-        if session.live and session.control is not None and session.control.obeys and look.at != look.steps - 1:
+        waiting = self._waiting()
+        if session.live and session.control is not None and session.control.obeys:
             step = look.history.steps[look.at].step
-            self._hear(f"the engine is past this step: :goto {step} takes it back there")
-            return
+            why = ""
+            if not session.paused:
+                why = "the engine runs on: pause it first (space)"
+            elif look.at != look.steps - 1:
+                why = f"the engine is past this step: :goto {step} takes it back there"
+            if why and waiting is not None:
+                waiting.hear(why)
+                return
         self.action_debug_line(f"request {look.chosen}")
+        if waiting is not None:
+            waiting.awaits = True
         self.action_debug_line(f"node {node}")
+
+    def _waiting(self) -> StepScreen | None:
+        """The step's screen, where it lies over the main one."""
+        return next((screen for screen in self.screen_stack if isinstance(screen, StepScreen)), None)
 
     def _hear(self, text: str) -> None:
         """The debugger said something: where it was asked, else as a notice as well."""
-        if isinstance(self.screen, Console | StepScreen):
+        waiting = self._waiting()
+        if isinstance(self.screen, Console):
             self.screen.hear(text)
             return
         self.talk.add(text)
-        if text:
+        if waiting is not None and waiting.awaits and not text.startswith(("step ", "before ")):
+            waiting.hear(text)
+        elif text:
             self._say(text.splitlines()[0])

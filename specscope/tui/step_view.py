@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 import numpy as np
+from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -41,7 +42,7 @@ class NodesPanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The step, and what is picked in it."""
-        return look.chosen, look.at, self.picked, look.history.rewinds
+        return look.chosen, look.at, self.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree panel's lines."""
@@ -185,12 +186,13 @@ def _context(look: Look, step: RequestStep, node: int, width: int) -> list[Line]
     before = [token for token, _ in look.request.output(look.part[0])]
     ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else _accepted(step)
     path = [int(token) for token in step.tree.token[ahead]]
-    prompt = [] if look.request.info is None else look.request.info.prompt_tokens[-TAIL:].tolist()
+    whole = look.request.steps[0].index == 0  # else what came between the prompt and the first step is not known
+    prompt = look.request.info.prompt_tokens[-TAIL:].tolist() if whole and look.request.info is not None else []
     tail = [*prompt, *before][-TAIL:]
     text = "".join(show_token(look.vocabulary, token) for token in tail)
     drafted = "".join(show_token(look.vocabulary, token) for token in path)
-    room = max(width - LABEL - len(drafted) - 1, 8)
-    shown = text if len(text) <= room else "…" + text[-room + 1 :]
+    room = max(width - LABEL - cell_len(drafted) - 1, 8)
+    shown = text if cell_len(text) <= room else "…" + cut(text[::-1], room - 1).rstrip("…")[::-1]
     return [[(left("context", LABEL), "dim"), (shown, "text"), (drafted, "accent")]]
 
 
@@ -202,6 +204,7 @@ class StepScreen(Over):
     """The chosen request's step: its nodes, and one of them in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("d", "dismiss", "Close", show=False)]
+    awaits = False  # an answer of the debugger's about a node
 
     def compose(self) -> ComposeResult:
         """Nodes beside, or above, the one that is picked."""
@@ -233,5 +236,6 @@ class StepScreen(Over):
 
     def hear(self, text: str) -> None:
         """What the debugger said of it."""
+        self.awaits = False
         self.query_one(NodePanel).answer = text.splitlines()
         self.show(self.last)

@@ -198,10 +198,56 @@ def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
     accepted, nodes = part.verdict.accepted, len(part.tree)
     (line,) = [x for x in engine.run("info kv").splitlines() if x.startswith(f"{part.request}@{part.index}:")]
     slots = engine.session.engine.requests[part.request].table.slots(part.context_len, base + nodes)
-    assert f"wrote positions {part.context_len} to {base + nodes - 1} (slots {slots[0]} to {slots[-1]})" in line
+    assert f"wrote places {part.context_len} to {base + nodes - 1} (slots {slots[0]} to " in line
+    assert all(f"{slot}" in line for slot in (slots[0], slots[-1]))
     assert f"free again {base + accepted}" in line
     for i, node in enumerate(part.verdict.path.tolist()):
         assert (f"moved {base + node} to {base + i}" in line) == (node != i)
+
+
+def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
+    engine.run("b draft")
+    engine.run("commands 1 print nosuch; where")
+    said = engine.run("c")
+    assert "print nosuch: " in said
+    assert said.count("accepted") >= 1
+
+
+def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engine):
+    engine.run("continue")
+    session = engine.session
+    last = session.record
+    gone = next(name for name in session.history.requests if name not in {part.request for part in last.requests})
+    engine.run(f"request {gone}")
+    assert "goto a step of its own" in engine.run("node 0")
+    assert session.engine.current is None
+    assert [record.step for record in session.history.steps] == list(range(len(session.history.steps)))
+
+
+def test_between_phases_a_node_is_of_the_step_that_was_begun(engine):
+    engine.run("next 4")
+    engine.run("step 3")
+    assert engine.run("node 0").startswith("of the step that was begun:\ntarget, raw")
+    engine.run("next")
+    assert [record.step for record in engine.session.history.steps] == list(range(5))
+
+
+def test_tau_and_context_do_not_need_the_first_steps(recorded):
+    whole = recorded.requests["r0"]
+    part = whole.steps[-1]
+    from specscope.debug.session import Session
+
+    told = Commands(Session(history=recorded, request="r0", position=len(recorded.steps) - 1))
+    context = told.run("node 0").splitlines()[-2].split()[-1] if len(part.tree) else ""
+    cut = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in recorded.steps[2:]:
+        cut.append(record)
+    later = Commands(Session(history=cut, request="r0", position=len(cut.steps) - 1))
+    if context:
+        assert later.run("node 0").splitlines()[-2].split()[-1] == context
+    place = next(i for i, step in enumerate(cut.requests["r0"].steps) if step is part)
+    assert place < part.index
+    assert "tau" not in later.run("print tau")
 
 
 def test_an_unchanged_fork_is_the_original(engine):
@@ -271,6 +317,8 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("fork foo=1", "cannot be changed"),
         ("fork temperature=hot", "a number is wanted"),
         ("fork 'x", "quotes come in pairs"),
+        ("fork seed=inf", "seed=inf"),
+        ("commands 1,2 tree", "the number of one breakpoint"),
         ("fork drafter=magic", "unknown drafter"),
         ("fork accept=77", "there is no node 77"),
         ("finish r99", "there is no request"),

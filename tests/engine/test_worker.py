@@ -124,6 +124,29 @@ def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
     wait(lambda: not session.points, session)
 
 
+def test_a_bad_line_does_not_end_the_run(worker, session):
+    def ask(line, why):
+        session.said.clear()
+        if line:
+            session.debug(line)
+        wait(lambda: any(why in text for text in session.said), session)
+
+    ask("nonsense", "no command")
+    ask("break emit", "breakpoint")
+    wait(lambda: session.points, session)
+    number = session.points[0].number
+    ask(f"commands {number}", "write commands N LINE")  # lines that follow would be taken from other keys
+    session.debug(f"commands {number} print nosuch")
+    ask("fork seed=inf", "nothing has run yet" if not session.history.steps else "seed=inf")
+    worker.submit("goes on", SamplingParams(max_tokens=5, ignore_eos=True))
+    worker.resume()
+    ask("", "print nosuch: ")
+    session.debug("delete")
+    wait(lambda: not session.points, session)
+    worker.resume()
+    wait(lambda: worker.status == "idle", session)
+
+
 def test_the_debugger_over_a_pipe(tiny):
     """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)

@@ -317,7 +317,7 @@ class FakeEngine:
 
     def debug(self, line: str) -> None:
         self.lines.append(line)
-        self.said.append(f"heard {line}")
+        self.said.append(f"step 11  {line}" if line.startswith("request") else f"heard {line}")
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         self.submitted.append(prompt)

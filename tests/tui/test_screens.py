@@ -80,6 +80,47 @@ async def test_enter_asks_the_debugger_for_the_distributions():
         assert "the engine is past this step" in text_of(app.screen.query_one(NodePanel))
 
 
+async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
+    session, engine = live(12, "paused")
+    async with running(session) as (app, pilot):
+        await pilot.press("d")
+        engine.said.append("breakpoint 1 (break draft) at step 12, r1")
+        for _ in range(40):
+            await pilot.pause(0.05)
+            if notes(app):
+                break
+        assert notes(app)[-1].startswith("breakpoint 1")
+        assert (False, "breakpoint 1 (break draft) at step 12, r1") in app.talk.said
+
+
+async def test_a_running_engine_is_not_asked_about_a_node():
+    session, engine = live(12, "running")
+    async with running(session) as (app, pilot):
+        await pilot.press("d", "enter")
+        await pilot.pause()
+        assert engine.lines == []
+        assert app.screen.query_one(NodePanel).answer == ["the engine runs on: pause it first (space)"]
+
+
+async def test_another_history_at_the_same_position_is_drawn_anew():
+    session = replay(20)
+    other = replay(20, seed=8)
+    async with running(session) as (app, pilot):
+        await pilot.press("r")
+        await pilot.pause()
+        before = text_of(app.screen.query_one(TimelinePanel))
+        session.show(other.history)
+        session.goto(20)
+        app.look()
+        await pilot.pause()
+        assert text_of(app.screen.query_one(TimelinePanel)) != before
+        await pilot.press("r")
+        assert not isinstance(app.screen, RequestScreen)
+        app.action_request()
+        app.action_request()
+        assert len(app.screen_stack) == 2
+
+
 async def test_breakpoints_are_added_switched_and_taken_away():
     async with running(replay(4)) as (app, pilot):
         await pilot.press("b", "a")
@@ -97,6 +138,22 @@ async def test_breakpoints_are_added_switched_and_taken_away():
         await pilot.press("x")
         await pilot.pause()
         assert app.session.points == ()
+
+
+async def test_going_to_a_request_and_to_its_step():
+    async with running(replay(4)) as (app, pilot):
+        request = app.session.history.requests["r2"]
+        await pilot.press("g", *"r2@3", "enter")
+        assert app.chosen == "r2"
+        assert app.session.position == next(
+            at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
+        )
+        await pilot.press("g", *"r1", "enter")
+        assert app.chosen == "r1"
+        await pilot.press("g", *"r1@999", "enter")
+        assert "has no step 999" in notes(app)[-1]
+        await pilot.press("g", *"r77", "enter")
+        assert "neither a step nor a request" in notes(app)[-1]
 
 
 async def test_a_breakpoint_that_cannot_be_is_said():
@@ -138,6 +195,8 @@ def test_a_fork_says_where_it_parts():
 def test_the_map_has_a_cell_for_every_block():
     record = replay(20).history.steps[20]
     assert dict(held(record, 16)).keys() == {part.request for part in record.requests}
+    for step in replay().history.steps:
+        assert not {name for name, _ in held(step, 16)} & {end.info.id for end in step.finished}
     for width in (40, 90, 300):
         *rows, legend = kv_map(record, 16, width)
         cells = sum(line_width(row) for row in rows)
