@@ -17,6 +17,7 @@ from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import Vocabulary
 
 SHOWN = 8  # of the likeliest tokens
+COLUMN = 18  # cells: three of them stand in half a screen
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,18 @@ def _removed(logits: Tensor, params: SamplingParams) -> Iterator[tuple[str, int,
 
 def describe(found: Look, vocabulary: Vocabulary) -> str:
     """As text: top tokens side by side, entropies, distances, ranks."""
-    lines = [f"{'target, raw':<24}{'target, sampled from':<26}{'drafter':<24}".rstrip()]
+    lines = ["".join(f"{name:<{COLUMN}}" for name in ("target, raw", "sampled from", "drafter")).rstrip()]
     columns = [found.raw, found.p, found.q]
     tops = [None if x is None else x.topk(min(SHOWN, len(x))) for x in columns]
     for row in range(SHOWN):
         cells = []
-        for top, width in zip(tops, (24, 26, 24), strict=True):
+        for top in tops:
             if top is None or row >= len(top.values) or float(top.values[row]) <= 0:
-                cells.append(" " * width)
+                cells.append(" " * COLUMN)
                 continue
             token = int(top.indices[row])
             mark = "▸" if token == found.token else " "
-            cells.append(f"{mark}{vocabulary.show(token)[:14]:<15}{float(top.values[row]):.4f}".ljust(width))
+            cells.append(f"{mark}{vocabulary.show(token)[:9]:<10}{float(top.values[row]):.4f}".ljust(COLUMN))
         lines.append("".join(cells).rstrip())
     lines += [f"{name} removed {count:,} tokens of mass {mass:.4g}" for name, count, mass in found.removed]
     rank = 1 + int((found.p > found.p[found.token]).sum())

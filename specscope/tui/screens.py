@@ -112,7 +112,8 @@ class Screens(Questions):
             self.screen.hear(text)
             return
         self.talk.add(text)
-        if waiting is not None and waiting.awaits and not text.startswith(("step ", "before ")):
-            waiting.hear(text)
+        if waiting is not None and waiting.awaits:
+            if not text.startswith(("step ", "before ")):  # where the run stands: the request was chosen
+                waiting.hear(text)
         elif text:
             self._say(text.splitlines()[0])

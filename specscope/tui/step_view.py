@@ -92,8 +92,7 @@ class NodePanel(Panel):
         facts = _final(look, verdict) if final else _facts(look, step, verdict, node)
         lines = [*_wrapped(facts, width), [], *_context(look, step, node, width)]
         if self.answer and self.about == self._picker.key(look):
-            answer: list[Line] = [[(cut(clean(line), width), "text")] for line in self.answer]
-            lines += [[], *answer]
+            lines += [[], *(line for text in self.answer for line in _folded(text, width))]
         return Sheet(lines, name)
 
 
@@ -179,6 +178,16 @@ def _wrapped(facts: list[Fact], width: int) -> list[Line]:
     return lines
 
 
+def _folded(text: str, width: int) -> list[Line]:
+    """A line of the debugger's, broken at spaces where it is too long."""
+    text, lines = clean(text), []
+    while text:
+        at = len(text) if cell_len(text) <= width else max(text.rfind(" ", 0, width), 0) or width
+        lines.append(text[:at])
+        text = text[at:].lstrip()
+    return [[(cut(line, width), "text")] for line in lines]
+
+
 def _context(look: Look, step: RequestStep, node: int, width: int) -> list[Line]:
     """The last tokens before the node's own: prompt, output, and the drafted path."""
     assert look.request is not None
@@ -237,5 +246,7 @@ class StepScreen(Over):
     def hear(self, text: str) -> None:
         """What the debugger said of it."""
         self.awaits = False
-        self.query_one(NodePanel).answer = text.splitlines()
+        lines = text.splitlines()
+        table = next((at for at, line in enumerate(lines) if line.startswith("target, raw")), 0)
+        self.query_one(NodePanel).answer = lines[table:]  # what is above it stands on the panel already
         self.show(self.last)
