@@ -119,7 +119,7 @@ class Attached:
     def _take(self, heard: Heard, history: History) -> None:
         if heard.run not in self.runs:
             if heard.info is None:
-                return  # its first message was dropped
+                return  # it was let go for newer ones
             first = not self.runs
             if len(self.runs) >= ENGINES:
                 del self.runs[next(iter(self.runs))]

@@ -6,12 +6,12 @@ receives and decodes, and the screen takes in records that are ready.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -72,7 +72,7 @@ class _Run:
         if not records and self.info is None and lost == self._lost:
             return None
         pieces = self.decoder.vocabulary.pieces
-        new = dict(list(pieces.items())[self._told :])
+        new = dict(islice(pieces.items(), self._told, None))
         heard = Heard(name, self.info, tuple(records), new, frozenset(self.decoder.vocabulary.special), lost)
         self.info, self._told, self._lost = None, len(pieces), lost
         return heard
@@ -83,32 +83,37 @@ class _Listener:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._exports: queue.SimpleQueue[list[ReadableSpan]] = queue.SimpleQueue()
-        self._waiting = 0  # spans in it, or a few that were taken out since
+        self._exports: deque[list[ReadableSpan]] = deque()
+        self._waiting = 0  # spans in them
+        self._dropped = 0  # exports
+        self._changed = threading.Condition()  # guards the three
         self._runs: dict[str, _Run] = {}
-        self._dropped = 0
         self._odd: set[str] = set()
-        self._closed = threading.Event()
 
     def take(self, spans: list[ReadableSpan]) -> None:
         """On the receiver's threads: keep them, and let it answer."""
-        self._exports.put(spans)
-        self._waiting += len(spans)
-        while self._waiting > WAITING:
-            with contextlib.suppress(queue.Empty):
-                self._waiting -= len(self._exports.get_nowait())
+        with self._changed:
+            self._exports.append(spans)
+            self._waiting += len(spans)
+            while self._waiting > WAITING:
+                self._waiting -= len(self._exports.popleft())
                 self._dropped += 1
+            self._changed.notify()
+
+    def _next(self) -> list[ReadableSpan]:
+        """The eldest export; an empty one where none came for a while."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._exports, LOOK):
+                return []
+            spans = self._exports.popleft()
+            self._waiting -= len(spans)
+            return spans
 
     def run(self) -> None:
         """Until the screen closes the pipe."""
         while not self._pipe.poll():
-            try:
-                spans = self._exports.get(timeout=LOOK)
-            except queue.Empty:
-                continue
-            self._waiting -= len(spans)
             by_run: dict[str, list[ReadableSpan]] = {}
-            for span in spans:
+            for span in self._next():
                 by_run.setdefault(str(span.resource.attributes.get("specscope.run.id", "")), []).append(span)
             for name, its in by_run.items():
                 try:

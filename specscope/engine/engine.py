@@ -297,9 +297,8 @@ class Engine(Runs):
         backend = Backend.TORCH if decreed else self.runner.cache.backend
         p = distributions(logits, params, request.prompt_tokens, request.output, paths, backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
-        if self.changes is None:
-            return Question(tree, p, draft.q, coin, draft.forced)
-        return changed_question(Question(tree, p, draft.q, coin, draft.forced), self.changes, context.position)
+        question = Question(tree, p, draft.q, coin, draft.forced)
+        return question if self.changes is None else changed_question(question, self.changes, context.position)
 
     def _commit(self, now: StepState) -> None:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):

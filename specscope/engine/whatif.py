@@ -66,10 +66,8 @@ class EngineWhatIf(WhatIf):
         changes, tokens = self._parse(words, part)
         original, changed = (self._run(request, part, these, tokens) for these in (Changes(), changes))
         decreed = bool(changes.outcomes or changes.coins or changes.tokens)
-        judged = [step for step in (*original, *changed) if step.verdict is not None]
-        chosen = session.history.requests[part.request]
-        after = [s for s in chosen.steps if s.verdict is not None and s.index >= part.index]
-        index = after[0].index if after and judged else part.index
+        judged = (s.index for s in session.history.requests[part.request].steps if s.verdict is not None)
+        index = next((i for i in judged if i >= part.index), part.index)
         return Forked(part.request, index, changes.describe(), original, changed, tokens, decreed)
 
     def _request(self, name: str) -> Request:

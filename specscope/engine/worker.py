@@ -82,6 +82,7 @@ class _Server:
         self.status = ""
         self.sent = -1  # the last step whose record was sent
         self.points: tuple[Point, ...] = ()  # as they were sent last
+        self.hits = 0  # of all of them, after the last step
 
     def send(self, message: object) -> None:
         with self.lock:
@@ -113,7 +114,9 @@ class _Server:
         if stop.hits:
             self.paused, self.single = True, 0
             self.send(Word("said", commands.stopped(stop)))
-        if commands.session.breakpoints.points or stop.hits:  # hits that are let pass count as well
+        hits = sum(point.hits for point in commands.session.breakpoints.points.values())
+        if stop.hits or hits != self.hits:  # hits that are let pass count as well
+            self.hits = hits
             self._send_points(commands)
 
     def _stepped(self, engine: Engine, record: StepRecord) -> None:
