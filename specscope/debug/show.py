@@ -33,11 +33,10 @@ def where(session: Session, node: int | None = None) -> str:
 def _node_line(session: Session, part: RequestStep, node: int) -> str:
     verdict = part.verdict
     assert verdict is not None
-    said = {Outcome.ACCEPTED: "accepted", Outcome.REJECTED: "rejected", Outcome.UNTRIED: "untried"}
     outcome = Outcome(int(verdict.outcome[node]))
     line = (
         f"node {node} {session.history.vocabulary.show(int(part.tree.token[node]))} at depth "
-        f"{int(part.tree.depth[node])}: {said[outcome]}"
+        f"{int(part.tree.depth[node])}: {outcome.name.lower()}"
     )
     if outcome is Outcome.UNTRIED:
         return line
@@ -63,11 +62,8 @@ def node(session: Session, number: int) -> str:
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(chosen.steps) if step is part)
-    before = [token for token, _ in chosen.output(place)]
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
-    whole = chosen.info is not None and chosen.steps[0].index == 0  # else what came after the prompt is not known
-    prompt = chosen.info.prompt_tokens.tolist() if whole and chosen.info is not None else []
-    tail = [*prompt, *before, *path][-TAIL:]
+    tail = [*chosen.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
 

@@ -57,10 +57,10 @@ class Replayed:
 class Graphs:
     """Recorded passes of one runner, by shape."""
 
-    def __init__(self, cache: KVCache, run: Run, record: Record, blocks: int, window: int) -> None:
-        """`blocks`: of the longest table; `window`: slots behind a sequence's context at most, fed rows included."""
+    def __init__(self, cache: KVCache, run: Run, record: Record, max_context: int, window: int) -> None:
+        """`max_context`: slots of a sequence; `window`: those behind its context at most, fed rows included."""
         self._cache, self._run, self._record = cache, run, record
-        self._blocks = blocks + -(-window // BLOCK_SIZE)
+        self._blocks, self._beyond = (-(-slots // BLOCK_SIZE) for slots in (max_context, window))
         self._window = window
         self._recorded: dict[Shape, _Recorded] = {}
         self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
@@ -100,8 +100,7 @@ class Graphs:
         rows = max(len(s.tokens) for s in segments)
         before = max(len(s.positions) - len(s.tokens) for s in segments)  # slots of a window that are not fed
         wide = [s for s in self._recorded if s.sequences >= len(segments) and rows <= s.rows <= self._window - before]
-        room = self._blocks - -(-self._window // BLOCK_SIZE)
-        if not wide or max(len(s.table.blocks) for s in segments) > room:
+        if not wide or max(len(s.table.blocks) for s in segments) > self._blocks:
             return None
         shape = min(wide, key=lambda s: (s.sequences * s.rows, s.rows))
         recorded = self._recorded[shape]
@@ -117,11 +116,11 @@ class Graphs:
 
     def _padded(self, segments: Sequence[Segment], shape: Shape) -> Batch:
         """A batch of exactly this shape, of which the first sequences are these."""
-        spare = [self._cache.spare]
+        spare = [self._cache.spare] * self._beyond
         nobody = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
         all_of_them = [*segments, *[nobody] * (shape.sequences - len(segments))]
-        padded = [_pad(s, shape.rows, spare * -(-self._window // BLOCK_SIZE)) for s in all_of_them]
-        return Batch.build(padded, self._cache.device, Backend.TRITON, Room(self._window, self._blocks))
+        padded = [_pad(s, shape.rows, spare) for s in all_of_them]
+        return Batch.build(padded, self._cache.device, Backend.TRITON, Room(self._window, self._blocks + self._beyond))
 
 
 @dataclass

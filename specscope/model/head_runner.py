@@ -14,7 +14,7 @@ from specscope.model.decoder import FusedLayer, Rotary
 from specscope.model.fuse import fuse_norms
 from specscope.model.graphs import Graphs, Record, Shape
 from specscope.model.head_loader import LoadedHead
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
+from specscope.model.kv_cache import KVCache, LayerShape
 from specscope.model.linear import PackedLinear, may_pack
 
 
@@ -54,7 +54,7 @@ class HeadRunner:
 
     def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
         """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, record, -(-max_context // BLOCK_SIZE), window)
+        graphs = Graphs(self.cache, self._run, record, max_context, window)
         yield from graphs.record(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
         self.graphs = graphs
 

@@ -11,7 +11,7 @@ from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import FeatureTaps, Tap
 from specscope.model.graphs import Graphs, Record, Shape
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache
+from specscope.model.kv_cache import KVCache
 from specscope.model.loader import LoadedModel
 
 
@@ -35,7 +35,7 @@ class ModelRunner:
 
     def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
         """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, record, -(-max_context // BLOCK_SIZE), window)
+        graphs = Graphs(self.cache, self._run, record, max_context, window)
         yield from graphs.record(wanted)
         self.graphs = graphs
 

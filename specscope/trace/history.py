@@ -38,6 +38,19 @@ class RequestHistory:
                 out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
         return out
 
+    def position_of(self, index: int) -> int | None:
+        """The position in History.steps of its own step of that number; None where it is not known."""
+        return next((at for at, step in zip(self.engine_steps, self.steps, strict=True) if step.index == index), None)
+
+    def before(self, place: int, most: int) -> list[int]:
+        """The last tokens before the step at `place` in `steps`, at most `most`: the prompt's, and the output so far.
+
+        Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
+        """
+        whole = self.info is not None and self.steps[0].index == 0
+        prompt = self.info.prompt_tokens[-most:].tolist() if whole and self.info is not None else []
+        return [*prompt, *(token for token, _ in self.output(place))][-most:]
+
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
         text = vocabulary.text(token for token, _ in self.output())

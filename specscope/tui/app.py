@@ -151,16 +151,14 @@ class ScopeApp(Screens):
         request = self.session.history.requests.get(name)
         if not self._start or (request is None and self.session.reading):
             return
-        at = (
-            -1 if request is None else next((i for i, step in enumerate(request.steps) if step.index == int(index)), -1)
-        )
-        if at < 0 and self.session.reading:
+        at = None if request is None else request.position_of(int(index))
+        if at is None and self.session.reading:
             return
-        if request is None or at < 0:
+        if at is None:
             self._say(f"there is no {self._start} in this run")
         else:
             self.chosen, self._picked = name, True
-            self._goto(request.engine_steps[at])
+            self._goto(at)
         self._start = ""
 
     def _poll(self) -> None:

@@ -66,10 +66,10 @@ class Questions(App[None]):
         request = self.session.history.requests.get(name)
         if request is None:
             return False
-        places = [at for at, step in zip(request.engine_steps, request.steps, strict=True) if str(step.index) == index]
+        at = request.position_of(int(index)) if index.isdecimal() else None
         self._pick(name)
-        if places:
-            self._goto(places[0])
+        if at is not None:
+            self._goto(at)
         elif index:
             self._say(f"{name} has no step {index}")
         return True

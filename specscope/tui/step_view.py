@@ -22,7 +22,6 @@ from specscope.tui.text import Ink, Line, clean, cut, fit, left, probability, sh
 from specscope.tui.tree_lines import INKS, nodes, tree_lines
 
 TAIL = 24  # tokens of the context that are shown
-WORDS = {Outcome.ACCEPTED: "accepted", Outcome.REJECTED: "rejected", Outcome.UNTRIED: "untried"}
 LABEL = 11
 
 
@@ -146,7 +145,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
     sign = "<" if coin < a else "≥"
     facts: list[Fact] = [
         ("tried", f"p {p:.6g} over q {q:.6g}: a = {a:.6g}", "text"),
-        ("verdict", f"{WORDS[outcome]}: coin {coin:.6g} {sign} {a:.6g}", ink),
+        ("verdict", f"{outcome.name.lower()}: coin {coin:.6g} {sign} {a:.6g}", ink),
     ]
     if node in verdict.forced.tolist():
         facts.append(("decreed", "by the user: this step is not lossless", "warn"))
@@ -157,7 +156,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
 
 def _sibling(look: Look, step: RequestStep, verdict: Verdict, node: int) -> str:
     outcome = Outcome(int(verdict.outcome[node]))
-    text = f"node {node} {show_token(look.vocabulary, int(step.tree.token[node]))}: {WORDS[outcome]}"
+    text = f"node {node} {show_token(look.vocabulary, int(step.tree.token[node]))}: {outcome.name.lower()}"
     if outcome is Outcome.UNTRIED:
         return text
     return f"{text}, p {probability(float(verdict.p_trial[node]))}, a {probability(float(verdict.accept_prob[node]))}"
@@ -192,13 +191,9 @@ def _context(look: Look, step: RequestStep, node: int, width: int) -> list[Line]
     """The last tokens before the node's own: prompt, output, and the drafted path."""
     assert look.request is not None
     assert look.part is not None
-    before = [token for token, _ in look.request.output(look.part[0])]
     ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else _accepted(step)
     path = [int(token) for token in step.tree.token[ahead]]
-    whole = look.request.steps[0].index == 0  # else what came between the prompt and the first step is not known
-    prompt = look.request.info.prompt_tokens[-TAIL:].tolist() if whole and look.request.info is not None else []
-    tail = [*prompt, *before][-TAIL:]
-    text = "".join(show_token(look.vocabulary, token) for token in tail)
+    text = "".join(show_token(look.vocabulary, token) for token in look.request.before(look.part[0], TAIL))
     drafted = "".join(show_token(look.vocabulary, token) for token in path)
     room = max(width - LABEL - cell_len(drafted) - 1, 8)
     shown = text if cell_len(text) <= room else "…" + cut(text[::-1], room - 1).rstrip("…")[::-1]
