@@ -12,7 +12,8 @@ from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.interrupt import deaf
+from specscope.interrupt import ignore_terminal
+from specscope.lifetime import Lifetime
 from specscope.listen import ENGINES, Heard, Listening, Odd, listen
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
@@ -65,7 +66,7 @@ class Attached:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=listen, args=(theirs, host, port, http_port), daemon=True)
-        with deaf():
+        with ignore_terminal():
             self._process.start()
         theirs.close()
         try:
@@ -186,7 +187,7 @@ class Attached:
         return f"listening on {self.where}", None
 
 
-def run_attached(address: str, http_port: int | None) -> None:
+def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> None:
     """Listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP, and show what comes."""
     from specscope.tui.app import run_app
 
@@ -198,6 +199,6 @@ def run_attached(address: str, http_port: int | None) -> None:
     viewer = Viewer(control=attached)
     attached.viewer = viewer
     try:
-        run_app(viewer, title=attached.where)
+        run_app(viewer, lifetime, title=attached.where)
     finally:
         attached.close()

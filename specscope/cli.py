@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,8 @@ import click
 import specscope
 from specscope.bench.verbs import bench
 from specscope.errors import UserError
+from specscope.interrupt import tidy_end
+from specscope.lifetime import Lifetime, watched
 from specscope.options import (
     engine_config,
     engine_options,
@@ -55,7 +60,16 @@ def cli(context: click.Context) -> None:
 @engine_options
 @sampling_options
 @output_options
-def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: bool, **flags: Any) -> None:  # noqa: ANN401
+@click.pass_obj
+def run(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    file: str | None,
+    output: str | None,
+    paused: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
     """Decode PROMPTS live on a screen that shows every draft tree and verdict.
 
     Without PROMPTS or --file the screen asks for one (press i).
@@ -70,7 +84,7 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
         raise UserError("a prompt is empty")
     if file is not None:
         specs += read_prompts(file, params, raw=raw)
-    run_live(config, specs, params, output_settings(flags, output), raw=raw, paused=paused)
+    run_live(config, specs, params, output_settings(flags, output), lifetime, raw=raw, paused=paused)
 
 
 @cli.command()
@@ -80,8 +94,15 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
 @click.option("--web-host", default="127.0.0.1", show_default=True, metavar="HOST")
 @click.option("--web-port", type=click.IntRange(1, 65535), default=8000, show_default=True, metavar="PORT")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
+@click.pass_obj
 def tui(
-    listen: str | None, http_port: int | None, web: bool, web_host: str, web_port: int, words: tuple[str, ...]
+    lifetime: Lifetime,
+    listen: str | None,
+    http_port: int | None,
+    web: bool,
+    web_host: str,
+    web_port: int,
+    words: tuple[str, ...],
 ) -> None:
     """The screen for engines elsewhere, or any screen in a browser.
 
@@ -99,7 +120,7 @@ def tui(
         raise UserError("which screen? specscope tui --listen HOST:PORT, or specscope tui --web -- replay run.jsonl")
     from specscope.attach import run_attached
 
-    run_attached(listen, http_port)
+    run_attached(listen, http_port, lifetime)
 
 
 @cli.command()
@@ -160,7 +181,8 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 
 @cli.command()
 @click.argument("file", metavar="FILE")
-def replay(file: str) -> None:
+@click.pass_obj
+def replay(lifetime: Lifetime, file: str) -> None:
     """Look at the capture FILE in the same screen as a live run, with a time slider.
 
     FILE#REQUEST@STEP (the key y copies it) begins at that step of that request: run.jsonl#r3@17.
@@ -172,7 +194,7 @@ def replay(file: str) -> None:
     file, start = split_reference(file)
     reader = CaptureReader(file)
     reader.read(0.1)
-    run_app(Viewer.over(reader), title=Path(file).name, reference=file, start=start)
+    run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
         _warn(warning)
 
@@ -304,7 +326,8 @@ def main() -> None:
     """Run the command; errors that people can mend become one line and exit code 2."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
     try:
-        cli.main(standalone_mode=False)
+        with tidy_end(), watched() as lifetime:
+            cli.main(standalone_mode=False, obj=lifetime)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (UserError, click.ClickException) as error:
@@ -320,5 +343,21 @@ def main() -> None:
         sys.exit(0)
 
 
+def entry() -> None:
+    """The program: `main`, and then an end at once, for an interpreter that holds torch takes a second to take down."""
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # one that is closed
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    main()
+    entry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def _obey(commands: Commands, line: str) -> None:
     with interruptible() as interrupt:
         commands.session.interrupted = lambda: interrupt.asked
         text = commands.run(line)
+    if interrupt.asked and interrupt.number is not signal.SIGINT:
+        sys.exit(interrupt.code)
     if text:
         click.echo(text)
 

@@ -13,7 +13,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.errors import UserError
-from specscope.interrupt import INTERRUPTED, interruptible
+from specscope.interrupt import interruptible
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
@@ -30,12 +30,12 @@ def capture_run(
     log_stats: bool,
     quiet: bool,
 ) -> int:
-    """Run all prompts; returns the exit code: 0, or 130 after Ctrl-C. Raises UserError."""
+    """Run all prompts; returns the exit code: 0, or 128 and the signal's number, 130 after Ctrl-C. Raises UserError."""
     console = Console(stderr=True, quiet=quiet)
     assert options.capture is not None
     _check_writable(options.capture)
     total = Acceptance()
-    with interruptible() as interrupt, _bar(console, len(specs)) as progress:
+    with _bar(console, len(specs)) as progress:
         engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in enumerate(specs, 1):
@@ -45,16 +45,17 @@ def capture_run(
                 raise UserError(f"prompt {number}: {error}") from None
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log)
         try:
-            while engine.busy:
-                if interrupt.asked:
-                    engine.cancel_all()
-                _count(engine.step(), total, progress)
+            with interruptible() as interrupt:
+                while engine.busy:
+                    if interrupt.asked:
+                        engine.cancel_all()
+                    _count(engine.step(), total, progress)
         finally:
             losses = outputs.close()
     for line in losses:
         console.print(f"specscope: warning: {line}", highlight=False)
     _summary(console, options.capture, total, interrupted=interrupt.asked)
-    return INTERRUPTED if interrupt.asked else 0
+    return interrupt.code if interrupt.asked else 0
 
 
 def _check_writable(path: str) -> None:

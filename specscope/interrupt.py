@@ -1,14 +1,16 @@
-"""Ctrl-C that does not cut work in half: it asks, and the work ends where it is whole."""
+"""Ctrl-C, SIGTERM and SIGHUP do not cut work in half: they ask, and the work ends where it is whole."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 130  # the exit code
+INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the signal's number
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StoppedError(Exception):
@@ -16,43 +18,70 @@ class StoppedError(Exception):
 
 
 class Interrupt:
-    """`asked` is True after the first Ctrl-C (or SIGTERM); the second one raises KeyboardInterrupt at once."""
+    """`asked` is True after the first of these signals; a Ctrl-C after that raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.number = signal.SIGINT  # of the signal that asked
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        if self.asked:
+        if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:  # a terminal's end may be told twice
+            self.asked, self.number = True, signal.Signals(number)
 
     def check(self) -> None:
         """Raise StoppedError where Ctrl-C was pressed: call it where the work is whole."""
         if self.asked:
             raise StoppedError
 
+    @property
+    def code(self) -> int:
+        """The exit code of a program that this signal ended."""
+        return 128 + self.number
+
+
+def may_end() -> tuple[signal.Signals, ...]:
+    """The signals that may end this process: not SIGHUP where it was started with nohup."""
+    return tuple(s for s in ENDING if s is not signal.SIGHUP or signal.getsignal(s) is not signal.SIG_IGN)
+
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Start a process in here: until it can say so itself, Ctrl-C in the terminal is not for it."""
+def _handled(handlers: dict[signal.Signals, signal._HANDLER]) -> Iterator[None]:
+    """Other handlers for a while; only the main thread can, and elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def ignore_terminal() -> Iterator[None]:
+    """Start a process in here: Ctrl-C and the end of the terminal are its parent's business, which tells it."""
+    with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGHUP: signal.SIG_IGN}):
+        yield
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Handle Ctrl-C and SIGTERM so for a while."""
+    """Let the ending signals only ask, for a while."""
     handler = Interrupt()
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handled(dict.fromkeys(may_end(), handler)):
         yield handler
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+
+
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program as an exit does, so that what was begun is cleaned up."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    with _handled(dict.fromkeys((s for s in may_end() if s is not signal.SIGINT), end)):
+        yield

@@ -6,7 +6,6 @@ receives and decodes, and the screen takes in records that are ready.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 from opentelemetry.sdk.trace import ReadableSpan
 
 from specscope.errors import UserError
+from specscope.lifetime import end_with_parent
 from specscope.trace.receive import Receiver
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.unspan import Decoder, run_info
@@ -146,7 +146,7 @@ class _Listener:
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
     """The listener process's main function. Says Listening, then Heard and Odd, until the pipe's other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the screen's business
+    end_with_parent()
     listener = _Listener(pipe)
     receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.worker import Ready, Worker
 from specscope.errors import UserError
+from specscope.lifetime import Lifetime
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
@@ -17,11 +20,15 @@ def run_live(
     specs: list[PromptSpec],
     params: SamplingParams,
     options: OutputOptions,
+    lifetime: Lifetime,
     *,
     raw: bool,
     paused: bool,
 ) -> None:
-    """Show the screen at once, while the worker loads; return when the user quits. Raises UserError."""
+    """Show the screen at once, while the worker loads; return when the user quits.
+
+    However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
+    """
     from specscope.tui.app import run_app
 
     outputs: list[Outputs] = []
@@ -30,11 +37,18 @@ def run_live(
         outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params))
 
     worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
+    ending = threading.Lock()
+
+    def finish() -> None:
+        with ending:  # on leaving the screen, and on losing the terminal
+            worker.close()
+            while outputs:
+                outputs.pop().close()
+
+    lifetime.leave = finish
     try:
-        run_app(Viewer(control=worker), title="specscope run")
+        run_app(Viewer(control=worker), lifetime, title="specscope run")
     finally:
-        worker.close()
-        for output in outputs:
-            output.close()
+        finish()
     if worker.error:
         raise UserError(worker.error)

@@ -8,6 +8,7 @@ from specscope import Engine, SamplingParams
 from specscope.attach import Attached, run_attached
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.lifetime import Lifetime
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
 from specscope.trace.spans import Level
@@ -106,4 +107,4 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
 @pytest.mark.parametrize("address", ["4317", "host", ":4317", "a:b", "127.0.0.1:99999"])
 def test_a_bad_address_is_one_line(address):
     with pytest.raises(UserError, match="write HOST:PORT"):
-        run_attached(address, None)
+        run_attached(address, None, Lifetime())

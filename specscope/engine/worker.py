@@ -7,12 +7,14 @@ here, behind a pipe: records come out, commands go in, and the screen is up whil
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from specscope.debug.breakpoints import Point
@@ -22,7 +24,8 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.errors import UserError
-from specscope.interrupt import deaf
+from specscope.interrupt import ignore_terminal
+from specscope.lifetime import end_with_parent
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
@@ -74,10 +77,11 @@ class Command:
 class _Server:
     """The worker's side: one loop that obeys commands and steps the engine."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, paused: bool) -> None:
         self.pipe = pipe
         self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
-        self.paused = False
+        self.paused = paused
+        self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
         self.status = ""
         self.sent = -1  # the last step whose record was sent
@@ -88,8 +92,9 @@ class _Server:
         with self.lock:
             self.pipe.send(message)
 
-    def run(self, config: EngineConfig) -> None:
+    def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
         engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
+        signal.signal(signal.SIGTERM, self._end)
         from specscope.engine.local import commands_over  # it needs torch, which is there only now
 
         self.send(Ready(engine.run_info, engine.vocabulary))
@@ -100,11 +105,16 @@ class _Server:
         session.on_step = lambda record: self._stepped(engine, record)
         session.on_rewind = lambda count: self._rewound(engine, count)
         session.interrupted = self.pipe.poll
+        for spec in prompts:
+            self._submit(engine, spec)
         try:
             while self._obey(engine, commands):
                 if engine.busy and (not self.paused or self.single):
                     self.single = max(self.single - 1, 0)
                     self._advance(commands)
+            engine.cancel_all()
+            while engine.busy:
+                engine.step()
         finally:
             engine.close()
 
@@ -138,13 +148,13 @@ class _Server:
         if status != self.status:
             self.status = status
             self.send(Word("status", status))
-        while self.pipe.poll(0.1 if idle else 0):
+        while not self.ending and self.pipe.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.pipe.recv()
             if command.verb == "stop":
                 return False
             self._do(engine, commands, command)
-        return True
+        return not self.ending
 
     def _debug(self, commands: Commands, line: str) -> None:
         """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
@@ -175,11 +185,7 @@ class _Server:
         if command.verb == "debug":
             self._debug(commands, command.value)
         elif command.verb == "submit":
-            spec: PromptSpec = command.value
-            try:
-                engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
-            except UserError as error:
-                self.send(Word("refused", str(error)))
+            self._submit(engine, command.value)
         elif command.verb == "cancel":
             engine.cancel(command.value)
         elif command.verb == "step":
@@ -189,6 +195,15 @@ class _Server:
         else:
             self.paused = command.verb == "pause"
 
+    def _submit(self, engine: Engine, spec: PromptSpec) -> None:
+        try:
+            engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+        except UserError as error:
+            self.send(Word("refused", str(error)))
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.ending = True
+
     def _watch(self, engine: Engine, wanted: bool) -> None:
         """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
         engine.bus.close()
@@ -196,18 +211,20 @@ class _Server:
             engine.subscribe(self.send, lossless=True)
 
 
-def serve(pipe: Connection, config: EngineConfig) -> None:
+def serve(pipe: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool) -> None:
     """The worker process's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
-    server = _Server(pipe)
+    end_with_parent()
+    server = _Server(pipe, paused)
     try:
-        server.run(config)
+        server.run(config, prompts)
     except (EOFError, BrokenPipeError):
-        return  # the parent is gone
+        pass  # the parent is gone
     except UserError as error:
         server.send(Word("failed", str(error)))
     except Exception as error:
         server.send(Word("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+    pipe.close()
+    os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save
 
 
 class Worker:
@@ -243,14 +260,10 @@ class Worker:
         self._records: deque[StepRecord | Rewound] = deque()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, config), daemon=True)
-        with deaf():
+        self._process = context.Process(target=serve, args=(theirs, config, prompts, paused), daemon=True)
+        with ignore_terminal():
             self._process.start()
         theirs.close()
-        if paused:
-            self._send("pause")
-        for spec in prompts:
-            self._send("submit", spec)
         self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
         self._reader.start()
 

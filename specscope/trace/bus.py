@@ -11,6 +11,8 @@ from specscope.trace.records import StepRecord
 
 Sink = Callable[[StepRecord], None]
 
+LIMIT = 1024  # records that may wait for a sink
+LOSSLESS_LIMIT = 128  # for a lossless one: what waits must still be written when the program is told to end
 POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
 
 
@@ -97,9 +99,9 @@ class Bus:
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
 
-    def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int = 1024) -> Subscription:
+    def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
         """Add a sink: any callable that takes a record. It is called on a thread of its own."""
-        subscription = Subscription(sink, lossless, limit)
+        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT))
         self.subscriptions.append(subscription)
         return subscription
 

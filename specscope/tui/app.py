@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar
@@ -14,6 +17,8 @@ from textual.timer import Timer
 
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.interrupt import may_end
+from specscope.lifetime import Lifetime
 from specscope.trace.records import FinalKind
 from specscope.tui.bars import Banner, Hints, StatusBar
 from specscope.tui.console import Talk
@@ -62,6 +67,7 @@ class ScopeApp(Screens):
         self.reference = reference
         self._start = start  # REQUEST@STEP to begin at, as soon as it has been read
         self.settings = settings or Settings()
+        self.lifetime: Lifetime | None = None  # of the process, where the app is all that runs in it
         self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(session.history)
         self.chosen: str | None = None
@@ -106,8 +112,17 @@ class ScopeApp(Screens):
 
     def _begin(self) -> None:
         self._begin_at()
+        if self.lifetime is not None:
+            for number in may_end():
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         self.governor.start()
         self._wait()
+
+    def _end(self, number: signal.Signals) -> None:
+        """A signal ends the screen as its own key does. After SIGHUP the terminal may take nothing any more."""
+        if number is signal.SIGHUP and self.lifetime is not None:
+            self.lifetime.hurry()
+        self.exit(return_code=128 + number)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our own colours, for themes that are not ours."""
@@ -369,6 +384,13 @@ class ScopeApp(Screens):
         self._pick(event.name)
 
 
-def run_app(session: Viewer, *, title: str = "", reference: str = "", start: str = "") -> None:
-    """Show a session until the user leaves. Ending its engine is left to the caller. Raises UserError."""
-    ScopeApp(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start).run()
+def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
+    """Show a session until the user leaves, or a signal ends it: SystemExit then, with the terminal restored.
+
+    Ending its engine is left to the caller. Raises UserError.
+    """
+    app = ScopeApp(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
+    app.lifetime = lifetime
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

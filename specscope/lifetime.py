@@ -1,0 +1,120 @@
+"""Nothing that specscope starts outlives its terminal or its parent, however either died.
+
+A kernel tells a process that its terminal is gone only where it leads the session or stands in the foreground; of a
+parent that died it tells nothing. So a thread looks, a few times a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+POLL_SECONDS = 0.25
+GRACE_SECONDS = 1.2  # from the loss until the process is ended by force
+
+
+class Lifetime:
+    """Watches the parent and the controlling terminal of this process.
+
+    When either is gone, the process gets SIGHUP, which ends its work where it is whole. Where that takes more than
+    GRACE_SECONDS, `leave` (what must not be lost) is called from here, and the process ends.
+    """
+
+    def __init__(self) -> None:
+        self.leave: Callable[[], None] = lambda: None
+        self._parent = os.getppid()
+        self._leads = os.getsid(0) == os.getpid()
+        self._terminal = _controlling_terminal()
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Look from now on. With nohup nothing is looked at; the leader of a session may outlive its parent."""
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            threading.Thread(target=self._watch, name="specscope-lifetime", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
+            if self.lost():
+                self.end()
+
+    def lost(self) -> bool:
+        """Whether the parent or the terminal is gone."""
+        return (os.getppid() != self._parent and not self._leads) or (
+            self._terminal is not None and not _is_there(self._terminal)
+        )
+
+    def end(self) -> None:
+        """Ask by SIGHUP, then end the process in any case. Called on the watching thread."""
+        os.kill(os.getpid(), signal.SIGHUP)
+        _end_soon(self.leave)
+
+    def hurry(self) -> None:
+        """The process is ending, and may hang on a terminal that is gone: see that it ends in time."""
+        threading.Thread(target=_end_soon, args=(self.leave,), name="specscope-hurry", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        if self._terminal is not None:
+            os.close(self._terminal)
+            self._terminal = None
+
+
+def _controlling_terminal() -> int | None:
+    try:
+        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _is_there(terminal: int) -> bool:
+    try:
+        os.tcgetpgrp(terminal)
+    except OSError:
+        return False
+    return True
+
+
+def _end_soon(leave: Callable[[], None]) -> None:
+    """End this process by force after GRACE_SECONDS; `leave` is called before, for as long as it takes within them."""
+    done = threading.Event()
+
+    def last() -> None:
+        try:
+            leave()
+        finally:
+            done.set()
+
+    began = time.monotonic()
+    threading.Thread(target=last, name="specscope-leaving", daemon=True).start()
+    done.wait(GRACE_SECONDS)
+    time.sleep(max(began + GRACE_SECONDS - time.monotonic(), 0))
+    os._exit(128 + signal.SIGHUP)
+
+
+def end_with_parent() -> None:
+    """In a process that multiprocessing started: end at once when the parent is gone, whatever is being done."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), name="specscope-lifetime", daemon=True).start()
+
+
+def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(128 + signal.SIGHUP)
+
+
+@contextmanager
+def watched() -> Iterator[Lifetime]:
+    """Watch for a while."""
+    lifetime = Lifetime()
+    lifetime.start()
+    try:
+        yield lifetime
+    finally:
+        lifetime.close()

@@ -1,0 +1,216 @@
+"""Nothing outlives its terminal or its parent, however either died, and captures stay whole."""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from specscope.trace.reading import read_capture
+from tests.processes import SPECSCOPE, Terminal
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FLUSH_SECONDS = 2.0  # a line a half second, the bus's tenth, and what a busy machine adds
+WORKER = "multiprocessing.spawn"
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def start(*command, **how):
+        opened.append(Terminal(command, **how))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return ["--target", tiny, "--dtype", "float32", "--kv-memory", "0.05", "--threads", "1", "--raw"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "many.txt"
+    path.write_text("abc abc abc\n" * 500)
+    return path
+
+
+def endless(verb, prompts, output, model):
+    file = [prompts] if verb == "capture" else ["--file", prompts]
+    return [*SPECSCOPE, verb, *file, "-o", output, "--max-tokens", 400, "--ignore-eos", *model]
+
+
+def running(path):
+    return lambda: path.exists() and path.stat().st_size > 100_000
+
+
+def whole(path):
+    """The capture at `path`, in which every request has its end."""
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert reader.history.steps
+    assert all(request.end is not None for request in reader.history.requests.values())
+    return reader.history
+
+
+@pytest.mark.parametrize("verb", ["run", "capture"])
+def test_a_terminal_that_is_closed_ends_what_make_started_in_it(terminal, model, prompts, tmp_path, verb):
+    path = tmp_path / "run.jsonl"
+    (tmp_path / "Makefile").write_text("demo:\n\t" + " ".join(map(str, endless(verb, prompts, path, model))) + "\n")
+    make = terminal("make", "-C", tmp_path, "demo")
+    make.wait_for(running(path))
+    make.hang_up()
+    assert make.left() == []
+    assert "cancelled" in {request.state for request in whole(path).requests.values()}
+
+
+@pytest.mark.parametrize("verb", ["run", "capture"])
+def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, verb):
+    path = tmp_path / "run.jsonl"
+    shell = terminal("sh", "-c", " ".join(map(str, endless(verb, prompts, path, model))) + "; true")
+    shell.wait_for(running(path))
+    shell.remember()
+    shell.process.kill()
+    assert shell.left() == []
+    whole(path)
+
+
+@pytest.mark.parametrize("verb", ["run", "capture"])
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path, verb, number):
+    path = tmp_path / "run.jsonl"
+    child = terminal(*endless(verb, prompts, path, model))
+    child.wait_for(running(path))
+    child.remember()
+    child.process.send_signal(number)
+    assert child.left() == []
+    assert child.process.wait(1) == 128 + number
+    assert "cancelled" in {request.state for request in whole(path).requests.values()}
+    assert b"Traceback" not in child.screen
+    if verb == "run":
+        assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
+
+
+def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
+    prompts, path, log = tmp_path / "few.txt", tmp_path / "run.jsonl", tmp_path / "log"
+    prompts.write_text("abc abc abc\n" * 60)
+    command = " ".join(map(str, endless("capture", prompts, path, model)))
+    shell = terminal("sh", "-c", f"nohup {command} > {log} 2>&1 < /dev/null")
+    shell.wait_for(running(path))
+    shell.hang_up()
+    shell.left(60)
+    assert {request.state for request in whole(path).requests.values()} == {"length"}
+
+
+def test_a_worker_ends_with_its_parent_while_it_loads(terminal, model, prompts, tmp_path):
+    child = terminal(*endless("run", prompts, tmp_path / "run.jsonl", model))
+    child.wait_for(lambda: child.find(WORKER))
+    child.remember()
+    child.process.kill()
+    assert child.left() == []
+
+
+def test_a_worker_that_gets_sigterm_ends_its_requests_and_the_screen_stays(terminal, model, prompts, tmp_path):
+    path = tmp_path / "run.jsonl"
+    child = terminal(*endless("run", prompts, path, model))
+    child.wait_for(running(path))
+    worker = child.find(WORKER)
+    worker.terminate()
+    worker.wait(2)
+    time.sleep(0.5)
+    child.remember()
+    assert child.process.poll() is None
+    child.type("q")
+    assert child.left() == []
+    whole(path)
+
+
+def test_more_prompts_than_a_pipe_holds(terminal, model, prompts, tmp_path):
+    """Issue 11, item 5: parent and worker waited for each other."""
+    prompts, path = tmp_path / "many.jsonl", tmp_path / "run.jsonl"
+    prompts.write_text('{"prompt": "%s", "max_tokens": 1}\n' % ("x" * 400) * 1500)
+    child = terminal(*SPECSCOPE, "run", "--file", prompts, "-o", path, *model)
+    child.wait_for(running(path))
+    child.type("q")
+    child.remember()
+    assert child.left(5) == []
+
+
+def kill_somewhere(terminal, chance, verb, command, path):
+    """Start a command, do something terrible to it at a random moment, and see what is left."""
+    child = terminal(*command)
+    deeds = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT]
+    deed = chance.choice([*deeds, signal.SIGSEGV, signal.SIGUSR1, signal.SIGALRM, "hang up", "below"])
+    if chance.random() < 0.3:
+        time.sleep(chance.uniform(0.05, 4))  # anywhere in its start
+    else:
+        if path is not None:
+            child.wait_for(lambda: path.exists() and path.stat().st_size > 20_000)
+        time.sleep(chance.uniform(0, 1.5))
+    child.remember()
+    at, below = time.time(), child.descendants()
+    if deed == "hang up":
+        child.hang_up()
+    elif deed == "below" and below:
+        victim = chance.choice(below)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(chance.choice(deeds))
+        time.sleep(0.5)
+        child.process.send_signal(signal.SIGTERM)  # the screen stays where its worker died: it is left by hand
+    else:
+        child.process.send_signal(signal.SIGTERM if deed == "below" else deed)
+    what = f"{verb} after {deed!r}: {child.screen[-400:]!r}"
+    assert child.left() == [], what
+    if path is None or not path.exists() or not path.stat().st_size:
+        return
+    reader = read_capture(path)
+    steps = reader.history.steps
+    assert [step.step for step in steps] == list(range(len(steps))), what
+    if deed in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "hang up"):
+        assert all(request.end is not None for request in reader.history.requests.values()), what
+    elif steps and deed != "below" and not all(r.end for r in reader.history.requests.values()):
+        assert at - steps[-1].end_ns / 1e9 < FLUSH_SECONDS, what
+
+
+def kill_often(terminal, model, prompts, tmp_path, times, seed):
+    chance = random.Random(seed)
+    for time_ in range(times):
+        verb = chance.choice(["run", "capture", "tui"])
+        path = None if verb == "tui" else tmp_path / f"{time_}.jsonl"
+        listening = [*SPECSCOPE, "tui", "--listen", "127.0.0.1:0"]
+        command = listening if path is None else endless(verb, prompts, path, model)
+        kill_somewhere(terminal, chance, verb, command, path)
+
+
+def test_killed_at_random(terminal, model, prompts, tmp_path):
+    kill_often(terminal, model, prompts, tmp_path, 6, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_a_hundred_times(terminal, model, prompts, tmp_path):
+    kill_often(terminal, model, prompts, tmp_path, 100, seed=2)
+
+
+def test_what_is_started_in_the_background_ends_with_its_shell():
+    """A process without any terminal, whose parent dies."""
+    script = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdin=0).pid, flush=True); os._exit(0)"
+    read, write = os.pipe()
+    command = [*SPECSCOPE, "tui", "--web", "--web-port", "18377", "--", "replay", "traces/ngram.jsonl"]
+    if os.fork() == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(write, 1)
+        os.execv(sys.executable, [sys.executable, "-c", script, *command])
+    os.close(write)
+    os.wait()
+    child = psutil.Process(int(os.read(read, 100)))
+    os.close(read)
+    assert psutil.wait_procs([child], timeout=10)[1] == []
