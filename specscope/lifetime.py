@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-POLL_SECONDS = 0.25
-GRACE_SECONDS = 1.2  # from the loss until the process is ended by force
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 1.5  # from the loss until the process is ended by force
 
 
 class Lifetime:

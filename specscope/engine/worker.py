@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -214,6 +215,7 @@ class _Server:
 def serve(pipe: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool) -> None:
     """The worker process's main function."""
     end_with_parent()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(pipe, paused)
     try:
         server.run(config, prompts)
@@ -360,11 +362,13 @@ class Worker:
         self._send("watch", wanted)
 
     def close(self) -> None:
-        """End the worker: politely, then not."""
+        """End the worker. A running engine ends its requests first, and their ends are on the bus after this."""
+        if self.ready is None:
+            self._process.terminate()  # it loads, and hears nothing until it has
         self._send("stop")
         self._process.join(5)
         if self._process.is_alive():
-            self._process.terminate()
+            self._process.kill()
             self._process.join(5)
         self._reader.join(5)
 

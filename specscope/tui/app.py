@@ -122,6 +122,8 @@ class ScopeApp(Screens):
         """A signal ends the screen as its own key does. After SIGHUP the terminal may take nothing any more."""
         if number is signal.SIGHUP and self.lifetime is not None:
             self.lifetime.hurry()
+            if (reading := getattr(self._driver, "exit_event", None)) is not None:
+                reading.set()  # else Textual's reader spins on a terminal that is gone
         self.exit(return_code=128 + number)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
