@@ -83,6 +83,7 @@ class Verdicts:
     residual_mass: Tensor  # float64 at rejected nodes: what was left of p before it was renormalised
     token: Tensor  # int32 [B] the final token
     final_p: Tensor  # float32 [B] the probability it was drawn with
+    final_margin: Tensor  # float64 [B] how far the cumulative sum would have to move for another token
     final_row: Tensor  # int32 [B] the row at whose distribution it was drawn
     recovered: Tensor  # uint8 [B] whether from a residual
 
@@ -99,6 +100,7 @@ class Verdicts:
             residual_mass=zeros(rows, torch.float64),
             token=zeros(trees, torch.int32),
             final_p=zeros(trees, torch.float32),
+            final_margin=zeros(trees, torch.float64),
             final_row=zeros(trees, torch.int32),
             recovered=zeros(trees, torch.uint8),
         )

@@ -22,6 +22,7 @@ import triton.language as tl
 from specscope.kernels.forest import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, Forest, Verdicts
 from torch import Tensor
 
+SLACK: tl.constexpr = tl.constexpr(1e-12)  # of a sum of float64: so near to an end is at it
 BLOCK = 4096  # tokens of the vocabulary that a program looks at together
 
 
@@ -38,7 +39,7 @@ def tree_verify(forest: Forest, p: Tensor, q: Tensor | None = None, block: int =
         *(p, p.stride(0), q, q.stride(0), vocabulary),
         *(forest.root, forest.child, forest.sibling, forest.token, forest.drawn, forest.coin, forest.q_row),
         *(verdicts.outcome, verdicts.p_trial, verdicts.q_trial, verdicts.accept_prob, verdicts.residual_mass),
-        *(verdicts.token, verdicts.final_p, verdicts.final_row, verdicts.recovered),
+        *(verdicts.token, verdicts.final_p, verdicts.final_margin, verdicts.final_row, verdicts.recovered),
         BLOCK=min(block, triton.next_power_of_2(vocabulary)),
         num_warps=16,
     )
@@ -80,6 +81,10 @@ def tree_verify_reference(forest: Forest, p: Tensor, q: Tensor | None = None) ->
             row,
             recovered,
         )
+        ends = [float(total[final] - left[final]), float(total[final])]
+        borders = [abs(coin[root] - end / float(total[-1])) for end in ends]
+        inside = [SLACK < end / float(total[-1]) < 1 - SLACK for end in ends]
+        out.final_margin[tree] = min((b for b, yes in zip(borders, inside, strict=True) if yes), default=1.0)
     return out
 
 
@@ -121,7 +126,7 @@ def _verify(  # noqa: ANN202
     p, p_stride, q, q_stride, vocabulary,  # noqa: ANN001
     root, child, sibling, token, drawn, coin, q_rows,  # noqa: ANN001
     outcome, p_trial, q_trial, accept_prob, residual_mass,  # noqa: ANN001
-    final_token, final_p, final_row, recovered,  # noqa: ANN001
+    final_token, final_p, final_margin, final_row, recovered,  # noqa: ANN001
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tree. `taken` is A, and -1 where nothing sampled was rejected, so that q need not be read."""
@@ -201,6 +206,7 @@ def _verify(  # noqa: ANN202
         whole += tl.sum(r.to(tl.float64), 0)
     share = tl.load(coin + start) * whole
     before = tl.full([], 0.0, tl.float64)
+    below = tl.full([], 0.0, tl.float64)
     found = vocabulary
     last = first * 0
     for at_token in range(0, vocabulary, BLOCK):
@@ -209,11 +215,20 @@ def _verify(  # noqa: ANN202
             r, theirs = _left(p_row, q_row, x, vocabulary, taken, token, sibling, first, gone)
             sums = before + tl.cumsum(r.to(tl.float64), 0)
             found = tl.minimum(found, tl.min(tl.where((sums > share) & (r > 0.0), x, vocabulary), 0))
+            below = before + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
             last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
             before += tl.sum(r.to(tl.float64), 0)
-    found = tl.where(found < vocabulary, found, last)  # the sum's last digit: the last token with any mass
+    short = found >= vocabulary  # the sum's last digit: the last token with any mass
+    found = tl.where(short, last, found)
     r, theirs = _left(p_row, q_row, found + tl.arange(0, 1), vocabulary, taken, token, sibling, first, gone)
+    own = tl.sum(r, 0).to(tl.float64)
+    below = tl.where(short, whole - own, below) / whole
+    above = below + own / whole
+    u = share / whole
+    margin = tl.where((below > SLACK) & (below < 1.0 - SLACK), tl.abs(u - below), 1.0)
+    margin = tl.minimum(margin, tl.where((above > SLACK) & (above < 1.0 - SLACK), tl.abs(above - u), 1.0))
     tl.store(final_token + tree, found)
-    tl.store(final_p + tree, (tl.sum(r, 0).to(tl.float64) / whole).to(tl.float32))
+    tl.store(final_p + tree, (own / whole).to(tl.float32))
+    tl.store(final_margin + tree, margin)
     tl.store(final_row + tree, row)
     tl.store(recovered + tree, (rejected > 0).to(tl.uint8))

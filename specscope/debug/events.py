@@ -51,6 +51,8 @@ STEP_NAMES: dict[str, tuple[type, str]] = {
     "token": (int, "the final token; the token at a node"),
     "final_p": (float, "the probability the final token was drawn with"),
     "final_coin": (float, "the coin that drew it"),
+    "final_margin": (float, "how far p would have to move for another final token"),
+    "near_tie": (bool, "whether rounding may turn a decision round: of the node, or of any in the step"),
     "forced": (bool, "whether anything was decreed and not judged"),
 }
 NODE_NAMES: dict[str, tuple[type, str]] = {
@@ -64,6 +66,7 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "q_tried": (float, "q likewise"),
     "a": (float, "its acceptance probability"),
     "u": (float, "its coin"),
+    "margin": (float, "how far p would have to move for another outcome"),
     "residual": (float, "the mass left after its rejection"),
     "draft": (float, "the probability that the drafter gave it"),
     "score": (float, "the drafter's log probability of its path"),
@@ -184,6 +187,15 @@ class Evidence(Mapping[str, object]):
         verdict = self._part.verdict
         return None if verdict is None else verdict.final_coin
 
+    def _final_margin(self) -> float | None:
+        verdict = self._part.verdict
+        return None if verdict is None else verdict.final_margin
+
+    def _near_tie(self) -> bool:
+        run, verdict = self.history.run, self._part.verdict
+        ties = [] if run is None or verdict is None else verdict.near_ties(run.dtype)
+        return bool(ties) if self.node is None else self.node in ties
+
     def _token(self) -> int | None:
         if self.node is not None:
             return int(self._part.tree.token[self.node])
@@ -222,6 +234,9 @@ class Evidence(Mapping[str, object]):
 
     def _q_tried(self) -> float:
         return self._number(self._part.verdict.q_trial)  # type: ignore[union-attr]
+
+    def _margin(self) -> float:
+        return self._number(self._part.verdict.margin)  # type: ignore[union-attr]
 
     def _a(self) -> float:
         return self._number(self._part.verdict.accept_prob)  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ class Forked:
     original: tuple[RequestStep, ...]
     fork: tuple[RequestStep, ...]
     tokens: int  # how many of each are compared
+    dtype: str  # of the target
     decreed: bool  # whether a verdict, a coin or a token was decreed in the fork: it is not lossless
 
     @cached_property
@@ -83,4 +84,11 @@ class Forked:
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
-        return f"first difference: token {self.same} after the fork, {a} became {b}"
+        near = "; it begins at a near tie, so that rounding alone may explain it" if self.near_tie else ""
+        return f"first difference: token {self.same} after the fork, {a} became {b}{near}"
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether they part in a step with a decision that rounding may turn round."""
+        parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
+        return any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)

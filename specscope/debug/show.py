@@ -11,6 +11,7 @@ from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
 
+NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
 
 
@@ -27,6 +28,8 @@ def where(session: Session, node: int | None = None) -> str:
     line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
     if len(verdict.forced):
         line += "  (decreed: not lossless)"
+    if len(part.tree) in _ties(session, part):
+        line += f"  ({NEAR_TIE}: margin {verdict.final_margin:.1e})"
     return line if node is None else line + "\n" + _node_line(session, part, node)
 
 
@@ -43,10 +46,16 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
     sign = "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
     if node in verdict.forced.tolist():
         line += " by decree"
-    return line + (
+    line += (
         f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
         f"a {verdict.accept_prob[node]:.4f}"
     )
+    return line + (f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in _ties(session, part) else "")
+
+
+def _ties(session: Session, part: RequestStep) -> list[int]:
+    run = session.history.run
+    return [] if run is None or part.verdict is None else part.verdict.near_ties(run.dtype)
 
 
 def node(session: Session, number: int) -> str:
@@ -120,7 +129,9 @@ def step(session: Session) -> str:
         return "nothing has run yet"
     times = "  ".join(f"{p.name} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes))
     parts = "  ".join(f"{part.request}: {part.emitted} tokens" for part in record.requests)
-    return f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
+    text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
+    ties = sum(len(_ties(session, part)) for part in record.requests)
+    return text + (f"\n{ties} of its decisions are near ties: rounding alone may turn them round" if ties else "")
 
 
 def kv(session: Session) -> str:

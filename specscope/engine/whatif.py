@@ -68,7 +68,8 @@ class EngineWhatIf(WhatIf):
         decreed = bool(changes.outcomes or changes.coins or changes.tokens)
         judged = (s.index for s in session.history.requests[part.request].steps if s.verdict is not None)
         index = next((i for i in judged if i >= part.index), part.index)
-        return Forked(part.request, index, changes.describe(), original, changed, tokens, decreed)
+        dtype = self.engine.run_info.dtype
+        return Forked(part.request, index, changes.describe(), original, changed, tokens, dtype, decreed)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline

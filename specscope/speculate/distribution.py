@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+SLACK = 1e-12  # of a sum of float64: so near to an end is at it
+
 
 class Distribution(Protocol):
     """A distribution over token ids. Immutable: every operation gives a new one."""
@@ -24,8 +26,11 @@ class Distribution(Protocol):
     def residual(self, other: Dense) -> tuple[Distribution, float]:
         """norm(max(self - other, 0)), with the mass before renormalising."""
 
-    def draw(self, coin: float) -> int:
-        """The token at which the cumulative sum passes `coin`, in (0, 1)."""
+    def draw(self, coin: float) -> tuple[int, float]:
+        """The token at which the cumulative sum passes `coin`, in (0, 1), and the draw's margin.
+
+        The margin is how far the cumulative sum would have to move for another token; 1 where no other has mass.
+        """
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,9 @@ class Point:
         """Unchanged but for its mass: what is left over lies at the one token."""
         return self, max(1.0 - other.prob(self.token), 0.0)
 
-    def draw(self, coin: float) -> int:
+    def draw(self, coin: float) -> tuple[int, float]:
         """The token, whatever the coin."""
-        return self.token
+        return self.token, 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +80,21 @@ class Dense:
         mass = float(left.sum())
         return (Dense(left / mass), mass) if mass > 0 else (self, mass)
 
-    def draw(self, coin: float) -> int:
+    def draw(self, coin: float) -> tuple[int, float]:
         """Inverse of the cumulative sum, in float64. A token of probability zero is never drawn."""
         total = self.probs.double().cumsum(0)
-        token = int(torch.searchsorted(total, coin * float(total[-1]), right=True))
-        if token < len(total):
-            return token
-        return int(self.probs.nonzero()[-1])
+        whole = float(total[-1])
+        token = int(torch.searchsorted(total, coin * whole, right=True))
+        if token == len(total):
+            token = int(self.probs.nonzero()[-1])
+        below, above = float(total[token]) - float(self.probs[token]), float(total[token])
+        return token, draw_margin(coin, below / whole, above / whole)
+
+
+def draw_margin(coin: float, below: float, above: float) -> float:
+    """How far `coin` lies from the borders of (below, above), its token's part of the cumulative sum.
+
+    The ends of the sum are no borders: nothing lies beyond them.
+    """
+    borders = [abs(coin - border) for border in (below, above) if SLACK < border < 1 - SLACK]
+    return min(borders, default=1.0)

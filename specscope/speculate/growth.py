@@ -178,7 +178,7 @@ class StaticGrowth(Growth):
     def _draw(self, node: int, children: Sequence[int], q: Dense) -> None:
         self._q[node] = left = q
         for shape_node in children:
-            token = left.draw(float(self._coin[shape_node]))
+            token, _ = left.draw(float(self._coin[shape_node]))
             self._behind.append(shape_node)
             self._add(node, token, float(np.log(q.prob(token))))
             left, mass = left.without(token)

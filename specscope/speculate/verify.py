@@ -122,7 +122,7 @@ def verify(
     judgement = judge(tree, p, q, coin[1:].tolist(), forced)
     n = len(tree)
     decreed = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
-    final = judgement.left.draw(float(coin[0])) if final is None else final
+    final, margin = judgement.left.draw(float(coin[0])) if final is None else (final, 1.0)
 
     def spread(values: Mapping[int, float], dtype: type) -> NDArray[Any]:
         out: NDArray[Any] = np.zeros(n, dtype=dtype)
@@ -146,6 +146,7 @@ def verify(
         kind=judgement.kind,
         final_p=judgement.left.prob(final),
         final_coin=float(coin[0]),
+        final_margin=margin,
         forced=np.asarray(decreed, dtype=np.int32),
     )
 

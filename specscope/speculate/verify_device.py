@@ -49,13 +49,13 @@ def _read(questions: Sequence[Question], verdicts: Verdicts, at_parent: Tensor) 
             )
         ]
     )
-    by_tree = torch.stack([x.double() for x in (verdicts.token, verdicts.final_p)])
+    by_tree = torch.stack([x.double() for x in (verdicts.token, verdicts.final_p, verdicts.final_margin)])
     both = _to_host(torch.cat([by_row.flatten(), by_tree.flatten()])).numpy().copy()  # pinned memory is not kept
-    rows, trees = both[: by_row.numel()].reshape(6, -1), both[by_row.numel() :].reshape(2, -1)
+    rows, trees = both[: by_row.numel()].reshape(6, -1), both[by_row.numel() :].reshape(3, -1)
     out, start = [], 0
     for i, question in enumerate(questions):
         end = start + len(question.coin)
-        out.append(_verdict(question, rows[:, start + 1 : end], int(trees[0, i]), float(trees[1, i])))
+        out.append(_verdict(question, rows[:, start + 1 : end], trees[:, i]))
         start = end
     return out
 
@@ -70,8 +70,11 @@ def _to_host(x: Tensor) -> Tensor:
     return host
 
 
-def _verdict(question: Question, rows: NDArray[np.float64], token: int, final_p: float) -> Verdict:
-    """rows [6, n]: outcome, p, p and q as tried, acceptance probability, residual mass of each node."""
+def _verdict(question: Question, rows: NDArray[np.float64], final: NDArray[np.float64]) -> Verdict:
+    """rows [6, n]: outcome, p, p and q as tried, acceptance probability, residual mass of each node.
+
+    final [3]: the final token, the probability it was drawn with, and the draw's margin.
+    """
     outcome = rows[0].astype(np.uint8)
     path = np.flatnonzero(outcome == Outcome.ACCEPTED).astype(np.int32)
     end = int(path[-1]) if len(path) else NOBODY
@@ -86,8 +89,9 @@ def _verdict(question: Question, rows: NDArray[np.float64], token: int, final_p:
         coin=np.array(question.coin[1:]),
         residual_mass=rows[5],
         path=path,
-        token=token,
+        token=int(final[0]),
         kind=kind,
-        final_p=final_p,
+        final_p=float(final[1]),
         final_coin=float(question.coin[0]),
+        final_margin=float(final[2]),
     )

@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
+# How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
+# over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
+ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
+
 
 class Outcome(IntEnum):
     """What became of a node."""
@@ -95,6 +99,9 @@ class Verdict(_ArrayEq):
     kind: FinalKind
     final_p: float  # its probability in the distribution that it was drawn from
     final_coin: float  # the uniform number that drew it
+    # How far the target's probabilities would have to move for another final token; 1 where none other has mass, and
+    # where it is not known.
+    final_margin: float = 1.0
     # Nodes whose outcome was decreed and not judged, and n where the final token was: such a run is not lossless.
     forced: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -102,6 +109,25 @@ class Verdict(_ArrayEq):
     def accepted(self) -> int:
         """How many drafted tokens were accepted."""
         return len(self.path)
+
+    @property
+    def margin(self) -> Doubles:
+        """[n] how far the target's p would have to move for another outcome: |p_i - coin q_i|; 1 where nothing could.
+
+        Nothing could where the node was not tried or its outcome was forced, and where p was exactly 0 or 1.
+        """
+        p = self.p_trial.astype(np.float64)
+        fixed = (self.outcome == Outcome.UNTRIED) | (p == 0) | (p == 1)
+        fixed[self.forced[self.forced < len(p)]] = True
+        return np.where(fixed, 1.0, np.abs(p - self.coin * self.q_trial))
+
+    def near_ties(self, dtype: str) -> list[int]:
+        """The decisions that rounding in this dtype may turn round: nodes, and n for the draw of the final token.
+
+        There the same coins may give other tokens in a batch of another shape, on another processor or another build.
+        """
+        least = ROUNDING.get(dtype, 0.0)
+        return np.flatnonzero(np.append(self.margin, self.final_margin) < least).tolist()
 
     def origins(self) -> list[Origin]:
         """The origin of each token that the step committed: accepted ones, then the final one."""

@@ -153,6 +153,7 @@ class Encoder:
             "specscope.final.token": verdict.token,
             "specscope.final.p": verdict.final_p,
             "specscope.final.coin": verdict.final_coin,
+            "specscope.final.margin": verdict.final_margin,
         }
         if len(part.tree):
             attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}

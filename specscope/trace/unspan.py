@@ -181,6 +181,7 @@ class Decoder:
             kind=FinalKind(a["specscope.final.kind"]),
             final_p=a["specscope.final.p"],
             final_coin=a["specscope.final.coin"],
+            final_margin=a.get("specscope.final.margin", 1.0),
             forced=np.asarray(a.get("specscope.forced", ()), np.int32),
         )
         return _step(a, a["specscope.drafter"], tree, verdict, a["specscope.emitted"])

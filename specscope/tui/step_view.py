@@ -54,7 +54,7 @@ class NodesPanel(Panel):
         if step.verdict is None:
             self.order = []
             return Sheet([[("a prefill: nothing was judged", "faint")]], title)
-        head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width)
+        head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width, look.ties(step))
         self.order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
         self.picked = min(self.picked, len(lines) - 1)
         return Sheet([head, *lines], title, cursor=self.picked + 1, keep=self.picked + 1, head=1)
@@ -88,7 +88,7 @@ class NodePanel(Panel):
         assert verdict is not None
         final = node == len(step.tree)
         name: Line = [("Final token" if final else f"Node {node}", "strong")]
-        facts = _final(look, verdict) if final else _facts(look, step, verdict, node)
+        facts = _final(look, verdict, node in look.ties(step)) if final else _facts(look, step, verdict, node)
         lines = [*_wrapped(facts, width), [], *_context(look, step, node, width)]
         if self.answer and self.about == self._picker.key(look):
             lines += [[], *(line for text in self.answer for line in _folded(text, width))]
@@ -98,7 +98,7 @@ class NodePanel(Panel):
 Fact = tuple[str, str, Ink]
 
 
-def _final(look: Look, verdict: Verdict) -> list[Fact]:
+def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
     kind: Ink = verdict.kind.value
     why = {
         "bonus": "every node of the path was accepted: drawn from the target at its end",
@@ -110,6 +110,7 @@ def _final(look: Look, verdict: Verdict) -> list[Fact]:
         ("kind", f"{verdict.kind.value}: {why}", kind),
         ("p", f"{verdict.final_p:.6g} where it was drawn", "text"),
         ("coin", f"{verdict.final_coin:.6g} of the cumulative sum", "text"),
+        *_margin(verdict.final_margin, near),
     ]
 
 
@@ -131,6 +132,8 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int) -> list[F
         prob, score = float(step.notes.prob[node]), float(step.notes.score[node])
         facts.append(("drafter", f"gave it {probability(prob)}; log of the whole path {score:.3f}", "text"))
     facts += _trial(verdict, node, outcome, ink)
+    if outcome is not Outcome.UNTRIED:
+        facts += _margin(float(verdict.margin[node]), node in look.ties(step))
     for other in tree.children(parent):
         if other != node:
             facts.append(("sibling", _sibling(look, step, verdict, other), INKS[Outcome(int(verdict.outcome[other]))]))
@@ -152,6 +155,13 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
     if outcome is Outcome.REJECTED:
         facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target is left after it", "text"))
     return facts
+
+
+def _margin(margin: float, near: bool) -> list[Fact]:
+    """How far the decision is from another one; nothing where no rounding could make it another."""
+    if near:
+        return [("margin", f"{margin:.1e}: a near tie, rounding alone could turn it round", "warn")]
+    return [("margin", f"{margin:.2g} of probability from the other outcome", "text")] if margin < 1 else []
 
 
 def _sibling(look: Look, step: RequestStep, verdict: Verdict, node: int) -> str:

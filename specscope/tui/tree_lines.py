@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.cells import cell_len
@@ -60,6 +60,7 @@ FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
     (1, ()),
 )
 GAP = 2
+NEAR_TIE = "≈"
 TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
 
 
@@ -123,9 +124,15 @@ def _form(rows: Sequence[Node], step: RequestStep, width: int) -> tuple[int, tup
     return indent, columns, min(room, max(longest, 24))
 
 
-def tree_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int) -> tuple[Line, list[Line], int]:
-    """(the head of the columns, a line a node, which line is the final token's) for a panel of this width."""
+def tree_lines(
+    step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, ties: Collection[int] = ()
+) -> tuple[Line, list[Line], int]:
+    """(the head of the columns, a line a node, which line is the final token's) for a panel of this width.
+
+    `ties`: the decisions to mark as near ties (Verdict.near_ties).
+    """
     rows = nodes(step, verdict, vocabulary)
+    rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
     indent, columns, room = _form(rows, step, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
     lines: list[Line] = []

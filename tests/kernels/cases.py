@@ -154,7 +154,7 @@ def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8,
     assert torch.equal(p, kept)
     for name in ("outcome", "token", "final_row", "recovered"):
         assert torch.equal(getattr(got, name), getattr(wanted, name)), name
-    for name in ("p_trial", "q_trial", "accept_prob", "residual_mass", "final_p"):
+    for name in ("p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
         near(getattr(got, name), getattr(wanted, name), 2e-5)
 
 

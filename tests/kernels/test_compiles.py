@@ -18,7 +18,8 @@ INTS = {"query_row", "query_head", "rows_stride", "values_at", "n", "table_strid
         "width", "p_stride", "q_stride", "vocabulary", "stride"}
 FLOATS = {"scale", "cap", "sharpness", "min_p"}
 BY_NAME = {"mask": "*i64", "slots": "*i64", "source": "*i64", "target": "*i64", "first": "*i64", "address": "*i64",
-           "widths": "*i64", "coin": "*fp64", "accept_prob": "*fp64", "residual_mass": "*fp64", "p": "*fp32",
+           "widths": "*i64", "coin": "*fp64", "accept_prob": "*fp64", "final_margin": "*fp64",
+           "residual_mass": "*fp64", "p": "*fp32",
            "q": "*fp32", "p_trial": "*fp32", "q_trial": "*fp32", "final_p": "*fp32", "parts": "*fp32", "sums": "*fp32",
            "outcome": "*u8", "recovered": "*u8", "sinks": "*bf16", "query": "*bf16", "rows": "*bf16", "out": "*bf16",
            "new": "*bf16", "logits": "*bf16"}

@@ -61,6 +61,7 @@ def verdicts(draw, tree):
         kind=draw(st.sampled_from(FinalKind)),
         final_p=draw(st.floats(allow_nan=False, allow_infinity=False)),
         final_coin=draw(st.floats(0, 1)),
+        final_margin=draw(st.floats(0, 1)),
         forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, 9))),
     )
 

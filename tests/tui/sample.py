@@ -279,7 +279,9 @@ def forked(seed: int = 7) -> Forked:
     first, second = (maker(s).run().requests["r1"].steps for s in (seed, seed + 1))
     start = next(i for i, step in enumerate(first) if step.verdict is not None)
     original = tuple(first[start : start + 9])
-    return Forked("r1", start, "temperature=0.9, node 0 rejected", original, (*original[:3], *second[6:11]), 40, True)
+    return Forked(
+        "r1", start, "temperature=0.9, node 0 rejected", original, (*original[:3], *second[6:11]), 40, "float32", True
+    )
 
 
 class FakeEngine:

@@ -186,7 +186,7 @@ def test_a_fork_says_where_it_parts():
     assert one.outputs[0][: one.same] == one.outputs[1][: one.same]
     assert one.outputs[0][one.same] != one.outputs[1][one.same]
     assert (one.parting(one.original), one.parting(one.fork)) == (3, 3)
-    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, decreed=False)
+    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, "float32", decreed=False)
     assert not same.differ
     assert same.gained == 0
     assert same.parting(same.fork) == len(same.fork)
