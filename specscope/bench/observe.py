@@ -7,12 +7,15 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.bench.processor import thread_seconds
 from specscope.bench.prompts import COPYING, PLAIN
 from specscope.bench.terminal import Terminal
 from specscope.engine.config import EngineConfig
@@ -23,7 +26,7 @@ from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.spans import Level
 
-TOKENS = 96
+TOKENS = 48  # a side of a round: many short rounds see more than a few long ones
 
 
 def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, screen: bool) -> None:
@@ -49,22 +52,33 @@ def prompts_of(size: int) -> list[str]:
 def _observed(engine: Engine, size: int, wanted: float, rounds: int, console: Console) -> Comparison:
     prompts = [engine.encode(engine.turn(prompt))[1] for prompt in prompts_of(size)]
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    taken: dict[str, Counter[str]] = {"observed": Counter(), "off": Counter()}
+    steps: Counter[str] = Counter()
 
-    def off() -> int:
-        return sum(len(result.token_ids) for result in engine.generate(prompts, params))
+    def off(side: str = "off") -> int:
+        before, first = thread_seconds(), engine.steps
+        made = sum(len(result.token_ids) for result in engine.generate(prompts, params))
+        engine.bus.flush()
+        taken[side].update(thread_seconds() - before)
+        steps[side] += engine.steps - first
+        return made
 
     def on() -> int:
         with tempfile.TemporaryDirectory() as folder:
             options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
             outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
             try:
-                return off()
+                return off("observed")
             finally:
                 outputs.close()
 
     sides: dict[str, Side] = {"observed": on, "off": off}
     rates = measure_paired(sides, rounds, console, f"capture, batch {size}")
-    return Comparison(f"capture and metrics, batch {size}", "observed", "off", wanted, rates)
+    row = Comparison(f"capture and metrics, batch {size}", "observed", "off", wanted, rates)
+    row.processor_ms = {
+        side: {who: 1000 * seconds / steps[side] for who, seconds in of.items()} for side, of in taken.items()
+    }
+    return row
 
 
 def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Comparison]:
@@ -74,14 +88,13 @@ def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Co
     rows = []
     for threads, wanted in settings:
         with console.status(f"live screen, engine on {threads} of {cores} cores"):
-            rates = _on_terminal(dataclasses.replace(config, threads=threads), rounds)
-        rows.append(
-            Comparison(f"and live screen, engine on {threads} of {cores} cores", "observed", "off", wanted, rates)
-        )
+            found = _on_terminal(dataclasses.replace(config, threads=threads), rounds)
+        name = f"and live screen, engine on {threads} of {cores} cores"
+        rows.append(Comparison(name, "observed", "off", wanted, found["rates"], found["processor_ms"]))
     return rows
 
 
-def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, list[float]]:
+def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, Any]:
     """Run bench/screen.py on a pseudo-terminal of its own, and read what it measured."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
@@ -89,5 +102,5 @@ def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, list[float]]:
         terminal = Terminal([sys.executable, "-m", "specscope.bench.screen", task])
         if terminal.finish() != 0 or not out.exists():
             raise UserError(f"the screen benchmark failed: {terminal.shown[-300:].decode(errors='replace').strip()}")
-        rates: dict[str, list[float]] = json.loads(out.read_text())
-    return rates
+        found: dict[str, Any] = json.loads(out.read_text())
+    return found

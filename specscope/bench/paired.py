@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,16 +30,37 @@ class Comparison:
     b: str  # the side it is compared with
     wanted: float  # the least a/b that the project promises
     rates: dict[str, list[float]] = field(default_factory=dict)
+    # Milliseconds of processor time a step, by side and by who took it: it does not depend on who else is running.
+    processor_ms: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """Ratio of medians, a over b."""
         return median(self.rates[self.a]) / median(self.rates[self.b])
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the median of the rounds' own ratios lies, at 95 % or the most that so few rounds can tell."""
+        return median_interval([a / b for a, b in zip(self.rates[self.a], self.rates[self.b], strict=True)])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         rates = {side: [round(rate, 2) for rate in values] for side, values in self.rates.items()}
-        return {"name": self.name, "a": self.a, "b": self.b, "ratio": self.ratio, "wanted": self.wanted, "rates": rates}
+        named = {"name": self.name, "a": self.a, "b": self.b, "ratio": self.ratio, "interval": self.interval}
+        return {**named, "wanted": self.wanted, "rates": rates, "processor_ms": self.processor_ms}
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The narrowest pair of order statistics that holds the median with this confidence, whatever the distribution.
+
+    The number of values below the median is binomial (n, 1/2). Of too few values it is the whole range.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, low = 1 / 2**n, 0
+    while low + 1 < n // 2 and 2 * (outside + math.comb(n, low + 1) / 2**n) <= 1 - confidence:
+        low += 1
+        outside += math.comb(n, low) / 2**n
+    return ordered[low], ordered[n - 1 - low]
 
 
 def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, title: str) -> dict[str, list[float]]:
@@ -71,7 +93,7 @@ def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, tit
 def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, str]) -> None:
     """Print the comparisons as a table."""
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
-    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "wanted"):
+    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "95 %", "wanted"):
         table.add_column(column, justify="left" if column in ("", "of", "over") else "right")
     for row in comparisons:
         style = "" if row.ratio >= row.wanted else "yellow"
@@ -82,10 +104,15 @@ def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, 
             f"{median(row.rates[row.b]):.1f}",
             row.b,
             f"[bold]{row.ratio:.3f}[/]",
+            "{:.3f}–{:.3f}".format(*row.interval),
             f"{row.wanted:.2f}",
             style=style,
         )
     console.print(table)
+    for row in comparisons:
+        for side, shares in row.processor_ms.items():
+            told = ", ".join(f"{who} {ms:.2f}" for who, ms in shares.items())
+            console.print(f"{row.name}, {side}: processor ms: {told}", style="dim", highlight=False)
 
 
 def machine_info(dtype: str, threads: int) -> dict[str, str]:

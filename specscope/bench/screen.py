@@ -7,9 +7,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 from specscope.bench.observe import TOKENS, prompts_of
+from specscope.bench.processor import process_seconds
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.worker import Worker
@@ -24,20 +26,31 @@ PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
 def main(task: str) -> None:
-    """Measure `rounds` pairs and write {"observed": [...], "off": [...]} in tokens/s."""
+    """Measure `rounds` pairs; write the rates of both sides in tokens/s, and the processor time of both processes."""
     settings = json.loads(task)
     worker = Worker(EngineConfig(**settings["config"]), [], PARAMS)
     rates: dict[str, list[float]] = {"observed": [], "off": []}
+    taken: dict[str, Counter[str]] = {"observed": Counter(), "off": Counter()}
     try:
         _wait_idle(worker)
         for number in range(settings["rounds"] + 1):
             for name in ("observed", "off") if number % 2 else ("off", "observed"):
+                before = _seconds(worker)
                 rate = _observed(worker) if name == "observed" else _off(worker)
                 if number:
                     rates[name].append(rate)
+                    taken[name].update(_seconds(worker) - before)
     finally:
         worker.close()
-    Path(settings["out"]).write_text(json.dumps(rates))
+    # Both sides make the same tokens, so that a token is a measure of either.
+    made = settings["rounds"] * BATCH * TOKENS
+    by_token = {side: {f"{who}, by token": 1000 * s / made for who, s in of.items()} for side, of in taken.items()}
+    Path(settings["out"]).write_text(json.dumps({"rates": rates, "processor_ms": by_token}))
+
+
+def _seconds(worker: Worker) -> Counter[str]:
+    """Processor time so far of the engine's process and of this one, which draws the screen and writes the capture."""
+    return Counter({"engine": process_seconds(worker.pid), "screen and capture": process_seconds()})
 
 
 def _off(worker: Worker) -> float:

@@ -96,6 +96,15 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
 
 
+@bench.command("waiting")
+@paired
+def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """A step's time by how the engine's threads wait, on a quiet machine and beside busy processes."""
+    from specscope.bench.waiting import run_waiting
+
+    run_waiting(engine_config(flags), rounds, json_file)
+
+
 @bench.command("replay")
 @click.argument("sample", metavar="CAPTURE")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)

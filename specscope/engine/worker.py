@@ -373,6 +373,11 @@ class Worker:
         self._reader.join(5)
 
     @property
+    def pid(self) -> int | None:
+        """Of the engine's process."""
+        return self._process.pid
+
+    @property
     def status(self) -> str:
         """`loading`, `running`, `paused`, `idle` or `ended`."""
         return self._status

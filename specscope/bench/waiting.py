@@ -1,0 +1,143 @@
+"""`specscope bench waiting`: how the engine's threads should wait, on a machine that other programs use as well.
+
+torch's threads spin for a while when they have nothing to do, which is quickest on a machine of their own. Beside a
+busy process a thread that spins takes the core from the one that all of them wait for. So policies are compared quiet
+and beside busy processes, each policy in an engine of its own, all of them in turn in one run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+
+from specscope.bench.paired import write_figures
+from specscope.bench.prompts import COPYING, PLAIN
+from specscope.engine.config import EngineConfig
+from specscope.engine.start import WAITING_NAMES, start_engine
+from specscope.errors import UserError
+from specscope.trace.params import SamplingParams
+
+POLICIES: dict[str, dict[str, str]] = {
+    "torch's default": {"GOMP_SPINCOUNT": ""},
+    "spin 100": {"GOMP_SPINCOUNT": "100"},
+    "spin 1,000": {"GOMP_SPINCOUNT": "1000"},
+    "spin 10,000": {"GOMP_SPINCOUNT": "10000"},
+    "spin 100,000": {"GOMP_SPINCOUNT": "100000"},
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
+}
+STEPS = 12  # a turn
+REQUESTS = 6
+BUSY = (0, 1, 2)  # processes beside the engine
+
+
+class _Engine:
+    """An engine under one policy, in a process of its own, that runs a few steps when asked."""
+
+    def __init__(self, config: EngineConfig, policy: dict[str, str]) -> None:
+        kept = {name: value for name, value in os.environ.items() if name not in WAITING_NAMES}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "specscope.bench.waiting", json.dumps(dataclasses.asdict(config))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**kept, **policy},
+        )
+
+    def ask(self) -> float:
+        """Milliseconds of a step, as the median of a turn."""
+        told, heard = self._child.stdin, self._child.stdout
+        assert told is not None
+        assert heard is not None
+        print("go", file=told, flush=True)
+        line = heard.readline()
+        if not line:
+            raise UserError("an engine of the benchmark ended")
+        return float(line)
+
+    def close(self) -> None:
+        """End it."""
+        self._child.kill()
+        self._child.wait()
+
+
+def run_waiting(config: EngineConfig, rounds: int, json_file: str | None) -> None:
+    """Measure and print a row a policy: milliseconds of a step, quiet and beside one and two busy processes."""
+    console = Console()
+    engines = {name: _Engine(config, policy) for name, policy in POLICIES.items()}
+    times: dict[str, dict[int, list[float]]] = {name: {busy: [] for busy in BUSY} for name in POLICIES}
+    try:
+        for number in range(rounds + 1):
+            for busy in BUSY:
+                with console.status(f"round {number} of {rounds}, beside {busy} busy processes"), _busy(busy):
+                    for name, engine in engines.items():
+                        took = engine.ask()
+                        if number:
+                            times[name][busy].append(took)
+    finally:
+        for engine in engines.values():
+            engine.close()
+    table = Table(title=f"a step of {REQUESTS} requests, ms (median of {rounds} rounds)", title_justify="left")
+    for column in ("threads wait", "quiet", "beside 1", "beside 2"):
+        table.add_column(column, justify="left" if column == "threads wait" else "right")
+    for name, row in times.items():
+        table.add_row(name, *(f"{median(row[busy]):.0f}" for busy in BUSY))
+    console.print(table)
+    write_figures(json_file, {"policies": {name: {str(k): v for k, v in row.items()} for name, row in times.items()}})
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """So many processes that never wait."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    time.sleep(0.5 if count else 0)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def main(config: str, told: IO[str]) -> None:
+    """The child: load an engine, then run a turn for each line that comes."""
+    engine = start_engine(EngineConfig(**json.loads(config)), lambda stage: None)
+    params = SamplingParams(max_tokens=10_000, ignore_eos=True)
+    prompts = [prompt for pair in zip(COPYING, PLAIN, strict=False) for prompt in pair][:REQUESTS]
+    for _ in told:
+        for prompt in prompts if not engine.busy else ():
+            engine.add(engine.turn(prompt), params)
+        while engine.scheduler.waiting or any(request.pending > 1 for request in engine.requests.values()):
+            engine.step()
+        took = []
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            engine.step()
+            took.append((time.perf_counter() - start) * 1000)
+        engine.cancel_all()
+        while engine.busy:
+            engine.step()
+        print(median(took), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.stdin)
