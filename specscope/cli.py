@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import click
 import specscope
 from specscope.bench.verbs import bench
 from specscope.errors import UserError
+from specscope.numbers import real_from, whole_from
 from specscope.options import (
     engine_config,
     engine_options,
@@ -20,6 +24,8 @@ from specscope.options import (
     sampling_options,
     sampling_params,
 )
+from specscope.streams import OutputError, flush_output, give_up_output, open_streams, say
+from specscope.trace.files import PAGE, check_output, check_training
 
 if TYPE_CHECKING:
     from specscope.analyze.report import Report
@@ -60,25 +66,22 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
 
     Without PROMPTS or --file the screen asks for one (press i).
     """
-    from specscope.engine.prompts import PromptSpec, read_prompts
+    from specscope.engine.prompts import prompt_specs
     from specscope.live import run_live
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
-    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
-    if any(not spec.prompt for spec in specs):
-        raise UserError("a prompt is empty")
-    if file is not None:
-        specs += read_prompts(file, params, raw=raw)
-    run_live(config, specs, params, output_settings(flags, output), raw=raw, paused=paused)
+    settings = output_settings(flags, output, (file, config.target, config.draft_model))
+    specs = prompt_specs(prompts, file, params, raw=raw)
+    run_live(config, specs, params, settings, raw=raw, paused=paused)
 
 
 @cli.command()
 @click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
-@click.option("--http-port", type=int, metavar="PORT", help="For HTTP instead of the port after.")
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="For HTTP instead of the port after.")
 @click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
 @click.option("--web-host", default="127.0.0.1", show_default=True, metavar="HOST")
-@click.option("--web-port", type=click.IntRange(1, 65535), default=8000, show_default=True, metavar="PORT")
+@click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
 def tui(
     listen: str | None, http_port: int | None, web: bool, web_host: str, web_port: int, words: tuple[str, ...]
@@ -124,11 +127,9 @@ def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: 
         converse(over_capture(over), script)
         return
     from specscope.engine.local import live_commands
-    from specscope.engine.prompts import PromptSpec, read_prompts
+    from specscope.engine.prompts import prompt_specs
 
-    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
-    if file is not None:
-        specs += read_prompts(file, params, raw=raw)
+    specs = prompt_specs(prompts, file, params, raw=raw)
     if not specs:
         raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
     converse(live_commands(config, specs), script)
@@ -153,9 +154,9 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
+    settings = output_settings(flags, output, (prompts, config.target, config.draft_model))
     specs = read_prompts(prompts, params, raw=raw)
-    code = capture_run(config, specs, params, output_settings(flags, output), log_stats=log_stats, quiet=quiet)
-    sys.exit(code)
+    sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
 
 
 @cli.command()
@@ -186,6 +187,8 @@ def report(file: str, as_json: bool, html: str | None) -> None:
     from specscope.analyze.report import build_report
     from specscope.trace.reading import read_capture
 
+    if html is not None:
+        check_output(html, "--html", (file,), PAGE)
     reader = read_capture(file)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
@@ -209,11 +212,12 @@ def _write_page(figures: Report, html: str) -> None:
         from specscope.analyze.page import render_html
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+    page = render_html(figures).encode("utf-8", "backslashreplace")
     try:
-        Path(html).write_text(render_html(figures), "utf-8")
+        Path(html).write_bytes(page)
     except OSError as error:
         raise UserError(f"cannot write {html}: {error.strerror}") from error
-    click.echo(f"wrote {html}", err=True)
+    say(f"wrote {html}")
 
 
 @cli.command()
@@ -247,16 +251,24 @@ def train(context: click.Context) -> None:
 @click.option("-o", "--output", required=True, metavar="DIR", help="The head, its data and its state go there.")
 @click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
 @click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
-@click.option("--self-synthesise", "tokens", type=click.IntRange(min=1), metavar="N", help="Tokens the target writes.")
-@click.option("--draft-vocab", type=click.IntRange(min=4), default=8192, show_default=True, help="Tokens it drafts.")
-@click.option("--steps", type=click.IntRange(1, 16), default=3, show_default=True, help="Passes over its own outputs.")
-@click.option("--epochs", type=click.FloatRange(min=0.01), default=4.0, show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
-@click.option("--batch-tokens", type=click.IntRange(min=16), default=2048, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--self-synthesise", "tokens", type=whole_from(1, 10**10), metavar="N", help="Tokens the target writes.")
+@click.option(
+    "--draft-vocab", type=whole_from(4, 10**6), metavar="N", default=8192, show_default=True, help="Tokens it drafts."
+)
+@click.option(
+    "--steps", type=whole_from(1, 16), metavar="N", default=3, show_default=True, help="Passes over its own outputs."
+)
+@click.option("--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True)
+@click.option("--learning-rate", type=real_from(1e-9, 10), metavar="RATE", default=1e-3, show_default=True)
+@click.option("--batch-tokens", type=whole_from(16, 2**20), metavar="N", default=2048, show_default=True)
+@click.option("--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True)
 @click.option("--start", default="", metavar="HEAD", help="Go on from this head instead of a new one.")
-@click.option("--rows", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences written at once.")
-@click.option("--longest", type=click.IntRange(min=32), default=320, show_default=True, help="Tokens of a sequence.")
+@click.option(
+    "--rows", type=whole_from(1, 4096), metavar="N", default=64, show_default=True, help="Sequences written at once."
+)
+@click.option(
+    "--longest", type=whole_from(32, 2**17), metavar="N", default=320, show_default=True, help="Tokens of a sequence."
+)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
@@ -271,6 +283,7 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     from specscope.train.run import Task
     from specscope.train.run import train as run_training
 
+    check_training(output, (target, data, how["start"] or None))
     names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed", "start")
     recipe = Recipe(**{name: how.pop(name) for name in names})
     file = None if data is None else Path(data)
@@ -297,27 +310,61 @@ cli.add_command(bench)
 
 
 def _warn(text: str) -> None:
-    click.echo(f"specscope: warning: {text}", err=True)
+    say(f"specscope: warning: {text}")
 
 
 def main() -> None:
     """Run the command; errors that people can mend become one line and exit code 2."""
+    open_streams()
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
+    code = _guarded(_run)
+    code = _guarded(flush_output) or code  # what was printed is not lost without a word
+    sys.exit(code)
+
+
+def _run() -> None:
+    """What was asked for. Not click's own main: it hides broken pipes."""
+    if "_SPECSCOPE_COMPLETE" in os.environ:
+        cli.main(prog_name="specscope")
+    with cli.make_context("specscope", sys.argv[1:]) as context:
+        cli.invoke(context)
+
+
+def _guarded(work: Callable[[], None]) -> int:
+    """Do some work; its exit code."""
     try:
-        cli.main(standalone_mode=False)
+        work()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0
     except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (UserError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see {error.ctx.command_path} --help)"
-        click.echo(f"specscope: error: {' '.join(text.split())}", err=True)
-        sys.exit(2)
+        say(f"specscope: error: {text}")
+        return 2
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone, which is its right
-        sys.exit(0)
+        give_up_output()  # the reader of our output is gone, which is its right
+        return 0
+    except OutputError as error:
+        give_up_output()
+        say(f"specscope: error: cannot write to standard output: {error.strerror}")
+        return 2
+    except Exception as error:
+        return _unexpected(error)
+    return 0
+
+
+def _unexpected(error: Exception) -> int:
+    """Nobody foresaw this. The traceback is for whoever asks for it."""
+    if os.environ.get("SPECSCOPE_TRACEBACK"):
+        traceback.print_exc()
+    advice = "please report it; SPECSCOPE_TRACEBACK=1 shows where it was"
+    say(f"specscope: internal error: {type(error).__name__}: {str(error)[:300]} ({advice})")
+    return 70
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ BAD = {
     "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
     "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
-    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "top_p must be above 0"),
+    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "--top-p must be above 0 and at most 1"),
     "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
     "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),

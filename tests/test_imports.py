@@ -18,7 +18,7 @@ ALLOWED = {
     "engine": {"speculate", "model", "trace", "debug", "specscope"},
     "analyze": {"trace"},
     "tui": {"debug", "trace"},
-    "bench": {"engine", "speculate", "model", "kernels", "trace", "debug", "tui", "options", "outputs"},
+    "bench": {"engine", "speculate", "model", "kernels", "trace", "debug", "tui", "numbers", "options", "outputs"},
 }
 LIGHT = ["specscope.trace", "specscope.analyze", "specscope.debug", "specscope.tui"]
 
