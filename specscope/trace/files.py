@@ -38,7 +38,7 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                 if len(line) > LONGEST_LINE:
                     raise UserError(f"{path}, line {number}: the line is longer than {LONGEST_LINE >> 20} MiB")
                 if read > largest:
-                    raise UserError(f"{path} is larger than {largest >> 20} MiB: split it")
+                    raise UserError(f"{path} is larger than {largest >> 20} MiB, the limit")
                 yield number, _text(line, f"{path}, line {number}")
     except OSError as error:
         raise UserError(f"cannot read {what} {path}: {error.strerror}") from error
