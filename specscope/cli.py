@@ -80,7 +80,13 @@ def run(prompts: tuple[str, ...], file: str | None, output: str | None, paused: 
 @click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="For HTTP instead of the port after.")
 @click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
-@click.option("--web-host", default="127.0.0.1", show_default=True, metavar="HOST")
+@click.option(
+    "--web-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="0.0.0.0 lets other machines in: with the token in the URL that is printed at the start.",
+)
 @click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
 def tui(

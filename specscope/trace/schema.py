@@ -81,5 +81,5 @@ def short(value: object) -> str:
 
 
 def whole(text: str) -> int | None:
-    """A number of up to 18 ASCII digits; None for anything else."""
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+    """A number of up to 19 ASCII digits, which every seed has; None for anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
