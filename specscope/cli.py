@@ -285,11 +285,11 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     """
     if (data is None) == (tokens is None):
         raise UserError("give either --data FILE or --self-synthesise N")
+    check_training(output, (target, data, how["start"] or None))
     from specscope.train.eagle3 import Recipe
     from specscope.train.run import Task
     from specscope.train.run import train as run_training
 
-    check_training(output, (target, data, how["start"] or None))
     names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed", "start")
     recipe = Recipe(**{name: how.pop(name) for name in names})
     file = None if data is None else Path(data)

@@ -13,7 +13,7 @@ from specscope.errors import UserError
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
-PATIENCE = 4.0  # seconds that a named pipe may be without a writer
+PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 # How the files begin that specscope writes: only such a file may be replaced.
 CAPTURE = (b'{"resourceSpans":',)

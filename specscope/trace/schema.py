@@ -29,7 +29,7 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
     """`value` as `kind`, an Annotated type whose Meta says in its description what is allowed. Raises UserError."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
-    except (msgspec.ValidationError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
         raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
 
 
