@@ -210,7 +210,13 @@ def report(file: str, as_json: bool, html: str | None) -> None:
 
         from specscope.analyze.text import render_text
 
-        render_text(figures, Console())
+        class Pipe(Console):
+            """A console that leaves it to `main` what a reader who has gone means."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        render_text(figures, Pipe())
 
 
 def _write_page(figures: Report, html: str) -> None:

@@ -282,7 +282,7 @@ def test_without_a_standard_error_the_exit_code_tells(where, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
     done = shell(f"$S report $T --html page.html {where}", tmp_path)
     assert done.returncode == 0
-    assert (tmp_path / "page.html").read_text().endswith("</html>\n")
+    assert (tmp_path / "page.html").read_text().endswith("</html>")
 
 
 def test_an_unexpected_error_is_one_line_and_its_traceback_is_for_who_asks(monkeypatch):
