@@ -15,7 +15,7 @@ from specscope.errors import UserError
 from specscope.numbers import Number
 from specscope.trace.files import CAPTURE, check_output
 from specscope.trace.params import PARAM_TYPES, SamplingParams
-from specscope.trace.schema import Port, checked, short, whole
+from specscope.trace.schema import Port, short, whole
 from specscope.trace.spans import Level
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -184,6 +184,7 @@ def checked_address(text: str, flag: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     number = whole(port)
-    if not bare or number is None or (":" in bare and bare == host) or not bare.isprintable() or " " in bare:
-        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317")
-    return bare, int(checked(number, Port, f"{flag} {short(text)}: the port"))
+    readable = bare.isprintable() and " " not in bare and (":" not in bare or bare != host)
+    if not bare or not readable or number is None or number > 65535:
+        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, the port at most 65535")
+    return bare, number
