@@ -36,7 +36,7 @@ class SamplingParams:
     # drop tokens below min_p times the largest probability
     min_p: Annotated[float, Meta(ge=0, lt=1, description="at least 0 and below 1")] = 0.0
     # divides (or multiplies) logits of tokens in prompt and output
-    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e6, description="between 0.000001 and 1000000")] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e12, description="between 1e-6 and 1e12")] = 1.0
     presence_penalty: Penalty = 0.0  # subtracted once from logits of tokens in the output
     frequency_penalty: Penalty = 0.0  # subtracted once for each time a token is in the output
     # added to the logits of these token ids
