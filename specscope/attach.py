@@ -15,6 +15,7 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.lifetime import Lifetime
 from specscope.listen import ENGINES, Heard, Listening, Odd, listen
+from specscope.options import checked_address
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 
@@ -191,11 +192,10 @@ def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> Non
     """Listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP, and show what comes."""
     from specscope.tui.app import run_app
 
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 65535:
-        raise UserError(f"--listen {address}: write HOST:PORT, e.g. 127.0.0.1:4317")
-    number = int(port)
-    attached = Attached(host, number, http_port if http_port is not None else (number + 1 if number else 0))
+    host, port = checked_address(address, "--listen")
+    if http_port is None and port == 65535:
+        raise UserError(f"--listen {address}: there is no port after it: give --http-port as well")
+    attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
     viewer = Viewer(control=attached)
     attached.viewer = viewer
     try:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import logging
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +11,8 @@ import click
 import specscope
 from specscope.bench.verbs import bench
 from specscope.errors import UserError
-from specscope.interrupt import tidy_end
-from specscope.lifetime import Lifetime, watched
+from specscope.lifetime import Lifetime
+from specscope.numbers import real_from, whole_from
 from specscope.options import (
     engine_config,
     engine_options,
@@ -25,6 +21,8 @@ from specscope.options import (
     sampling_options,
     sampling_params,
 )
+from specscope.streams import say
+from specscope.trace.files import PAGE, check_output, check_training
 
 if TYPE_CHECKING:
     from specscope.analyze.report import Report
@@ -74,25 +72,28 @@ def run(
 
     Without PROMPTS or --file the screen asks for one (press i).
     """
-    from specscope.engine.prompts import PromptSpec, read_prompts
+    from specscope.engine.prompts import prompt_specs
     from specscope.live import run_live
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
-    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
-    if any(not spec.prompt for spec in specs):
-        raise UserError("a prompt is empty")
-    if file is not None:
-        specs += read_prompts(file, params, raw=raw)
-    run_live(config, specs, params, output_settings(flags, output), lifetime, raw=raw, paused=paused)
+    settings = output_settings(flags, output, (file, config.target, config.draft_model))
+    specs = prompt_specs(prompts, file, params, raw=raw)
+    run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
 
 
 @cli.command()
 @click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
-@click.option("--http-port", type=int, metavar="PORT", help="For HTTP instead of the port after.")
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="For HTTP instead of the port after.")
 @click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
-@click.option("--web-host", default="127.0.0.1", show_default=True, metavar="HOST")
-@click.option("--web-port", type=click.IntRange(1, 65535), default=8000, show_default=True, metavar="PORT")
+@click.option(
+    "--web-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="0.0.0.0 lets other machines in: with the token in the URL that is printed at the start.",
+)
+@click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
 @click.pass_obj
 def tui(
@@ -145,11 +146,9 @@ def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: 
         converse(over_capture(over), script)
         return
     from specscope.engine.local import live_commands
-    from specscope.engine.prompts import PromptSpec, read_prompts
+    from specscope.engine.prompts import prompt_specs
 
-    specs = [PromptSpec(prompt, params, raw=raw) for prompt in prompts]
-    if file is not None:
-        specs += read_prompts(file, params, raw=raw)
+    specs = prompt_specs(prompts, file, params, raw=raw)
     if not specs:
         raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
     converse(live_commands(config, specs), script)
@@ -174,9 +173,9 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
+    settings = output_settings(flags, output, (prompts, config.target, config.draft_model))
     specs = read_prompts(prompts, params, raw=raw)
-    code = capture_run(config, specs, params, output_settings(flags, output), log_stats=log_stats, quiet=quiet)
-    sys.exit(code)
+    sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
 
 
 @cli.command()
@@ -208,6 +207,8 @@ def report(file: str, as_json: bool, html: str | None) -> None:
     from specscope.analyze.report import build_report
     from specscope.trace.reading import read_capture
 
+    if html is not None:
+        check_output(html, "--html", (file,), PAGE)
     reader = read_capture(file)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
@@ -223,7 +224,13 @@ def report(file: str, as_json: bool, html: str | None) -> None:
 
         from specscope.analyze.text import render_text
 
-        render_text(figures, Console())
+        class Pipe(Console):
+            """A console that leaves it to `main` what a reader who has gone means."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        render_text(figures, Pipe())
 
 
 def _write_page(figures: Report, html: str) -> None:
@@ -231,11 +238,12 @@ def _write_page(figures: Report, html: str) -> None:
         from specscope.analyze.page import render_html
     except ImportError as error:
         raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+    page = render_html(figures).encode("utf-8", "backslashreplace")
     try:
-        Path(html).write_text(render_html(figures), "utf-8")
+        Path(html).write_bytes(page)
     except OSError as error:
         raise UserError(f"cannot write {html}: {error.strerror}") from error
-    click.echo(f"wrote {html}", err=True)
+    say(f"wrote {html}")
 
 
 @cli.command()
@@ -269,16 +277,24 @@ def train(context: click.Context) -> None:
 @click.option("-o", "--output", required=True, metavar="DIR", help="The head, its data and its state go there.")
 @click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
 @click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
-@click.option("--self-synthesise", "tokens", type=click.IntRange(min=1), metavar="N", help="Tokens the target writes.")
-@click.option("--draft-vocab", type=click.IntRange(min=4), default=8192, show_default=True, help="Tokens it drafts.")
-@click.option("--steps", type=click.IntRange(1, 16), default=3, show_default=True, help="Passes over its own outputs.")
-@click.option("--epochs", type=click.FloatRange(min=0.01), default=4.0, show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
-@click.option("--batch-tokens", type=click.IntRange(min=16), default=2048, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--self-synthesise", "tokens", type=whole_from(1, 10**10), metavar="N", help="Tokens the target writes.")
+@click.option(
+    "--draft-vocab", type=whole_from(4, 10**6), metavar="N", default=8192, show_default=True, help="Tokens it drafts."
+)
+@click.option(
+    "--steps", type=whole_from(1, 16), metavar="N", default=3, show_default=True, help="Passes over its own outputs."
+)
+@click.option("--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True)
+@click.option("--learning-rate", type=real_from(1e-9, 10), metavar="RATE", default=1e-3, show_default=True)
+@click.option("--batch-tokens", type=whole_from(16, 2**20), metavar="N", default=2048, show_default=True)
+@click.option("--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True)
 @click.option("--start", default="", metavar="HEAD", help="Go on from this head instead of a new one.")
-@click.option("--rows", type=click.IntRange(min=1), default=64, show_default=True, help="Sequences written at once.")
-@click.option("--longest", type=click.IntRange(min=32), default=320, show_default=True, help="Tokens of a sequence.")
+@click.option(
+    "--rows", type=whole_from(1, 4096), metavar="N", default=64, show_default=True, help="Sequences written at once."
+)
+@click.option(
+    "--longest", type=whole_from(32, 2**17), metavar="N", default=320, show_default=True, help="Tokens of a sequence."
+)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
@@ -289,6 +305,7 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     """
     if (data is None) == (tokens is None):
         raise UserError("give either --data FILE or --self-synthesise N")
+    check_training(output, (target, data, how["start"] or None))
     from specscope.train.eagle3 import Recipe
     from specscope.train.run import Task
     from specscope.train.run import train as run_training
@@ -319,45 +336,4 @@ cli.add_command(bench)
 
 
 def _warn(text: str) -> None:
-    click.echo(f"specscope: warning: {text}", err=True)
-
-
-def main() -> None:
-    """Run the command; errors that people can mend become one line and exit code 2."""
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
-    try:
-        with tidy_end(), watched() as lifetime:
-            cli.main(standalone_mode=False, obj=lifetime)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except (UserError, click.ClickException) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            text += f" (see {error.ctx.command_path} --help)"
-        click.echo(f"specscope: error: {' '.join(text.split())}", err=True)
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone, which is its right
-        sys.exit(0)
-
-
-def entry() -> None:
-    """The program: `main`, and then an end at once, for an interpreter that holds torch takes a second to take down."""
-    code = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
-    if "torch" not in sys.modules:
-        sys.exit(code)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # one that is closed
-            stream.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    entry()
+    say(f"specscope: warning: {text}")

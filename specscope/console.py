@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -13,8 +12,11 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
+from specscope.trace.files import read_lines
 
 PROMPT = "(specscope) "
+LARGEST_SCRIPT = 2**20  # bytes
+LONGEST_LINE = 10_000  # characters
 
 
 def converse(commands: Commands, script: str | None) -> None:
@@ -29,6 +31,8 @@ def converse(commands: Commands, script: str | None) -> None:
                 raise UserError(f"{script}, line {number}: {error}") from error
             if commands.quitting:
                 return
+        if commands.reading:
+            raise UserError(f"{script}: the commands of a breakpoint have no end: write end after them")
         return
     for line in _lines(commands):
         try:
@@ -51,11 +55,12 @@ def _obey(commands: Commands, line: str) -> None:
 
 
 def _script(path: str) -> list[str]:
-    try:
-        return (sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"cannot read the commands in {path}: {reason}") from error
+    """The lines of a script, read before the first one runs."""
+    lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
+    longest = max(map(len, lines), default=0)
+    if longest > LONGEST_LINE:
+        raise UserError(f"{path}, line {[len(x) for x in lines].index(longest) + 1}: the line is too long")
+    return lines
 
 
 def _lines(commands: Commands) -> Iterator[str]:

@@ -33,7 +33,6 @@ def capture_run(
     """Run all prompts; returns the exit code: 0, or 128 and the signal's number, 130 after Ctrl-C. Raises UserError."""
     console = Console(stderr=True, quiet=quiet)
     assert options.capture is not None
-    _check_writable(options.capture)
     total = Acceptance()
     with _bar(console, len(specs)) as progress:
         engine = start_engine(config, lambda stage: progress(stage, 0))
@@ -56,15 +55,6 @@ def capture_run(
         console.print(f"specscope: warning: {line}", highlight=False)
     _summary(console, options.capture, total, interrupted=interrupt.asked)
     return interrupt.code if interrupt.asked else 0
-
-
-def _check_writable(path: str) -> None:
-    """Fail before the model loads, not after."""
-    try:
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 @contextmanager

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
-from specscope.engine.config import EngineConfig
+from specscope.engine.config import Context, Count, EngineConfig, Gib, StepTokens, Threads
 from specscope.errors import UserError
-from specscope.trace.params import SamplingParams
+from specscope.numbers import Number
+from specscope.trace.files import CAPTURE, check_output
+from specscope.trace.params import PARAM_TYPES, SamplingParams
+from specscope.trace.schema import Port, short, whole
 from specscope.trace.spans import Level
 
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ENGINE = [
@@ -31,22 +37,39 @@ _ENGINE = [
         "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton: GPU kernels.  [default: auto]"
     ),
     click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs on a GPU.  [default: auto]"),
-    click.option("--max-batch", type=int, metavar="N", help="Requests at once.  [default: 8]"),
-    click.option("--max-step-tokens", type=int, metavar="N", help="Tokens fed in one step.  [default: 512]"),
-    click.option("--max-context", type=int, metavar="N", help="Tokens a request may have.  [default: the model's]"),
-    click.option("--kv-memory", type=float, metavar="GIB", help="For the KV cache.  [default: 1]"),
-    click.option("--threads", type=int, metavar="N", help="CPU threads of the engine."),
+    click.option("--max-batch", type=Number(Count), metavar="N", help="Requests at once.  [default: 8]"),
+    click.option(
+        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Tokens fed in one step.  [default: 512]"
+    ),
+    click.option(
+        "--max-context", type=Number(Context), metavar="N", help="Tokens a request may have.  [default: the model's]"
+    ),
+    click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="For the KV cache.  [default: 1]"),
+    click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads of the engine."),
 ]
 _SAMPLING = [
-    click.option("--temperature", type=float, metavar="T", help="0 is greedy.  [default: 0]"),
-    click.option("--top-k", type=int, metavar="K", help="0 is off.  [default: 0]"),
-    click.option("--top-p", type=float, metavar="P", help="[default: 1]"),
-    click.option("--min-p", type=float, metavar="P", help="[default: 0]"),
-    click.option("--repetition-penalty", type=float, metavar="R", help="[default: 1]"),
-    click.option("--presence-penalty", type=float, metavar="R", help="[default: 0]"),
-    click.option("--frequency-penalty", type=float, metavar="R", help="[default: 0]"),
-    click.option("--seed", type=int, metavar="N", help="Every coin follows from it.  [default: 0]"),
-    click.option("--max-tokens", type=int, metavar="N", help="Output tokens a request.  [default: 128]"),
+    click.option(
+        "--temperature", type=Number(PARAM_TYPES["temperature"]), metavar="T", help="0 is greedy.  [default: 0]"
+    ),
+    click.option("--top-k", type=Number(PARAM_TYPES["top_k"]), metavar="K", help="0 is off.  [default: 0]"),
+    click.option("--top-p", type=Number(PARAM_TYPES["top_p"]), metavar="P", help="[default: 1]"),
+    click.option("--min-p", type=Number(PARAM_TYPES["min_p"]), metavar="P", help="[default: 0]"),
+    click.option(
+        "--repetition-penalty", type=Number(PARAM_TYPES["repetition_penalty"]), metavar="R", help="[default: 1]"
+    ),
+    click.option("--presence-penalty", type=Number(PARAM_TYPES["presence_penalty"]), metavar="R", help="[default: 0]"),
+    click.option(
+        "--frequency-penalty", type=Number(PARAM_TYPES["frequency_penalty"]), metavar="R", help="[default: 0]"
+    ),
+    click.option(
+        "--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Every coin follows from it.  [default: 0]"
+    ),
+    click.option(
+        "--max-tokens",
+        type=Number(PARAM_TYPES["max_tokens"]),
+        metavar="N",
+        help="Output tokens a request.  [default: 128]",
+    ),
     click.option("--stop", multiple=True, metavar="TEXT", help="Ends the output; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence token."),
     click.option("--raw", is_flag=True, help="Feed prompts as they are, not as chat turns."),
@@ -61,7 +84,7 @@ _OUTPUT = [
         show_default=True,
         help="How much goes to the endpoint; capture files always hold trees.",
     ),
-    click.option("--metrics-port", type=int, metavar="PORT", help="Serve Prometheus metrics on this port."),
+    click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
     click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
 ]
 
@@ -125,16 +148,43 @@ def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}), raw
 
 
-def output_settings(flags: dict[str, Any], capture: str | None) -> OutputOptions:
-    """Take the output flags out of `flags`."""
-    port = flags.pop("metrics_port")
-    if port is not None and not 0 <= port < 65536:
-        raise UserError(f"--metrics-port must be between 0 and 65535, not {port}")
+def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable[str | None] = ()) -> OutputOptions:
+    """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite."""
+    if capture is not None:
+        check_output(capture, "-o", inputs, CAPTURE)
+    endpoint = flags.pop("otlp_endpoint")
+    for name in ENDPOINTS:
+        if os.environ.get(name):
+            checked_endpoint(os.environ[name], name)
     return OutputOptions(
         capture=capture,
-        otlp_endpoint=flags.pop("otlp_endpoint"),
+        otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
         level=Level(flags.pop("trace_level")),
-        metrics_port=port,
+        metrics_port=flags.pop("metrics_port"),
         text=not flags.pop("no_text"),
     )
+
+
+def checked_endpoint(text: str, name: str) -> str:
+    """An OTLP endpoint as a URL of http or https. Raises UserError."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port out of range, a bracket that is not closed
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
+        raise UserError(f"{name} {short(text)}: write http://HOST:PORT or https://HOST:PORT")
+    return url
+
+
+def checked_address(text: str, flag: str) -> tuple[str, int]:
+    """HOST:PORT; an IPv6 address stands in brackets. Raises UserError."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    number = whole(port)
+    readable = bare.isprintable() and " " not in bare and (":" not in bare or bare != host)
+    if not bare or not readable or number is None or number > 65535:
+        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, the port at most 65535")
+    return bare, number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from specscope.errors import UserError
 from specscope.options import OutputOptions
 from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
@@ -34,12 +35,16 @@ class Outputs:
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
         self._span_failures: Callable[[], int] = lambda: 0
-        if options.capture is not None:
-            writer = CaptureWriter(options.capture, run, vocabulary)
-            bus.subscribe(writer, lossless=True)
-            self._closers.append(writer.close)
-        self._open_network(options, run, vocabulary)
-        self._open_metrics(options, run, log)
+        try:
+            self._open_network(options, run, vocabulary)
+            self._open_metrics(options, run, log)
+            if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
+                writer = CaptureWriter(options.capture, run, vocabulary)
+                bus.subscribe(writer, lossless=True)
+                self._closers.append(writer.close)
+        except BaseException:
+            self.close()
+            raise
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
         from specscope.trace.export import SpanSink, endpoint_from_environment, make_exporter
@@ -47,7 +52,11 @@ class Outputs:
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
         if not wanted or options.level is Level.OFF:
             return
-        sink = SpanSink(make_exporter(options.otlp_endpoint, options.otlp_protocol), run, vocabulary, options.level)
+        try:
+            exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)
+        except ValueError as error:  # of the OTEL_* variables
+            raise UserError(f"the OTLP exporter cannot be made: {error}") from error
+        sink = SpanSink(exporter, run, vocabulary, options.level)
         self._network = self._bus.subscribe(sink)
         self._span_failures = lambda: sink.failed
         self._closers.append(sink.close)

@@ -16,7 +16,7 @@ import time
 import psutil
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color"}
-SPECSCOPE = [sys.executable, "-m", "specscope.cli"]
+SPECSCOPE = [sys.executable, "-m", "specscope"]
 LEFT_SECONDS = 2.0  # nothing outlives its terminal or its parent by more
 
 

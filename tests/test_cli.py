@@ -18,7 +18,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "
 
 
 def specscope(*words, stdin=""):
-    command = [sys.executable, "-m", "specscope.cli", *map(str, words)]
+    command = [sys.executable, "-m", "specscope", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=ENV, input=stdin, timeout=120)
 
 
@@ -90,7 +90,7 @@ def test_prompts_from_standard_input(model, tmp_path):
 def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
     prompts, path = tmp_path / "p.txt", tmp_path / "run.jsonl"
     prompts.write_text("abc abc abc\n" * 40)
-    command = [sys.executable, "-m", "specscope.cli", "capture", prompts, "-o", path, "--max-tokens", "400"]
+    command = [sys.executable, "-m", "specscope", "capture", prompts, "-o", path, "--max-tokens", "400"]
     child = subprocess.Popen([*command, "--ignore-eos", *map(str, model)], env=ENV, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while time.monotonic() < end and (not path.exists() or path.stat().st_size < 20_000):
@@ -126,7 +126,7 @@ BAD = {
     "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
     "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
-    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "top_p must be above 0"),
+    "bad top-p": (["capture", "P", "-o", "O", "--top-p", "2"], "--top-p must be above 0 and at most 1"),
     "not a number": (["capture", "P", "-o", "O", "--top-k", "many"], "--top-k"),
     "bad tree": (["capture", "P", "-o", "O", "--tree", "[(0, 0)]"], "has no parent"),
     "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, mod
     path = tmp_path / "run.jsonl"
     words = ["capture", prompts, "-o", path, "--max-tokens", "300", "--ignore-eos", *model]
     shell = "trap '' XFSZ; ulimit -f 200; exec \"$@\""
-    command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope.cli", *map(str, words)]
+    command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=120)
     assert done.returncode == 2
     assert f"cannot go on writing {path}" in done.stderr
@@ -222,7 +222,7 @@ def test_a_cut_capture_is_reported_with_a_warning(tmp_path):
 
 
 def test_a_closed_pipe_is_no_error(captured):
-    shell = f"{sys.executable} -m specscope.cli report {captured[0]} --json | head -c 10"
+    shell = f"{sys.executable} -m specscope report {captured[0]} --json | head -c 10"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=ENV, timeout=60)
     assert done.stderr == ""
     assert Path(captured[0]).exists()

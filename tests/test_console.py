@@ -14,7 +14,7 @@ PLANTED = Path(__file__).parent.parent / "traces" / "planted.jsonl"
 
 def debug(*words, text=None):
     return subprocess.run(
-        [sys.executable, "-m", "specscope.cli", "debug", *map(str, words)],
+        [sys.executable, "-m", "specscope", "debug", *map(str, words)],
         input=text,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_what_cannot_be_run_is_one_line(words, why):
 def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):
     command = ["debug", "abcabcabc", "--target", str(tiny), "--raw", "--drafter", "none", "--max-tokens", "480"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "specscope.cli", *command, "--ignore-eos", "--kv-memory", "0.05"],
+        [sys.executable, "-m", "specscope", *command, "--ignore-eos", "--kv-memory", "0.05"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

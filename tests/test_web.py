@@ -15,12 +15,13 @@ import urllib.request
 from pathlib import Path
 
 import aiohttp
+import aiohttp.web
 import pytest
 from PIL import Image
 
 from specscope.errors import UserError
 from specscope.tui import palette
-from specscope.web import serve
+from specscope.web import SESSIONS, make_server, serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COLOURS = {name: palette.style(name, True).color.triplet for name in ("accepted", "rejected", "recovered")}
@@ -36,7 +37,7 @@ def free_port():
 @contextlib.contextmanager
 def server(*words):
     port = free_port()
-    command = [sys.executable, "-m", "specscope.cli", "tui", "--web", "--web-port", str(port), "--", *words]
+    command = [sys.executable, "-m", "specscope", "tui", "--web", "--web-port", str(port), "--", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         for _ in range(200):
@@ -125,3 +126,107 @@ def test_a_port_that_is_taken_is_one_line():
         taken.listen()
         with pytest.raises(UserError, match="cannot listen on"):
             serve(["run"], "127.0.0.1", taken.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def serving(host="127.0.0.1"):
+    """The real server on a free port, in this process; its sessions are processes that do nothing."""
+    port = free_port()
+    made, guard = make_server(["doctor"], host, port)
+    made.command = "echo __GANGLION__; head -c 1"  # until it is told to quit
+    runner = aiohttp.web.AppRunner(await made._make_app(), shutdown_timeout=0.1)
+    made.console.quiet = True
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield port, guard, session
+    finally:
+        await runner.cleanup()
+
+
+EVIL = [
+    {"Host": "evil.example"},
+    {"Host": "evil.example:PORT"},
+    {"Host": "127.0.0.1"},
+    {"Host": "127.0.0.1:1"},
+    {"Host": "localhost:PORT.evil.example"},
+    {"Host": ""},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://127.0.0.1"},
+    {"Origin": "https://127.0.0.1:PORT"},
+    {"Origin": "http://localhost:PORT"},  # a name of this server, but not the one that was addressed
+    {"Host": "evil.example:PORT", "Origin": "http://evil.example:PORT"},  # DNS rebinding
+]
+
+
+@pytest.mark.parametrize("headers", EVIL, ids=str)
+async def test_other_sites_are_refused(headers):
+    async with serving() as (port, _, session):
+        headers = {name: value.replace("PORT", str(port)) for name, value in headers.items()}
+        for path in ("/", "/static/js/textual.js", "/download/x"):
+            async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
+                assert answer.status == 403
+                assert (await answer.text()).startswith("specscope: ")
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"http://127.0.0.1:{port}/ws", headers=headers)
+        assert refused.value.status == 403
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
+async def test_the_user_is_served_by_any_name_of_this_machine(name):
+    async with serving() as (port, _, session):
+        headers = {"Host": f"{name}:{port}"}
+        async with session.get(f"http://127.0.0.1:{port}/", headers=headers) as answer:
+            assert answer.status == 200
+            assert f'"ws://{name}:{port}/ws"' in await answer.text()
+            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        headers["Origin"] = f"http://{name.lower()}:{port}"
+        async with session.ws_connect(f"http://127.0.0.1:{port}/ws", headers=headers) as wire:
+            await wire.send_json(["ping", "1"])
+            assert await wire.receive_json(timeout=10) == ["pong", "1"]
+
+
+async def test_where_other_machines_reach_it_a_token_is_needed():
+    async with serving("0.0.0.0") as (port, guard, session):
+        url = f"http://127.0.0.1:{port}"
+        assert len(guard.token) >= 32
+        for query in ("", "?token=", "?token=wrong", "?token=%ff"):
+            async with session.get(f"{url}/{query}", allow_redirects=False) as answer:
+                assert answer.status == 403
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await session.ws_connect(f"{url}/ws")
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as user:
+            async with user.get(f"{url}/?token={guard.token}&fontsize=12") as answer:
+                assert answer.status == 200
+                assert str(answer.url) == f"{url}/?fontsize=12"  # the token is out of sight
+            async with user.ws_connect(f"{url}/ws", headers={"Origin": url}) as wire:
+                await wire.send_json(["ping", "1"])
+                assert await wire.receive_json(timeout=10) == ["pong", "1"]
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await user.ws_connect(f"{url}/ws", headers={"Origin": "http://evil.example"})
+
+
+async def test_sessions_are_bounded_and_closing_one_makes_room():
+    async with serving() as (port, _, session):
+        url = f"http://127.0.0.1:{port}/ws"
+        wires = [await session.ws_connect(url) for _ in range(SESSIONS)]
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(url)
+        assert refused.value.status == 503
+        for wire in wires:
+            await wire.close()
+        for _ in range(50):
+            with contextlib.suppress(aiohttp.WSServerHandshakeError):
+                await (await session.ws_connect(url)).close()
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("a closed session makes no room")
+
+
+@pytest.mark.parametrize("host", ["", "no.such.host.invalid", "999.1.1.1", "x" * 300, "\udcff"])
+def test_a_host_that_is_none_is_one_line(host):
+    with pytest.raises(UserError):
+        serve(["run"], host, free_port())

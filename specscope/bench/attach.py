@@ -30,7 +30,7 @@ def run_attach(sample: str, seconds: int) -> None:
     """Measure and print. `sample` is a capture whose steps are sent again and again."""
     console = Console()
     read_capture(sample)  # a bad file is said at once
-    terminal = Terminal([sys.executable, "-m", "specscope.cli", "tui", "--listen", "127.0.0.1:43170"])
+    terminal = Terminal([sys.executable, "-m", "specscope", "tui", "--listen", "127.0.0.1:43170"])
     if terminal.wait_for(lambda shown: b"listening on" in shown, 30) is None:
         raise UserError("the screen did not come up")
     command = [sys.executable, "-m", "specscope.bench.attach", sample, str(seconds)]

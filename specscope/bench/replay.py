@@ -71,7 +71,7 @@ def lengthen(sample: str, path: Path) -> None:
 
 
 def _measure(path: Path) -> tuple[str, str, str, str]:
-    terminal = Terminal([sys.executable, "-m", "specscope.cli", "replay", str(path)])
+    terminal = Terminal([sys.executable, "-m", "specscope", "replay", str(path)])
     first = terminal.wait_for(lambda shown: b"root @" in shown or b"accepted" in shown, 60)
     read = terminal.wait_for(lambda shown: "◂▸ replay".encode() in shown, 120)
     if first is None or read is None:

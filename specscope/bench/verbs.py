@@ -7,13 +7,25 @@ from typing import Any, TypeVar
 
 import click
 
+from specscope.numbers import whole_from
 from specscope.options import engine_config, engine_options
+from specscope.trace.files import FIGURES, check_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-json_option = click.option("--json", "json_file", metavar="FILE", help="Write the figures there as well.")
+
+def _figures(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse a file that cannot take the figures before minutes of measuring, not after."""
+    if path is not None:
+        check_output(path, "--json", (), FIGURES)
+    return path
+
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", callback=_figures, help="Write the figures there as well."
+)
 rounds_option = click.option(
-    "--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Paired rounds."
+    "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Paired rounds."
 )
 
 
@@ -78,7 +90,7 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 
 @bench.command("attach")
 @click.argument("sample", metavar="CAPTURE")
-@click.option("--seconds", type=click.IntRange(5, 3600), default=60, show_default=True)
+@click.option("--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True)
 def bench_attach(sample: str, seconds: int) -> None:
     """Whether the screen keeps up with 200 steps a second of CAPTURE's sent from elsewhere, and answers keys."""
     from specscope.bench.attach import run_attach
@@ -107,7 +119,7 @@ def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # 
 
 @bench.command("replay")
 @click.argument("sample", metavar="CAPTURE")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
 def bench_replay(sample: str, rounds: int) -> None:
     """How soon a 10,000-step capture, made of CAPTURE's steps, is on the screen, and what it takes."""
     from specscope.bench.replay import run_replay

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specscope.debug import show
@@ -15,6 +15,10 @@ from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session, Stop
 from specscope.errors import UserError
+from specscope.trace.schema import short, whole
+
+MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
+MOST_COUNT = 10**9
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Commands:
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
         self._last = ""
+        self._pending: list[str] = []  # commands of breakpoints that stopped, still to be run
+        self._draining = False
         self._for: int | None = None  # the breakpoint whose commands are being read
         self._lines: list[str] = []
 
@@ -110,12 +116,29 @@ class Commands:
     def stopped(self, stop: Stop) -> str:
         """A stop: why, where, and what the breakpoints' commands say."""
         lines = [stop.describe(), show.where(self.session)]
+        if stop.reason == "interrupted":
+            self._pending.clear()
         if stop.hits:
             hit = stop.hits[0]
             self.session.request = hit.request
             lines[1] = show.where(self.session, hit.node)
-            lines += [self._told(command) for hit in stop.hits for command in hit.commands]
+            self._pending[:0] = [command for hit in stop.hits for command in hit.commands]
+            if not self._draining:
+                lines += self._drain()
         return "\n".join(line for line in lines if line)
+
+    def _drain(self) -> Iterator[str]:
+        """Run what breakpoints ask for. They may run on and stop again, so it is a loop, and one with an end."""
+        self._draining = True
+        try:
+            for _ in range(MOST_COMMANDS):
+                if not self._pending or self.quitting:
+                    return
+                yield self._told(self._pending.pop(0))
+            if self._pending:
+                yield f"breakpoints have run {MOST_COMMANDS} commands without an end: stopped here"
+        finally:
+            self._pending, self._draining = [], False
 
     def _told(self, line: str) -> str:
         """What a breakpoint's command says; one that cannot be obeyed says why, and the next is run."""
@@ -127,9 +150,10 @@ class Commands:
     def _count(self, text: str) -> int:
         if not text:
             return 1
-        if not text.isdecimal() or int(text) < 1:
-            raise UserError(f"how many? {text!r} is no number above 0")
-        return int(text)
+        count = whole(text)
+        if count is None or not 1 <= count <= MOST_COUNT:
+            raise UserError(f"how many? {short(text)} is no number from 1 to {MOST_COUNT}")
+        return count
 
     def next(self, text: str) -> str:
         """Engine steps forward."""
@@ -155,13 +179,14 @@ class Commands:
 
     def goto(self, text: str) -> str:
         """Be after a step, by its number."""
-        if not text.isdecimal():
+        number = whole(text)
+        if number is None:
             raise UserError("goto which step? write goto 17")
         steps = self.session.history.steps
-        at = next((i for i, record in enumerate(steps) if record.step == int(text)), None)
+        at = next((i for i, record in enumerate(steps) if record.step == number), None)
         if at is None:
             first = steps[0].step if steps else 0
-            at = int(text) - first
+            at = number - first
             if self.session.engine is None or at < 0:
                 known = f"{first} to {steps[-1].step}" if steps else "none"
                 raise UserError(f"there is no step {text}; there are: {known}")
@@ -183,11 +208,13 @@ class Commands:
 
     def numbers(self, text: str) -> list[int]:
         """Numbers of breakpoints."""
-        words = text.replace(",", " ").split()
-        bad = next((word for word in words if not word.isdecimal()), None)
-        if bad is not None:
-            raise UserError(f"{bad!r} is no breakpoint's number")
-        return [int(word) for word in words]
+        found: list[int] = []
+        for word in text.replace(",", " ").split():
+            number = whole(word)
+            if number is None:
+                raise UserError(f"{short(word)} is not the number of a breakpoint")
+            found.append(number)
+        return found
 
     def enable(self, text: str, yes: bool) -> str:
         """Switch breakpoints on or off: those of the numbers, or all."""
@@ -213,7 +240,7 @@ class Commands:
         """`N`, then lines up to `end`; or `N line; line`."""
         number, _, rest = text.partition(" ")
         numbers = self.numbers(number)
-        if len(numbers) != 1 or not (rest or self.many_lines):
+        if len(numbers) != 1 or not (rest or (self.many_lines and not self._draining)):
             raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
         (at,) = numbers
         point = self.session.breakpoints.get(at)
@@ -257,16 +284,20 @@ class Commands:
     def node_number(self, text: str) -> int:
         """A node of the chosen request's step."""
         part = self.session.part
-        if part is None or not text.isdecimal() or int(text) >= len(part.tree):
-            raise UserError(f"there is no node {text}; nodes are numbered 0 to {len(part.tree) - 1 if part else 0}")
-        return int(text)
+        number = whole(text)
+        if part is None or number is None or number >= len(part.tree):
+            raise UserError(
+                f"there is no node {text[:20]}; nodes are numbered 0 to {len(part.tree) - 1 if part else 0}"
+            )
+        return number
 
     def node(self, text: str) -> str:
         """All that is known of a node."""
         if self.session.phase:  # a step was begun: its tree is not judged yet
-            if not text.isdecimal():
+            begun = whole(text)
+            if begun is None:
                 raise UserError("node which? write node 0")
-            return "of the step that was begun:\n" + self.what_if.node(self.session, int(text))
+            return "of the step that was begun:\n" + self.what_if.node(self.session, begun)
         number = self.node_number(text)
         try:
             deeper = self.what_if.node(self.session, number)
@@ -277,7 +308,9 @@ class Commands:
     def choose(self, text: str) -> str:
         """The request that commands are about."""
         if text not in self.session.history.requests:
-            raise UserError(f"there is no request {text!r}: {', '.join(self.session.history.requests) or 'none yet'}")
+            raise UserError(
+                f"there is no request {short(text)}: {', '.join(self.session.history.requests) or 'none yet'}"
+            )
         self.session.request = text
         return show.where(self.session)
 
@@ -351,5 +384,5 @@ def find(name: str) -> Command:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"{name!r} could be {', '.join(c.name for c in found)}")
-    raise UserError(f"there is no command {name!r}: help lists them")
+        raise UserError(f"{short(name)} could be {', '.join(c.name for c in found)}")
+    raise UserError(f"there is no command {short(name)}: help lists them")

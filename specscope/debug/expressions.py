@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 
 from simpleeval import SimpleEval
@@ -59,12 +60,17 @@ class Expression:
         if len(self.text) > LONGEST:
             raise ExpressionError(self.text[:20] + "…", 0, f"a condition has at most {LONGEST} characters")
         try:
-            tree = ast.parse(self.text, mode="eval")
+            self.text.encode()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python's own remarks on the text are not for this user
+                tree = ast.parse(self.text, mode="eval")
             _Check(self.text, names).visit(tree)
         except SyntaxError as error:
             column = error.offset - 1 if error.offset else len(self.text)  # 0: at the end
             hint = " (to compare, write ==)" if self.text[column : column + 1] == "=" else ""
             raise ExpressionError(self.text, column, f"this is no condition{hint}") from None
+        except UnicodeEncodeError:
+            raise ExpressionError(ascii(self.text)[1:21] + "…", 0, "a condition is Unicode text") from None
         except (RecursionError, MemoryError, ValueError):
             raise ExpressionError(self.text[:20] + "…", 0, "this condition is too deep") from None
         self._body = tree.body
@@ -78,7 +84,7 @@ class Expression:
         self._evaluator.names = values
         try:
             return self._evaluator._eval(self._body)
-        except (ZeroDivisionError, TypeError, OverflowError, ValueError):
+        except (ZeroDivisionError, TypeError, OverflowError, ValueError, RecursionError):
             return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import uuid
 from collections.abc import Callable
@@ -58,6 +59,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # launches, streams and events are the current device's
     dtype = pick_dtype(config.dtype, device)
+    check_memory(config.kv_memory, device)
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(1) as pool:  # the tokenizer is read while the weights are
         reading = pool.submit(load_tokenizer, config.target)
@@ -80,6 +82,16 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         max_context=max_context,
         run_info=_run_info(config, target, drafter, max_context, blocks, ran_by),
     )
+
+
+def check_memory(gib: float, device: torch.device) -> None:
+    """Refuse a KV cache that is larger than the machine."""
+    if device.type == "cuda":
+        has = torch.cuda.get_device_properties(device).total_memory / GIB
+    else:
+        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    if gib > has:
+        raise UserError(f"--kv-memory {gib:g} GiB is more than the machine has: {has:.1f} GiB")
 
 
 def count_blocks(loaded: LoadedModel, gib: float) -> int:

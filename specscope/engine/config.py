@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 import specscope
 from specscope.errors import UserError
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
+from specscope.trace.schema import checked, short, whole
 from specscope.trace.tree import ROOT
 
 DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {"eagle": "dynamic:4,depth=2,top=4", "ngram": "3x5", "draft_model": "5"}
+MOST_THREADS = os.cpu_count() or 1
+
+Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
+StepTokens = Annotated[int, Meta(ge=16, le=2**20, description=f"at least 16, and at most {2**20}")]
+Context = Annotated[int, Meta(ge=2, le=2**31 - 1, description="at least 2")]
+Gib = Annotated[float, Meta(ge=0.001, le=1e6, description="at least 0.001, and at most what the machine has")]
+Threads = Annotated[
+    int, Meta(ge=1, le=MOST_THREADS, description=f"between 1 and {MOST_THREADS}, the processors of this machine")
+]
 
 
 def is_head(folder: Path) -> bool:
@@ -35,21 +49,26 @@ class EngineConfig:
     # for "eagle": the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
-    ngram_max: int = 4  # longest suffix that prompt lookup tries
-    ngram_min: int = 2  # shortest
+    ngram_max: Count = 4  # longest suffix that prompt lookup tries
+    ngram_min: Count = 2  # shortest
     device: str = "auto"
     backend: str = "auto"  # auto, torch or triton (model/backend.py)
     graphs: str = "auto"  # auto: CUDA graphs where the triton backend runs on a GPU; off: none
     dtype: str = "auto"
-    max_batch: int = 8  # requests that run at once
-    max_step_tokens: int = 512  # tokens fed in one step: decode first, prefill chunks with the rest
-    max_context: int | None = None  # None: what the model was made for
-    kv_memory: float = 1.0  # GiB for the target's KV cache
-    threads: int | None = None  # CPU threads of the engine; None: torch's choice
+    max_batch: Count = 8  # requests that run at once
+    max_step_tokens: StepTokens = 512  # tokens fed in one step: decode first, prefill chunks with the rest
+    max_context: Context | None = None  # None: what the model was made for
+    kv_memory: Gib = 1.0  # GiB for the target's KV cache
+    threads: Threads | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
+        for name in ("target", "draft_model", "tree", "device"):
+            if getattr(self, name) == "":
+                raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
         if self.drafter not in DRAFTERS and self.synthetic_rates is None:
-            raise UserError(f"unknown drafter {self.drafter!r}: use {', '.join(DRAFTERS)} or synthetic:0.8,0.6,...")
+            raise UserError(
+                f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)} or synthetic:0.8,0.6,..."
+            )
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
@@ -64,16 +83,14 @@ class EngineConfig:
             raise UserError("--tree is given, but the drafter is none")
         if self.graphs not in ("auto", "off"):
             raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
-        for name, least in (("max_batch", 1), ("max_step_tokens", 16), ("ngram_min", 1), ("kv_memory", 0.001)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"threads must be at least 1, not {self.threads}")
+        for name, kind in _NUMBERS.items():
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
         if self.adaptive and not isinstance(self.plan, DynamicPlan):
             raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
-        _ = self.draft_layers
+        _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
@@ -92,9 +109,12 @@ class EngineConfig:
         if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
         layers = (self.draft_model or "").removeprefix("self:")
-        if not layers.isdecimal() or int(layers) < 1:
-            raise UserError(f"--draft-model {self.draft_model}: write self:N, N the layers of the target to draft with")
-        return int(layers)
+        count = whole(layers)
+        if not count:
+            raise UserError(
+                f"--draft-model {short(self.draft_model)}: write self:N, N the layers of the target to draft with"
+            )
+        return count
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
@@ -118,7 +138,11 @@ class EngineConfig:
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
         rates = self.synthetic_rates
-        text = self.tree or (DEFAULT_TREES.get(self.drafter) if rates is None else str(len(rates)))
+        text = (
+            self.tree
+            if self.tree is not None
+            else (DEFAULT_TREES.get(self.drafter) if rates is None else str(len(rates)))
+        )
         if text is None:
             return None
         plan = parse_plan(text)
@@ -130,3 +154,14 @@ class EngineConfig:
     def width(self) -> int:
         """Children of the root in a static tree."""
         return len(self.plan.shape.children(ROOT)) if isinstance(self.plan, StaticPlan) else 0
+
+
+_NUMBERS = {
+    "ngram_max": Count,
+    "ngram_min": Count,
+    "max_batch": Count,
+    "max_step_tokens": StepTokens,
+    "max_context": Context,
+    "kv_memory": Gib,
+    "threads": Threads,
+}

@@ -17,7 +17,7 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
 from specscope.engine.request import Request
-from specscope.engine.runs import Prompt, Runs
+from specscope.engine.runs import Prompt, Runs, check_length
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
@@ -81,6 +81,7 @@ class Engine(Runs):
         self.drafter = parts.drafter
         self.tokenizer = parts.tokenizer
         self.vocabulary: Vocabulary = parts.vocabulary
+        self._longest = max(map(len, self.vocabulary.pieces.values()), default=1)  # bytes of a token
         self.max_context = parts.max_context
         self.run_info: RunInfo = parts.run_info
         self.bus = Bus()
@@ -123,8 +124,12 @@ class Engine(Runs):
             raise UserError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
         if not self.scheduler.fits(len(tokens)):
             raise UserError(f"the prompt has {len(tokens)} tokens, more than the KV cache holds: raise --kv-memory")
+        params = params or SamplingParams()
+        outside = max(params.logit_bias, default=0)
+        if outside >= self.runner.loaded.vocab_size:
+            raise UserError(f"logit_bias: token id {outside} is outside the vocabulary ({self._ids()})")
         name = self._new_name() if name is None else name
-        request = Request(name, text, tokens, params or SamplingParams(), labels or {}, time.time_ns(), _title(prompt))
+        request = Request(name, text, tokens, params, labels or {}, time.time_ns(), _title(prompt))
         self.requests[name] = request
         self.scheduler.waiting.append(request)
         if self.timeline is not None:
@@ -136,6 +141,7 @@ class Engine(Runs):
 
     def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids."""
+        check_length(prompt, self.max_context, self._longest)
         if isinstance(prompt, str):
             return prompt, list(self.tokenizer(prompt)["input_ids"])
         if prompt and isinstance(prompt[0], Mapping):
@@ -149,8 +155,11 @@ class Engine(Runs):
         tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
         bad = next((t for t in tokens if not 0 <= t < self.runner.loaded.vocab_size), None)
         if bad is not None:
-            raise UserError(f"token id {bad} is outside the vocabulary (0 to {self.runner.loaded.vocab_size - 1})")
+            raise UserError(f"token id {bad} is outside the vocabulary ({self._ids()})")
         return "", tokens
+
+    def _ids(self) -> str:
+        return f"0 to {self.runner.loaded.vocab_size - 1}"
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
         """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""

@@ -92,3 +92,16 @@ class Runs(ABC):
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt: text, token ids, or one conversation."""
     return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
+
+
+def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
+    """Refuse what cannot fit into so many tokens of at most `longest` bytes. Raises UserError.
+
+    Asked before a tokenizer works on it: megabytes of text take it minutes and gigabytes.
+    """
+    if len(prompt) > tokens and not isinstance(prompt, str):
+        raise UserError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
+    texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
+    size = sum(map(len, texts))  # in characters, each of which is a byte at least
+    if size > tokens * longest:
+        raise UserError(f"the prompt has {size} characters, more than fit into the limit of {tokens - 1} tokens")

@@ -17,6 +17,7 @@ from specscope.errors import UserError
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep
+from specscope.trace.schema import short, whole
 
 FORWARD = 3  # phases after which the logits are there
 
@@ -96,7 +97,7 @@ class EngineWhatIf(WhatIf):
         for word in words:
             name, sign, value = word.partition("=")
             if not sign or not value:
-                raise UserError(f"{word!r}: {USAGE}")
+                raise UserError(f"{short(word)}: {USAGE}")
             if name in ("drafter", "tree", "draft_model"):
                 found["engine"][name] = value
             elif name in ("accept", "reject"):
@@ -119,23 +120,24 @@ class EngineWhatIf(WhatIf):
         return Changes(**found), tokens
 
     def _node(self, text: str, part: RequestStep) -> int:
-        if not text.isdecimal() or int(text) >= len(part.tree):
-            raise UserError(f"there is no node {text}: this step has {len(part.tree)}, numbered from 0")
-        return int(text)
+        number = whole(text)
+        if number is None or number >= len(part.tree):
+            raise UserError(f"there is no node {text[:20]}: this step has {len(part.tree)}, numbered from 0")
+        return number
 
     def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
         default = getattr(SamplingParams(), name, None)
         if not isinstance(default, int | float):
-            raise UserError(f"{name} cannot be changed: {USAGE}")
-        number = _number(name, text, float("-inf"), float("inf"))
-        return int(number) if isinstance(default, int) and not isinstance(default, bool) else number
+            raise UserError(f"{name[:40]} cannot be changed: {USAGE}")
+        exact = whole(text)  # a large seed is no float
+        return _number(name, text, float("-inf"), float("inf")) if exact is None else exact
 
 
 def _number(name: str, text: str, least: float, most: float) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise UserError(f"{name}={text}: a number is wanted") from None
+        raise UserError(f"{name}={text[:40]}: a number is wanted") from None
     if not (math.isfinite(number) and least <= number <= most):
-        raise UserError(f"{name}={text}: between {least:g} and {most:g}")
+        raise UserError(f"{name}={text[:40]}: between {least:g} and {most:g}")
     return number

@@ -83,6 +83,13 @@ def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:
     return orjson.dumps(data) + b"\n"
 
 
+def _opener(path: str, flags: int) -> int:
+    """Open a pipe that nobody reads with an error, instead of waiting for a reader."""
+    number = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(number, True)
+    return number
+
+
 class CaptureWriter:
     """A lossless sink that writes a capture file. Raises UserError where the file cannot be written.
 
@@ -96,11 +103,18 @@ class CaptureWriter:
         self._resource = resource_attributes(run)
         self._spans: list[Span] = []
         self._written = time.monotonic()
+        is_new = not self.path.exists()
         try:
-            self._file: BinaryIO = open(self.path, "wb", buffering=0)  # noqa: SIM115
+            self._file: BinaryIO = open(self.path, "wb", buffering=0, opener=_opener)  # noqa: SIM115
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
-        self._write()
+        try:
+            self._write()
+        except UserError:
+            self._file.close()
+            if is_new:  # leave no empty file behind
+                self.path.unlink(missing_ok=True)
+            raise
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; a line is written when there is enough for one."""

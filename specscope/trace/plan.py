@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from specscope.errors import UserError
+from specscope.trace.schema import short
 from specscope.trace.tree import MAX_NODES, TreeShape, parse_tree
 
 MAX_DEPTH = 32
@@ -94,19 +95,23 @@ def parse_plan(text: str) -> TreePlan:
         return _dynamic(rest, text)
     if kind in ("top", "sampled"):
         return StaticPlan(parse_tree(rest), top=kind == "top")
-    raise UserError(f"cannot read the tree {text!r}: it begins with dynamic:, top: or sampled:, or is a static tree")
+    raise UserError(
+        f"cannot read the tree {short(text)}: it begins with dynamic:, top: or sampled:, or is a static tree"
+    )
 
 
 def _dynamic(rest: str, text: str) -> DynamicPlan:
-    form = r"(?P<nodes>\d{1,6})(?:,depth=(?P<depth>\d{1,6}))?(?:,top=(?P<top>\d{1,6}))?"
+    form = r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?"
     match = re.fullmatch(form, re.sub(r"\s*([,=])\s*", r"\1", rest.strip()))
     if match is None:
-        raise UserError(f"cannot read the tree {text!r}: write dynamic:NODES,depth=D,top=K, the last two as you like")
+        raise UserError(
+            f"cannot read the tree {short(text)}: write dynamic:NODES,depth=D,top=K; depth and top are optional"
+        )
     nodes = int(match["nodes"])
     depth, top = int(match["depth"] or min(DEFAULT_DEPTH, max(nodes, 1))), int(match["top"] or DEFAULT_TOP)
     for name, value, most in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
         if not 1 <= value <= most:
-            raise UserError(f"tree {text!r}: {name} must be between 1 and {most}, not {value}")
+            raise UserError(f"tree {short(text)}: {name} must be between 1 and {most}, not {value}")
     if depth > nodes:
-        raise UserError(f"tree {text!r}: {nodes} nodes cannot be {depth} deep")
+        raise UserError(f"tree {short(text)}: {nodes} nodes cannot be {depth} deep")
     return DynamicPlan(nodes, depth, top)

@@ -13,6 +13,7 @@ import orjson
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
+from specscope.trace.schema import whole
 from specscope.trace.unspan import Decoder, run_info
 
 
@@ -151,6 +152,6 @@ def split_reference(text: str) -> tuple[str, str]:
     if not sign or os.path.exists(text):
         return text, ""
     name, sign, index = start.rpartition("@")
-    if not sign or not name or not index.isdecimal():
+    if not sign or not name or whole(index) is None:
         raise UserError(f"{text}: after # a request and its step are wanted, such as run.jsonl#r3@17")
     return file, start

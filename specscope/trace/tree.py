@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.errors import UserError
+from specscope.trace.schema import short
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -21,6 +23,7 @@ Bools = NDArray[np.bool_]
 
 ROOT = -1  # the parent of the first drafted level: the last committed token, which is no node of the tree
 MAX_NODES = 256
+LONGEST = 100_000  # characters of a tree string
 
 
 class Drawn(IntEnum):
@@ -101,37 +104,35 @@ def parse_tree(text: str) -> TreeShape:
     In the last form each tuple is a path of child ranks from the root. Raises UserError that says what is wrong.
     """
     text = text.strip()
-    if match := re.fullmatch(r"(?:(\d{1,6})x)?(\d{1,6})", text):
+    if match := re.fullmatch(r"(?:([0-9]{1,6})x)?([0-9]{1,6})", text):
         width, depth = int(match[1] or 1), int(match[2])
         _check_size(width * depth, text)
         if width < 1:
-            raise UserError(f"tree {text!r} has no nodes; write 3x4 for three chains of four, or --drafter none")
+            raise UserError(f"tree {short(text)} has no nodes; write 3x4 for three chains of four, or --drafter none")
         return TreeShape.fan(width, depth)
     return _from_paths(_paths(text), text)
 
 
 def _check_size(nodes: int, text: str) -> None:
     if nodes > MAX_NODES:
-        raise UserError(f"tree {_short(text)} has {nodes} nodes; the limit is {MAX_NODES}")
+        raise UserError(f"tree {short(text)} has {nodes} nodes; the limit is {MAX_NODES}")
     if nodes == 0:
-        raise UserError(f"tree {_short(text)} has no nodes; use --drafter none to run without drafts")
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")
+        raise UserError(f"tree {short(text)} has no nodes; use --drafter none to run without drafts")
 
 
 def _paths(text: str) -> list[tuple[int, ...]]:
     form = "a number (chain), WIDTHxDEPTH, or paths such as [(0,), (1,), (0, 0)]"
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own remarks on the text are not for this user
+            value = ast.literal_eval(text) if len(text) <= LONGEST else None
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        raise UserError(f"cannot read the tree {_short(text)}: write {form}") from None
+        raise UserError(f"cannot read the tree {short(text)}: write {form}") from None
     if not isinstance(value, list | tuple) or not all(isinstance(path, tuple) for path in value):
-        raise UserError(f"cannot read the tree {_short(text)}: write {form}")
+        raise UserError(f"cannot read the tree {short(text)}: write {form}")
     for path in value:
         if not path or not all(type(rank) is int and rank >= 0 for rank in path):
-            raise UserError(f"tree {_short(text)}: {path} is not a path of child ranks (0 and up)")
+            raise UserError(f"tree {short(text)}: {short(path)} is not a path of child ranks (0 and up)")
     return list(value)
 
 
@@ -141,11 +142,13 @@ def _from_paths(paths: list[tuple[int, ...]], text: str) -> TreeShape:
     index: dict[tuple[int, ...], int] = {}
     for path in ordered:
         if path in index:
-            raise UserError(f"tree {_short(text)}: {path} appears twice")
+            raise UserError(f"tree {short(text)}: {short(path)} appears twice")
         if len(path) > 1 and path[:-1] not in index:
-            raise UserError(f"tree {_short(text)}: {path} has no parent {path[:-1]}")
+            raise UserError(f"tree {short(text)}: {short(path)} has no parent {short(path[:-1])}")
         if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index:
-            raise UserError(f"tree {_short(text)}: {path} has no elder sibling {(*path[:-1], path[-1] - 1)}")
+            raise UserError(
+                f"tree {short(text)}: {short(path)} has no elder sibling {short((*path[:-1], path[-1] - 1))}"
+            )
         index[path] = len(index)
     return TreeShape(tuple(index[path[:-1]] if len(path) > 1 else ROOT for path in ordered))
 

@@ -10,6 +10,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
 from specscope.trace.history import RequestHistory
+from specscope.trace.schema import whole
 from specscope.tui.ask import Ask
 from specscope.tui.console import Console, Talk
 
@@ -49,7 +50,7 @@ class Questions(App[None]):
             number = (text or "").strip().replace(",", "")
             if not number or self._goto_request(number):
                 return
-            if not number.isascii() or not number.isdigit():
+            if whole(number) is None:
                 self._say(f"{number!r} is neither a step nor a request: write 17, r3 or r3@17")
                 return
             at = bisect_left(steps, int(number), key=lambda record: record.step)
@@ -66,7 +67,7 @@ class Questions(App[None]):
         request = self.session.history.requests.get(name)
         if request is None:
             return False
-        at = request.position_of(int(index)) if index.isdecimal() else None
+        at = None if whole(index) is None else request.position_of(int(index))
         self._pick(name)
         if at is not None:
             self._goto(at)

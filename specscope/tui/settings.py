@@ -7,22 +7,35 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from platformdirs import user_config_path
 
 from specscope.errors import UserError
+from specscope.trace.files import read_lines
+from specscope.trace.schema import checked, short
 
 VARIABLE = "SPECSCOPE_CONFIG"
+LARGEST = 2**20  # bytes of the file
+
+
+KEY = "a key, such as 'f5', or several with commas"
+Key = Annotated[str, Meta(max_length=200, pattern=r"^\s*[^\s,][^,]*(,\s*[^\s,][^,]*)*$", description=KEY)]
+Keys = Annotated[
+    dict[str, Any], Meta(max_length=200, description="a table: [keys], then a line for each, such as pause = 'f5'")
+]
+Theme = Annotated[Literal["dark", "light"], Meta(description="dark or light")]
+Fps = Annotated[float, Meta(ge=1, le=60, description="a number from 1 to 60")]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the file may say; every field may be left out."""
+    """What the file may say, and its schema; every field may be left out."""
 
     keys: Mapping[str, str] = field(default_factory=dict)  # [keys]: an action's name to its key or keys, "f5,p"
-    theme: str = "dark"  # dark or light
-    fps: float = 10  # frames a second at most, 1 to 60
+    theme: Theme = "dark"
+    fps: Fps = 10  # frames a second at most
 
 
 def settings_path() -> Path:
@@ -36,38 +49,42 @@ def read_settings(actions: Mapping[str, str], path: Path | None = None) -> Setti
     `actions`: the names that [keys] may have, with their usual keys; no key may be given to two of them.
     """
     path = path or settings_path()
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return Settings()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: {error}") from error
-    unknown = set(found) - {"keys", "theme", "fps"}
-    if unknown:
-        raise UserError(f"{path}: unknown {', '.join(sorted(unknown))}; there are keys, theme and fps")
-    theme, fps = found.get("theme", "dark"), found.get("fps", 10)
-    if theme not in ("dark", "light"):
-        raise UserError(f"{path}: theme is dark or light, not {theme!r}")
-    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 1 <= fps <= 60:
-        raise UserError(f"{path}: fps is a number from 1 to 60, not {fps!r}")
-    return Settings(_keys(found.get("keys", {}), actions, path), theme, float(fps))
+    found = _read(path)
+    try:
+        unknown = set(found) - {"keys", "theme", "fps"}
+        if unknown:
+            raise UserError(f"unknown {sorted(unknown)[0]}; there are keys, theme and fps")
+        return Settings(
+            _keys(checked(found.get("keys", {}), Keys, "keys"), actions),
+            checked(found.get("theme", "dark"), Theme, "theme"),
+            checked(found.get("fps", 10), Fps, "fps"),
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
-def _keys(found: Any, actions: Mapping[str, str], path: Path) -> dict[str, str]:  # noqa: ANN401
-    """[keys], checked."""
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: keys is a table: [keys], then a line for each, such as pause = 'f5'")
+def _read(path: Path) -> dict[str, Any]:
+    """The file as it is; empty where there is none."""
+    try:
+        lines = [line for _, line in read_lines(str(path), "the settings", largest=LARGEST)]
+        return tomllib.loads("\n".join(lines))
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"{path}: {reason}") from error
+
+
+def _keys(found: Mapping[str, Any], actions: Mapping[str, str]) -> dict[str, str]:
+    """[keys], checked: each a known action, and no key given to two of them."""
     for name, key in found.items():
         if name not in actions:
-            raise UserError(f"{path}: there is no action {name!r}; there are {', '.join(actions)}")
-        if not isinstance(key, str) or not all(part.strip() for part in key.split(",")):
-            raise UserError(f"{path}: keys.{name} is a key, such as 'f5', or several with commas, not {key!r}")
+            raise UserError(f"there is no action {short(name)}; there are {', '.join(actions)}")
+        checked(key, Key, f"keys.{name}")
     owner: dict[str, str] = {}
     for name, keys in {**actions, **found}.items():
         for key in (part.strip() for part in keys.split(",")):
             if key in owner:
-                raise UserError(f"{path}: {key} is given to both {owner[key]} and {name}")
+                raise UserError(f"{key} is given to both {owner[key]} and {name}")
             owner[key] = name
     return dict(found)

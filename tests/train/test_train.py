@@ -204,7 +204,7 @@ def test_a_broken_data_file_is_named_with_its_line(tmp_path, deep, content, wron
 
 def command(*words):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "specscope.cli", "train", "eagle3", *map(str, words)]
+    words = [sys.executable, "-m", "specscope", "train", "eagle3", *map(str, words)]
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
 
 

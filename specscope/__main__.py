@@ -1,0 +1,97 @@
+"""The program: runs the command, and turns whatever ends it into one line and an exit code."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+
+from specscope.cli import cli
+from specscope.errors import UserError
+from specscope.interrupt import tidy_end
+from specscope.lifetime import watched
+from specscope.streams import OutputError, flush_output, give_up_output, open_streams, say
+
+
+def main() -> None:
+    """Run the command; errors that people can mend become one line and exit code 2."""
+    open_streams()
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
+    code = _guarded(_run)
+    code = _guarded(flush_output) or code  # what was printed is not lost without a word
+    sys.exit(code)
+
+
+def _run() -> None:
+    """What was asked for. Not click's own main: it hides broken pipes."""
+    if "_SPECSCOPE_COMPLETE" in os.environ:
+        cli.main(prog_name="specscope")
+    with (
+        tidy_end(),
+        watched() as lifetime,
+        cli.make_context("specscope", sys.argv[1:], obj=lifetime) as context,
+    ):
+        cli.invoke(context)
+
+
+def _guarded(work: Callable[[], None]) -> int:
+    """Do some work; its exit code."""
+    try:
+        work()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (UserError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            text += f" (see {error.ctx.command_path} --help)"
+        say(f"specscope: error: {text}")
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        give_up_output()  # the reader of our output is gone, which is its right
+        return 0
+    except OutputError as error:
+        give_up_output()
+        say(f"specscope: error: cannot write to standard output: {error.strerror}")
+        return 2
+    except Exception as error:
+        return _unexpected(error)
+    return 0
+
+
+def _unexpected(error: Exception) -> int:
+    """Nobody foresaw this. The traceback is for whoever asks for it."""
+    if os.environ.get("SPECSCOPE_TRACEBACK"):
+        traceback.print_exc()
+    advice = "please report it; SPECSCOPE_TRACEBACK=1 shows where it was"
+    say(f"specscope: internal error: {type(error).__name__}: {str(error)[:300]} ({advice})")
+    return 70
+
+
+def entry() -> None:
+    """The program: `main`, and then an end at once, for an interpreter that holds torch takes a second to take down."""
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # one that is closed
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,39 @@
+"""Numbers in flags, checked against the same declared types as everywhere else."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, get_args
+
+import click
+from msgspec import Meta
+
+from specscope.trace.schema import checked
+
+_FORMS = {int: r"[+-]?[0-9]{1,40}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
+    """A flag's number. Raises UserError that names the flag. Not click's own: those take nan, 1_000 and any digits."""
+
+    def __init__(self, kind: Any) -> None:  # noqa: ANN401
+        """`kind`: an Annotated int or float with its bounds."""
+        self.kind = kind
+        self.base: type = get_args(kind)[0]
+        self.name = "integer" if self.base is int else "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Of text, or of a default as it is."""
+        if isinstance(value, str) and re.fullmatch(_FORMS[self.base], value):
+            value = self.base(value)
+        return checked(value, self.kind, param.opts[0] if param is not None else "the number")
+
+
+def whole_from(least: int, most: int) -> Number:
+    """A whole number between two bounds."""
+    return Number(Annotated[int, Meta(ge=least, le=most, description=f"between {least} and {most}")])
+
+
+def real_from(least: float, most: float) -> Number:
+    """A number between two bounds."""
+    return Number(Annotated[float, Meta(ge=least, le=most, description=f"between {least:g} and {most:g}")])

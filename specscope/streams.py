@@ -1,0 +1,81 @@
+"""Standard input, output and error: any of them may be closed, full, or read by a process that has gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any
+
+
+class OutputError(OSError):
+    """Standard output takes nothing more: its disk is full, say, or it is closed."""
+
+
+class _Output(FileIO):
+    """Standard output, whose errors can be told from those of files."""
+
+    def write(self, data: Any) -> int:  # noqa: ANN401
+        """Write. Raises BrokenPipeError where nobody reads, else OutputError."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(error.errno, error.strerror) from None
+
+
+class _Error(FileIO):
+    """Standard error that takes everything: no run ends because what is said of it cannot be written."""
+
+    def write(self, data: Any) -> int:  # noqa: ANN401
+        """Write, or let it go."""
+        with suppress(OSError):
+            return super().write(data) or 0
+        return len(data)
+
+
+def open_streams() -> None:
+    """Make all three usable. Called first: else the next file that is opened would take a closed one's number.
+
+    What is closed reads as empty, standard error goes nowhere, and writing to standard output fails, as it should.
+    """
+    for number, name, mode in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            _replace(number, mode)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        buffer = BufferedWriter(_Output(1, "w", closefd=False))
+        sys.stdout = TextIOWrapper(buffer, sys.stdout.encoding, "backslashreplace", line_buffering=os.isatty(1))
+    if isinstance(sys.stderr, TextIOWrapper):
+        error = BufferedWriter(_Error(2, "w", closefd=False))
+        sys.stderr = TextIOWrapper(error, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+def _replace(number: int, mode: int) -> None:
+    """Put nothing in the place of a stream."""
+    nowhere = os.open(os.devnull, mode)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def flush_output() -> None:
+    """Write what is left of standard output. Raises OutputError or BrokenPipeError where that is not possible."""
+    if not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def give_up_output() -> None:
+    """Let what is left of standard output go, so that the interpreter does not try again when it ends."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        _replace(1, os.O_WRONLY)
+
+
+def say(text: str) -> None:
+    """One line on standard error, however long or odd the text is."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    print(line if len(line) <= 600 else line[:599] + "…", file=sys.stderr, flush=True)
