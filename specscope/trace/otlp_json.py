@@ -1,7 +1,7 @@
-"""Lines of OTLP JSON as typed messages: what we read of TracesData, and nothing else of it.
+"""OTLP JSON as typed messages, decoded by msgspec: lines of captures, and what comes over HTTP.
 
-A line is decoded at once where it is whole. Where anything in it is not as declared, its spans are decoded one by one,
-and those that fail are named.
+Of a line only what a capture needs is read. It is decoded at once where it is whole; where anything in it is not as
+declared, its spans are decoded one by one, and those that fail are named.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from specscope.trace.schema import DamagedError, plain_error
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
+KINDS = ("string_value", "bool_value", "int_value", "double_value", "array_value", "kvlist_value", "bytes_value")
 
 
-class Value(Struct, gc=False):
-    """AnyValue. Maps and bytes are in no attribute of ours."""
+class Value(Struct, gc=False, rename="camel"):
+    """AnyValue."""
 
-    int_value: int | UnsetType = field(default=UNSET, name="intValue")
-    double_value: float | UnsetType = field(default=UNSET, name="doubleValue")
-    string_value: str | UnsetType = field(default=UNSET, name="stringValue")
-    bool_value: bool | UnsetType = field(default=UNSET, name="boolValue")
-    array_value: Array | UnsetType = field(default=UNSET, name="arrayValue")
+    int_value: int | UnsetType = UNSET
+    double_value: float | UnsetType = UNSET
+    string_value: str | UnsetType = UNSET
+    bool_value: bool | UnsetType = UNSET
+    array_value: Array | UnsetType = UNSET
+    kvlist_value: Pairs | UnsetType = UNSET
+    bytes_value: bytes | UnsetType = UNSET
+
+    def WhichOneof(self, name: str) -> str | None:  # noqa: N802 - as protobuf has it
+        """The name of the field that is filled."""
+        return next((kind for kind in KINDS if getattr(self, kind) is not UNSET), None)
 
 
 class Array(Struct, gc=False):
@@ -38,6 +45,12 @@ class Pair(Struct, gc=False):
 
     key: str
     value: Value = field(default_factory=Value)
+
+
+class Pairs(Struct, gc=False):
+    """KeyValueList."""
+
+    values: list[Pair] = field(default_factory=list)
 
 
 class SpanMessage(Struct):
@@ -91,14 +104,109 @@ class _RawLine(Struct):
     parts: list[_RawPart] = field(name="resourceSpans")
 
 
+class ResourceMessage(Struct, rename="camel"):
+    """Resource."""
+
+    attributes: list[Pair] = field(default_factory=list)
+
+
+class ScopeMessage(Struct, rename="camel"):
+    """InstrumentationScope."""
+
+    name: str = ""
+    version: str = ""
+    attributes: list[Pair] = field(default_factory=list)
+
+
+class RawScopeSpans(Struct, rename="camel"):
+    """ScopeSpans, its spans not decoded."""
+
+    scope: ScopeMessage | None = None
+    spans: list[Raw] = field(default_factory=list)
+    schema_url: str = ""
+
+
+class RawResourceSpans(Struct, rename="camel"):
+    """ResourceSpans, likewise."""
+
+    resource: ResourceMessage | None = None
+    scope_spans: list[RawScopeSpans] = field(default_factory=list)
+    schema_url: str = ""
+
+
+class RawRequest(Struct, rename="camel"):
+    """ExportTraceServiceRequest, likewise."""
+
+    resource_spans: list[RawResourceSpans] = field(default_factory=list)
+
+
+class _Dated(Struct, rename="camel"):
+    attributes: list[Pair] = field(default_factory=list)
+    dropped_attributes_count: int = 0
+
+
+class EventMessage(_Dated, rename="camel"):
+    """Span.Event."""
+
+    name: str = ""
+    time_unix_nano: int = 0
+
+
+class LinkMessage(_Dated, rename="camel"):
+    """Span.Link."""
+
+    trace_id: str = ""  # ids are hex in OTLP JSON
+    span_id: str = ""
+    trace_state: str = ""
+    flags: int = 0
+
+
+class StatusMessage(Struct):
+    """Status."""
+
+    code: int = 0
+    message: str = ""
+
+
+class WholeSpan(_Dated, rename="camel"):
+    """Span, all of it."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
+    trace_state: str = ""
+    flags: int = 0
+    name: str = ""
+    kind: int = 0
+    start_time_unix_nano: int = 0
+    end_time_unix_nano: int = 0
+    events: list[EventMessage] = field(default_factory=list)
+    dropped_events_count: int = 0
+    links: list[LinkMessage] = field(default_factory=list)
+    dropped_links_count: int = 0
+    status: StatusMessage | None = None
+
+
 # Not strict: OTLP JSON has 64-bit integers as strings.
 _line = msgspec.json.Decoder(_Line, strict=False)
 _raw_line = msgspec.json.Decoder(_RawLine, strict=False)
 _raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
 _value = msgspec.json.Decoder(Value, strict=False)
+_request = msgspec.json.Decoder(RawRequest, strict=False)
+_whole_span = msgspec.json.Decoder(WholeSpan, strict=False)
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 Spans = Sequence[SpanMessage | DamagedError]
+
+
+def read_request(body: bytes) -> Any:  # noqa: ANN401 - it stands for protobuf's message
+    """An export as a RawRequest, its spans not decoded. Raises what msgspec raises, or RecursionError."""
+    return _request.decode(body)
+
+
+def read_span(raw: bytes) -> Any:  # noqa: ANN401 - it stands for protobuf's message
+    """A span of an export as a WholeSpan. Raises what msgspec raises, or RecursionError."""
+    return _whole_span.decode(raw)
 
 
 def read_line(line: bytes) -> list[tuple[dict[str, Any], Spans]]:
