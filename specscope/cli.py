@@ -20,6 +20,7 @@ from specscope.options import (
     sampling_options,
     sampling_params,
 )
+from specscope.trace.vocabulary import printable
 
 if TYPE_CHECKING:
     from specscope.analyze.report import Report
@@ -311,7 +312,7 @@ def main() -> None:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see {error.ctx.command_path} --help)"
-        click.echo(f"specscope: error: {' '.join(text.split())}", err=True)
+        click.echo(f"specscope: error: {printable(' '.join(text.split()))}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

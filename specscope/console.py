@@ -12,6 +12,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
+from specscope.trace.vocabulary import printable
 
 PROMPT = "(specscope) "
 
@@ -33,7 +34,7 @@ def converse(commands: Commands, script: str | None) -> None:
         try:
             _obey(commands, line)
         except UserError as error:
-            click.echo(str(error), err=True)
+            click.echo(printable(str(error)), err=True)
         if commands.quitting:
             return
 
@@ -91,4 +92,7 @@ def over_capture(path: str) -> Commands:
     """The debugger over a recording. Raises UserError."""
     from specscope.trace.reading import read_capture
 
-    return Commands(Session(history=read_capture(path).history))
+    reader = read_capture(path)
+    for warning in reader.warnings:
+        click.echo(f"specscope: warning: {warning}", err=True)
+    return Commands(Session(history=reader.history))

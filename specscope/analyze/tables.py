@@ -142,7 +142,8 @@ def finals(report: Report) -> Table:
 def phases(report: Report) -> Table:
     """Where the time goes."""
     rows = [
-        (p.name, count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share)) for p in report.phases
+        (one_line(p.name, 60), count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share))
+        for p in report.phases
     ]
     return Table("Time by phase", ("phase", "steps", "median ms", "total s", "share"), rows)
 

@@ -18,6 +18,7 @@ class Faults:
     total: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
+    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` tells of it
 
     def add(self, what: str, why: str) -> None:
         """Count one: `what` was left out, `why` names the attribute. Numbers make no other kind of fault."""
@@ -33,3 +34,10 @@ class Faults:
     def lines(self) -> list[str]:
         """A line for each kind: the first of it, and how many there were."""
         return [f"left out {count:,}×: {self._first[kind]}" for kind, count in self._counts.items()]
+
+    def news(self) -> list[str]:
+        """The lines that should be told now: of kinds that are new, and of those that became ten times as many."""
+        kinds = [kind for kind, count in self._counts.items() if count >= self._due.get(kind, 1)]
+        lines = [f"left out {self._counts[kind]:,}×: {self._first[kind]}" for kind in kinds]
+        self._due |= {kind: 10 * self._counts[kind] for kind in kinds}
+        return lines

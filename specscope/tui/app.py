@@ -34,6 +34,7 @@ from specscope.tui.slider import Slider
 from specscope.tui.text import clean
 from specscope.tui.tree import TreePanel
 
+NOTICE_LINES = 6  # of a notice, at most
 READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
@@ -168,6 +169,9 @@ class ScopeApp(Screens):
             self.session.poll()
             while self.session.control is not None and self.session.control.notices:
                 self._say(self.session.control.notices.popleft())
+            if self.session.notices:
+                self._say("\n".join(self.session.notices))
+                self.session.notices.clear()
             while self.session.said:
                 self._hear(self.session.said.popleft())
         except Exception as error:  # an engine that cannot be heard must not take the records with it
@@ -252,7 +256,8 @@ class ScopeApp(Screens):
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
-        self.notify(clean(text), timeout=3, markup=False)
+        lines = text.splitlines()[:NOTICE_LINES]
+        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
