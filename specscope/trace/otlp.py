@@ -71,9 +71,11 @@ def _proto_spans(body: bytes) -> list[ReadableSpan]:
 def _json_spans(body: bytes) -> list[ReadableSpan]:
     spans: list[ReadableSpan] = []
     bounds = _Bounds()
-    for by_resource in bounds.of(otlp_json.read_request(body).resource_spans):
+    for raw_resource in bounds.of(otlp_json.read_request(body).resource_spans):
+        by_resource = otlp_json.read_resource(raw_resource)
         resource = _resource(by_resource.resource, by_resource.schema_url)
-        for by_scope in bounds.of(by_resource.scope_spans):
+        for raw_scope in bounds.of(by_resource.scope_spans):
+            by_scope = otlp_json.read_scope(raw_scope)
             scope = _scope(by_scope.scope, by_scope.schema_url)
             raw_spans = map(bounds.size, bounds.of(by_scope.spans))
             spans += [_span(bounds.check(otlp_json.read_span(raw)), resource, scope) for raw in raw_spans]
@@ -96,7 +98,7 @@ class _Bounds:
 
     def size(self, raw: bytes) -> bytes:
         """A span that is still encoded."""
-        if len(memoryview(raw)) > MAX_SPAN:
+        if (len(raw) if isinstance(raw, bytes) else memoryview(raw).nbytes) > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
         return raw
 
@@ -212,7 +214,7 @@ def _value(value: AnyValue) -> object:
 
 
 def _array(items: Sequence[AnyValue]) -> tuple[object, ...]:
-    kinds = {_kind(item) for item in items}
+    kinds = {item.WhichOneof("value") for item in items}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is not None and kind in SCALARS:  # the arrays over a tree's nodes: one look-up an element is enough
         return tuple(map(attrgetter(kind), items))

@@ -6,7 +6,7 @@ declared, its spans are decoded one by one, and those that fail are named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -127,17 +127,17 @@ class RawScopeSpans(Struct, rename="camel"):
 
 
 class RawResourceSpans(Struct, rename="camel"):
-    """ResourceSpans, likewise."""
+    """ResourceSpans, its scopes not decoded."""
 
     resource: ResourceMessage | None = None
-    scope_spans: list[RawScopeSpans] = field(default_factory=list)
+    scope_spans: list[Raw] = field(default_factory=list)
     schema_url: str = ""
 
 
 class RawRequest(Struct, rename="camel"):
-    """ExportTraceServiceRequest, likewise."""
+    """ExportTraceServiceRequest, its resources not decoded."""
 
-    resource_spans: list[RawResourceSpans] = field(default_factory=list)
+    resource_spans: list[Raw] = field(default_factory=list)
 
 
 class _Dated(Struct, rename="camel"):
@@ -192,21 +192,15 @@ _line = msgspec.json.Decoder(_Line, strict=False)
 _raw_line = msgspec.json.Decoder(_RawLine, strict=False)
 _raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
 _value = msgspec.json.Decoder(Value, strict=False)
-_request = msgspec.json.Decoder(RawRequest, strict=False)
-_whole_span = msgspec.json.Decoder(WholeSpan, strict=False)
+
+# Of an export: each raises what msgspec raises, or RecursionError. They stand for protobuf's messages.
+read_request: Callable[[bytes], Any] = msgspec.json.Decoder(RawRequest, strict=False).decode
+read_resource: Callable[[Any], Any] = msgspec.json.Decoder(RawResourceSpans, strict=False).decode
+read_scope: Callable[[Any], Any] = msgspec.json.Decoder(RawScopeSpans, strict=False).decode
+read_span: Callable[[Any], Any] = msgspec.json.Decoder(WholeSpan, strict=False).decode
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 Spans = Sequence[SpanMessage | DamagedError]
-
-
-def read_request(body: bytes) -> Any:  # noqa: ANN401 - it stands for protobuf's message
-    """An export as a RawRequest, its spans not decoded. Raises what msgspec raises, or RecursionError."""
-    return _request.decode(body)
-
-
-def read_span(raw: bytes) -> Any:  # noqa: ANN401 - it stands for protobuf's message
-    """A span of an export as a WholeSpan. Raises what msgspec raises, or RecursionError."""
-    return _whole_span.decode(raw)
 
 
 def read_line(line: bytes) -> list[tuple[dict[str, Any], Spans]]:
