@@ -16,11 +16,14 @@ from specscope.interrupt import ignore_terminal
 from specscope.lifetime import Lifetime
 from specscope.listen import ENGINES, Heard, Listening, Odd, listen
 from specscope.options import checked_address
-from specscope.trace.history import History
+from specscope.trace.history import History, weight
 from specscope.trace.params import SamplingParams
 
 WAITING = 20_000  # messages that may wait for the screen before records are dropped
 MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
+BYTES = 512 * 2**20  # of all runs, roughly; the largest gives way
+WAITING_BYTES = 128 * 2**20  # of the messages that wait
+NOTICES = 100  # that wait to be shown
 
 
 class _Run:
@@ -28,21 +31,31 @@ class _Run:
 
     def __init__(self, history: History) -> None:
         self.history = history
+        self.bytes = 0  # of its records, roughly
+        self._words = 0  # of its vocabulary
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return self.bytes + self._words
 
     def take(self, heard: Heard, lost: int) -> None:
         """Records that are new; `lost`: those that were dropped before they could be taken."""
         self.history.run = heard.info or self.history.run
         self.history.vocabulary.pieces.update(heard.pieces)
         self.history.vocabulary.special.update(heard.special)
+        self._words += sum(100 + len(piece) for piece in heard.pieces.values())
         for record in heard.records:
             self.history.append(record)
+        self.bytes += heard.weight
         self.history.dropped = heard.lost + lost
 
-    def trim(self) -> int:
-        """Let old steps go where there are too many; how many went."""
+    def trim(self, crowded: bool) -> int:
+        """Let old steps go where there are too many, or no room; how many went."""
         before = len(self.history.steps)
-        if before > MOST:
-            self.history.keep_last(MOST * 3 // 4)
+        if before > MOST or (crowded and before > 1):
+            self.history.keep_last(min(before, MOST) * 3 // 4)
+            self.bytes = sum(map(weight, self.history.steps))
         return before - len(self.history.steps)
 
 
@@ -53,7 +66,7 @@ class Attached:
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         """Listen. Raises UserError where a port cannot be had."""
-        self.notices: deque[str] = deque()
+        self.notices: deque[str] = deque(maxlen=NOTICES)
         self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.said: deque[str] = deque()
@@ -62,6 +75,8 @@ class Attached:
         self.runs: dict[str, _Run] = {}
         self._shown = ""
         self._heard: deque[Heard | Odd] = deque()
+        self._bytes = 0  # of the records in them, roughly
+        self._lock = threading.Lock()  # guards it
         self._lost: Counter[str] = Counter()  # records of each run that were dropped here
         self._closing = False
         context = multiprocessing.get_context("spawn")
@@ -88,9 +103,12 @@ class Attached:
         try:
             while True:
                 message = self._pipe.recv()
-                if len(self._heard) >= WAITING and isinstance(message, Heard):
-                    self._lost[message.run] += len(message.records)
-                    message = dataclasses.replace(message, records=())  # what its tokens are comes only once
+                if isinstance(message, Heard):
+                    if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
+                        self._lost[message.run] += len(message.records)
+                        message = dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
+                    with self._lock:
+                        self._bytes += message.weight
                 self._heard.append(message)
         except (EOFError, OSError):
             if not self._closing:
@@ -105,6 +123,8 @@ class Attached:
             if isinstance(message, Odd):
                 self.notices.append(message.text)
             else:
+                with self._lock:
+                    self._bytes -= message.weight
                 self._take(message, history)
         if changed:
             self._trim()
@@ -112,11 +132,15 @@ class Attached:
 
     def _trim(self) -> None:
         """Let old steps go; the screen stays at the step that it shows."""
-        for run in self.runs.values():
-            gone = run.trim()
+        crowded = sum(run.size for run in self.runs.values()) > BYTES
+        largest = max(self.runs, key=lambda name: self.runs[name].size, default="")
+        for name, run in list(self.runs.items()):
+            gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
                 self.viewer.position = max(self.viewer.position - gone, 0)
                 self.notices.append(f"the oldest {gone:,} steps were let go")
+            if crowded and not gone and name == largest and name != self._shown:
+                del self.runs[name]  # nothing of it can be let go but all
 
     def _take(self, heard: Heard, history: History) -> None:
         if heard.run not in self.runs:
@@ -190,7 +214,7 @@ class Attached:
 
 def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> None:
     """Listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP, and show what comes."""
-    from specscope.tui.app import run_app
+    from specscope.tui.program import run_app
 
     host, port = checked_address(address, "--listen")
     if http_port is None and port == 65535:

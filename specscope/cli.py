@@ -188,7 +188,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.reading import CaptureReader, split_reference
-    from specscope.tui.app import run_app
+    from specscope.tui.program import run_app
 
     file, start = split_reference(file)
     reader = CaptureReader(file)

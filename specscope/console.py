@@ -13,6 +13,7 @@ from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
+from specscope.trace.vocabulary import printable
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
@@ -38,7 +39,7 @@ def converse(commands: Commands, script: str | None) -> None:
         try:
             _obey(commands, line)
         except UserError as error:
-            click.echo(str(error), err=True)
+            click.echo(printable(str(error)), err=True)
         if commands.quitting:
             return
 
@@ -99,4 +100,7 @@ def over_capture(path: str) -> Commands:
     """The debugger over a recording. Raises UserError."""
     from specscope.trace.reading import read_capture
 
-    return Commands(Session(history=read_capture(path).history))
+    reader = read_capture(path)
+    for warning in reader.warnings:
+        click.echo(f"specscope: warning: {warning}", err=True)
+    return Commands(Session(history=reader.history))

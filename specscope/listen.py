@@ -6,6 +6,7 @@ receives and decodes, and the screen takes in records that are ready.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,12 +18,16 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
+from specscope.trace.faults import Faults
+from specscope.trace.history import weight
 from specscope.trace.receive import Receiver
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.unspan import Decoder, run_info
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
+VALUES = 8_000_000  # and values in them
 ENGINES = 64  # runs that are kept
+HELD = 256 * 2**20  # bytes that their decoders may hold, roughly
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
 
 
@@ -45,11 +50,12 @@ class Heard:
     pieces: dict[int, bytes] = field(default_factory=dict)  # of the vocabulary, those that are new
     special: frozenset[int] = frozenset()
     lost: int = 0  # records and exports that are known to be missing, in all
+    weight: int = 0  # bytes of the records, roughly
 
 
 @dataclass(frozen=True)
 class Odd:
-    """Spans that are no engine's of this version; why."""
+    """Spans that were left out, how many and why; of each kind of fault only when there are ten times as many."""
 
     text: str
 
@@ -62,6 +68,7 @@ class _Run:
         self.decoder = Decoder()
         self._told = 0  # pieces of the vocabulary that were sent
         self._lost = 0
+        self._summaries = False  # whether it was told that evidence is missing
 
     def feed(self, name: str, spans: Sequence[ReadableSpan], dropped: int) -> Heard | None:
         """Spans of this run; what there is to tell."""
@@ -73,9 +80,18 @@ class _Run:
             return None
         pieces = self.decoder.vocabulary.pieces
         new = dict(islice(pieces.items(), self._told, None))
-        heard = Heard(name, self.info, tuple(records), new, frozenset(self.decoder.vocabulary.special), lost)
+        special = frozenset(self.decoder.vocabulary.special)
+        heard = Heard(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
         self.info, self._told, self._lost = None, len(pieces), lost
         return heard
+
+    def news(self) -> list[str]:
+        """What to tell of spans that were left out."""
+        lines = self.decoder.faults.news()
+        if self.decoder.summaries and not self._summaries:
+            self._summaries = True
+            lines.append("decode steps came without their evidence: export at level `trees`")
+        return lines
 
 
 class _Listener:
@@ -83,31 +99,36 @@ class _Listener:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._exports: deque[list[ReadableSpan]] = deque()
+        self._exports: deque[tuple[list[ReadableSpan], int]] = deque()  # with their values
         self._waiting = 0  # spans in them
+        self._values = 0  # values in them
         self._dropped = 0  # exports
-        self._changed = threading.Condition()  # guards the three
+        self._changed = threading.Condition()  # guards the four
         self._runs: dict[str, _Run] = {}
-        self._odd: set[str] = set()
+        self._odd = Faults()  # of spans that belong to no run
 
     def take(self, spans: list[ReadableSpan]) -> None:
         """On the receiver's threads: keep them, and let it answer."""
+        values = sum(map(_values, spans))
         with self._changed:
-            self._exports.append(spans)
+            self._exports.append((spans, values))
             self._waiting += len(spans)
-            while self._waiting > WAITING:
-                self._waiting -= len(self._exports.popleft())
+            self._values += values
+            while self._waiting > WAITING or self._values > VALUES:
+                self._pop()
                 self._dropped += 1
             self._changed.notify()
+
+    def _pop(self) -> list[ReadableSpan]:
+        spans, values = self._exports.popleft()
+        self._waiting -= len(spans)
+        self._values -= values
+        return spans
 
     def _next(self) -> list[ReadableSpan]:
         """The eldest export; an empty one where none came for a while."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._exports, LOOK):
-                return []
-            spans = self._exports.popleft()
-            self._waiting -= len(spans)
-            return spans
+            return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
 
     def run(self) -> None:
         """Until the screen closes the pipe."""
@@ -121,7 +142,7 @@ class _Listener:
                 except (EOFError, OSError):
                     raise
                 except Exception as error:  # one odd export must not deafen it for the others
-                    self._wonder(f"spans that cannot be read: {type(error).__name__}: {error}")
+                    self._wonder(f"{type(error).__name__}: {error}")
 
     def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:
         if name not in self._runs:
@@ -133,19 +154,33 @@ class _Listener:
             if len(self._runs) >= ENGINES:
                 del self._runs[next(iter(self._runs))]
             self._runs[name] = _Run(info)
-        heard = self._runs[name].feed(name, spans, self._dropped)
+        run = self._runs[name]
+        heard = run.feed(name, spans, self._dropped)
         if heard is not None:
             self._pipe.send(heard)
-
-    def _wonder(self, text: str) -> None:
-        """Tell of something odd, once."""
-        if text not in self._odd:
-            self._odd.add(text)
+        for text in run.news():
             self._pipe.send(Odd(text))
+        while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
+            del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
+
+    def _wonder(self, why: str) -> None:
+        """Spans that belong to no run."""
+        self._odd.add("spans", why)
+        for text in self._odd.news():
+            self._pipe.send(Odd(text))
+
+
+def _values(span: ReadableSpan) -> int:
+    """How much there is in a span, in values of about 8 bytes."""
+    size = 100
+    for value in (span.attributes or {}).values():
+        size += len(value) if isinstance(value, tuple) else len(value) // 8 if isinstance(value, str) else 1
+    return size
 
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
     """The listener process's main function. Says Listening, then Heard and Odd, until the pipe's other end closes."""
+    logging.disable()  # standard error is the screen's
     end_with_parent()
     listener = _Listener(pipe)
     receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)

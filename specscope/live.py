@@ -29,7 +29,7 @@ def run_live(
 
     However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
-    from specscope.tui.app import run_app
+    from specscope.tui.program import run_app
 
     outputs: list[Outputs] = []
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import click
 from msgspec import Meta
 
-from specscope.trace.schema import checked
+from specscope.trace.checked import checked
 
 _FORMS = {int: r"[+-]?[0-9]{1,40}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
 

@@ -13,9 +13,9 @@ import click
 from specscope.engine.config import Context, Count, EngineConfig, Gib, StepTokens, Threads
 from specscope.errors import UserError
 from specscope.numbers import Number
+from specscope.trace.checked import Port, short, whole
 from specscope.trace.files import CAPTURE, check_output
 from specscope.trace.params import PARAM_TYPES, SamplingParams
-from specscope.trace.schema import Port, short, whole
 from specscope.trace.spans import Level
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -8,6 +8,8 @@ from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
+from specscope.trace.vocabulary import printable
+
 
 class OutputError(OSError):
     """Standard output takes nothing more: its disk is full, say, or it is closed."""
@@ -77,5 +79,5 @@ def give_up_output() -> None:
 
 def say(text: str) -> None:
     """One line on standard error, however long or odd the text is."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    line = printable(" ".join(text.split()))
     print(line if len(line) <= 600 else line[:599] + "…", file=sys.stderr, flush=True)

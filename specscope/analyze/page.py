@@ -7,9 +7,9 @@ from typing import Any
 
 from specscope.analyze import tables
 from specscope.analyze.report import Report, RequestReport
-from specscope.analyze.tables import printable
 from specscope.errors import UserError
 from specscope.trace.records import Origin
+from specscope.trace.vocabulary import printable
 
 REQUESTS_SHOWN = 200  # a page of thousands of texts is slow to open; the JSON has them all
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specscope.analyze.report import Report
+from specscope.analyze.tables import one_line
 
 INK = "#010203"  # stands for the page's text colour, and is replaced by `currentColor`: light and dark both work
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3f7fbf", "#d98324", "#4a9c5d", "#9268b8", "#8a8f98"
@@ -104,7 +105,7 @@ def _by_request(axes: Axes, report: Report) -> None:
 
 def _by_phase(axes: Axes, report: Report) -> None:
     colours = [GREY, ORANGE, BLUE, GREEN, PURPLE]
-    names = [phase.name for phase in report.phases]
+    names = [one_line(phase.name, 40) for phase in report.phases]
     axes.barh(names, [phase.share or 0.0 for phase in report.phases], 0.7, color=colours)
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

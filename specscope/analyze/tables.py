@@ -11,6 +11,7 @@ from specscope.analyze.figures import Figures
 from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
+from specscope.trace.vocabulary import printable
 
 NONE = "–"  # a figure with nothing under it
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
@@ -45,11 +46,6 @@ def percent(value: float | None) -> str:
 def count(value: int) -> str:
     """1,234"""
     return f"{value:,}"
-
-
-def printable(text: str, keep: str = "") -> str:
-    r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
-    return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
 
 
 def one_line(text: str, limit: int) -> str:
@@ -146,7 +142,8 @@ def finals(report: Report) -> Table:
 def phases(report: Report) -> Table:
     """Where the time goes."""
     rows = [
-        (p.name, count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share)) for p in report.phases
+        (one_line(p.name, 60), count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share))
+        for p in report.phases
     ]
     return Table("Time by phase", ("phase", "steps", "median ms", "total s", "share"), rows)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from specscope.analyze import tables
 from specscope.analyze.report import Report
 from specscope.analyze.tables import Table
+from specscope.trace.vocabulary import printable
 
 REQUESTS_SHOWN = 20
 WIDE = 132  # columns from which two tables fit side by side
@@ -20,7 +21,7 @@ def render_text(report: Report, console: Console) -> None:
     """Print the report. Text of models and users is never read as markup, and holds no control characters."""
     console.print(_header(report))
     for warning in report.warnings:
-        console.print(Text(f"! {tables.printable(warning)}", style="yellow"))
+        console.print(Text(f"! {printable(warning)}", style="yellow"))
     blocks = [_table(table) for table in tables.tables(report)]
     if console.width >= WIDE:
         console.print(_two_columns(blocks, console.width))

@@ -11,6 +11,7 @@ from specscope.debug.expressions import Expression
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
+from specscope.trace.vocabulary import printable
 
 
 @dataclass
@@ -83,7 +84,9 @@ class Hit:
 
     def describe(self) -> str:
         """One line."""
-        where = f"step {self.step}, {self.request}" + (f", node {self.node}" if self.node is not None else "")
+        where = f"step {self.step}, {printable(self.request)}" + (
+            f", node {self.node}" if self.node is not None else ""
+        )
         return f"breakpoint {self.number} ({self.text}) at {where}"
 
 

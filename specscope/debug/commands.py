@@ -15,7 +15,8 @@ from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session, Stop
 from specscope.errors import UserError
-from specscope.trace.schema import short, whole
+from specscope.trace.checked import short, whole
+from specscope.trace.vocabulary import printable
 
 MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
@@ -63,7 +64,8 @@ class Commands:
 
     def run(self, line: str) -> str:
         """Obey one line; what to show. Raises UserError for a line that cannot be obeyed, and changes nothing then."""
-        return self._note(line) if self._for is not None else self._obey(line)
+        said = self._note(line) if self._for is not None else self._obey(line)
+        return printable(said, keep="\n")  # it may tell of what others wrote
 
     def _obey(self, line: str) -> str:
         line = self._meant(line)

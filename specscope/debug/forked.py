@@ -84,11 +84,11 @@ class Forked:
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
-        near = "; it begins at a near tie, so that rounding alone may explain it" if self.near_tie else ""
+        near = "; it begins at a near tie: rounding alone may explain it" if self.near_tie else ""
         return f"first difference: token {self.same} after the fork, {a} became {b}{near}"
 
     @property
     def near_tie(self) -> bool:
-        """Whether they part in a step with a decision that rounding may turn round."""
+        """Whether they part in a step with a decision that rounding could flip."""
         parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
         return any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)

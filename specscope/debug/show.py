@@ -10,6 +10,7 @@ from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.vocabulary import printable
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -20,7 +21,7 @@ def where(session: Session, node: int | None = None) -> str:
     record, part, chosen = session.record, session.part, session.chosen
     if record is None or part is None or chosen is None:
         return "before the first step"
-    line = f"step {record.step}  {chosen.id}@{part.index}  "
+    line = f"step {record.step}  {printable(chosen.id)}@{part.index}  "
     verdict = part.verdict
     if verdict is None:
         return line + f"prefill of {part.prefill_tokens} tokens"
@@ -117,8 +118,10 @@ def requests(session: Session) -> str:
     for request in session.history.requests.values():
         mark = "▸" if session.chosen is request else " "
         figures = f"τ {request.acceptance.tau:.2f}" if request.acceptance.drafts else ""
-        title = "" if request.info is None else (request.info.title or request.info.prompt)[:50].replace("\n", " ")
-        lines.append(f"{mark} {request.id:<6} {request.state:<10} {len(request.steps):>5} steps  {figures:<7} {title}")
+        title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
+        lines.append(
+            f"{mark} {printable(request.id):<6} {request.state:<10} {len(request.steps):>5} steps  {figures:<7} {title}"
+        )
     return "\n".join(lines) or "no requests"
 
 
@@ -127,11 +130,13 @@ def step(session: Session) -> str:
     record = session.record
     if record is None:
         return "nothing has run yet"
-    times = "  ".join(f"{p.name} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes))
-    parts = "  ".join(f"{part.request}: {part.emitted} tokens" for part in record.requests)
+    times = "  ".join(
+        f"{printable(p.name)} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes)
+    )
+    parts = "  ".join(f"{printable(part.request)}: {part.emitted} tokens" for part in record.requests)
     text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
     ties = sum(len(_ties(session, part)) for part in record.requests)
-    return text + (f"\n{ties} of its decisions are near ties: rounding alone may turn them round" if ties else "")
+    return text + (f"\n{ties} of its decisions are near ties: rounding could flip them" if ties else "")
 
 
 def kv(session: Session) -> str:
@@ -142,7 +147,7 @@ def kv(session: Session) -> str:
     live = getattr(session.engine, "requests", {})
     lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
     lines += [_kv_step(part, live.get(part.request)) for part in record.requests]
-    lines += [f"{name} lost its blocks: it will be computed again" for name in record.preempted]
+    lines += [f"{printable(name)} lost its blocks: it will be computed again" for name in record.preempted]
     lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
     return "\n".join(lines)
 
@@ -161,7 +166,7 @@ def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
         runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
         return f"{text} (slots {', '.join(f'{run[0]} to {run[-1]}' if len(run) > 1 else f'{run[0]}' for run in runs)})"
 
-    said = f"{part.request}@{part.index}: wrote places {where(start, end)}"
+    said = f"{printable(part.request)}@{part.index}: wrote places {where(start, end)}"
     if part.verdict is None or not nodes:
         return said
     path = part.verdict.path.tolist()

@@ -84,6 +84,7 @@ class Reader(Protocol):
 
     history: History
     done: bool
+    warnings: list[str]  # what is wrong with it, complete when it is done
 
     def read(self, seconds: float) -> bool:
         """Read on for about so long; True where there is more."""
@@ -106,6 +107,7 @@ class Viewer:
     position: int = -1
     follow: bool = True
     said: deque[str] = field(default_factory=deque)  # by the debugger, for the screen to take out
+    notices: deque[str] = field(default_factory=deque)  # to be shown once; the screen takes them out
     _commands: Commands | None = None  # over a capture; a live engine has its own
 
     def debug(self, line: str) -> None:
@@ -143,7 +145,7 @@ class Viewer:
     @staticmethod
     def over(reader: Reader) -> Viewer:
         """A session over a capture, which may still have more to read."""
-        return Viewer(history=reader.history, reader=reader)
+        return Viewer(history=reader.history, reader=reader, notices=deque(reader.warnings if reader.done else ()))
 
     @property
     def reading(self) -> bool:
@@ -167,6 +169,8 @@ class Viewer:
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)
             changed = True
+            if self.reader.done:
+                self.notices += self.reader.warnings
             if self.position >= 0 and not self.reader.done:
                 return changed  # stay where the first piece ended: following the reading would cost more than it
         while self.control is not None and self.control.said:

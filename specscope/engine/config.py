@@ -12,8 +12,8 @@ from msgspec import Meta
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.checked import checked, short, whole
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
-from specscope.trace.schema import checked, short, whole
 from specscope.trace.tree import ROOT
 
 DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")

@@ -13,9 +13,9 @@ import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
+from specscope.trace.checked import Text, checked, checked_fields, short
 from specscope.trace.files import read_lines
 from specscope.trace.params import PARAM_NAMES, SamplingParams
-from specscope.trace.schema import Text, checked, checked_fields, short
 
 Messages = Sequence[Mapping[str, str]]
 MOST_PROMPTS = 100_000

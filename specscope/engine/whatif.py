@@ -15,9 +15,9 @@ from specscope.engine.inspect import describe, look
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.trace.changes import Changes
+from specscope.trace.checked import short, whole
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep
-from specscope.trace.schema import short, whole
 
 FORWARD = 3  # phases after which the logits are there
 

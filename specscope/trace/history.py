@@ -13,6 +13,17 @@ from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 
 
+def weight(record: StepRecord) -> int:
+    """Bytes that a record takes in memory, roughly."""
+    size = 3000 + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+    for part in record.requests:
+        size += 3000 + 60 * len(part.tree)
+        size += 0 if part.notes is None else 12 * len(part.notes.dropped_token)
+    for info in record.admitted:
+        size += 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
+    return size + sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
+
+
 @dataclass
 class RequestHistory:
     """One request: what it asked, what it did, how it ended."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.schema import Seed, Text, checked, field_types, short
+from specscope.trace.checked import Seed, Text, checked, field_types, short
 
 COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM
 MOST_TOKENS = 2**31 - 1

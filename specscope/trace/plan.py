@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from specscope.errors import UserError
-from specscope.trace.schema import short
+from specscope.trace.checked import short
 from specscope.trace.tree import MAX_NODES, TreeShape, parse_tree
 
 MAX_DEPTH = 32

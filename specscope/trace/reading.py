@@ -11,41 +11,25 @@ from typing import Any
 import orjson
 
 from specscope.errors import UserError
+from specscope.trace.checked import whole
 from specscope.trace.history import History
+from specscope.trace.otlp_json import Spans, plain, read_line
 from specscope.trace.records import StepRecord
-from specscope.trace.schema import whole
+from specscope.trace.schema import DamagedError
 from specscope.trace.unspan import Decoder, run_info
-
-
-def _plain(value: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The Python value of an OTLP AnyValue."""
-    kind: str = next(iter(value), "")
-    content: Any = value.get(kind)
-    if kind == "intValue":
-        return int(content)
-    if kind != "arrayValue":
-        return content
-    values = content.get("values", ())
-    if values and "intValue" in values[0]:
-        return [int(v["intValue"]) for v in values]
-    if values and "doubleValue" in values[0]:
-        return [v["doubleValue"] for v in values]
-    return [_plain(v) for v in values]
-
-
-def plain_attributes(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """OTLP JSON attributes as a dict; the drawing is left out, it can be drawn again."""
-    return {pair["key"]: _plain(pair["value"]) for pair in pairs if pair["key"] != "specscope.drawing"}
+from specscope.trace.vocabulary import printable
 
 
 class CaptureReader:
     """Reads a capture into `history`, a piece at a time, so that a screen can show the beginning at once.
 
-    Raises UserError for a file that is none. A torn last line is skipped; `warnings` says how much is missing.
+    Raises UserError for a file that is none. What is damaged in one is left out, and so is a torn last line;
+    `warnings` says what was, and how much is missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.name = printable(str(self.path))
         self.warnings: list[str] = []
         self.history = History()
         self.done = False
@@ -55,7 +39,7 @@ class CaptureReader:
             self._file = open(self.path, "rb")  # noqa: SIM115
             self.size = self.path.stat().st_size
         except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}") from error
+            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         self._lines = self._records()
         self._append(next(self._lines, []))  # the resource at least: refuses what is no capture
 
@@ -83,50 +67,57 @@ class CaptureReader:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and not _whole(line):
                 lost = f"{len(line):,} of {self.size:,} bytes are lost"
-                self.warnings.append(f"{self.path.name} was cut off: its last line is torn, {lost}")
+                self.warnings.append(f"{self.name} was cut off: its last line is torn, {lost}")
                 break
             if line.strip():
                 yield self._line(line, number)
         yield self._decoder.flush()
 
     def _line(self, line: bytes, number: int) -> list[StepRecord]:
-        """The records that one line completes."""
+        """The records that one line completes. The first line must tell of the run; any other may be left out."""
         try:
-            return [record for part in orjson.loads(line)["resourceSpans"] for record in self._resource_spans(part)]
+            return [record for resource, spans in read_line(line) for record in self._part(resource, spans)]
         except UserError as error:
-            raise UserError(f"{self.path}, line {number}: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            what = "is not a capture: specscope capture writes them" if number == 1 else f"line {number} is damaged"
-            raise UserError(f"{self.path} {what} ({type(error).__name__})") from None
+            raise UserError(f"{self.name}, line {number}: {error}") from None
+        except DamagedError as error:
+            if self.history.run is None:
+                raise UserError(f"{self.name} is not a capture: specscope capture writes them ({error})") from None
+            self._decoder.faults.add(f"line {number}", str(error))
+            return []
 
-    def _resource_spans(self, part: Mapping[str, Any]) -> list[StepRecord]:
-        resource = plain_attributes(part["resource"]["attributes"])
+    def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
-        elif resource.get("specscope.run.id") != self.history.run.run_id:
+        run = resource.get("specscope.run.id")
+        if not isinstance(run, str):
+            raise DamagedError("the resource does not name its run")
+        if run != self.history.run.run_id:
             raise UserError("the file holds more than one run; keep each in a file of its own")
         records: list[StepRecord] = []
-        for by_scope in part["scopeSpans"]:
-            for span in by_scope.get("spans", ()):
-                start, end = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
-                attributes = plain_attributes(span.get("attributes", ()))
-                records += self._decoder.feed(span["name"], start, end, attributes)
+        for span in spans:
+            if isinstance(span, DamagedError):
+                self._decoder.faults.add("a span", str(span))
+            else:
+                records += self._decoder.feed(span.name, span.start_ns, span.end_ns, plain(span.attributes))
         return records
 
     def _finish(self) -> None:
         self.done = True
         self._file.close()
-        lost = self._decoder.lost
-        self.history.dropped = lost
-        if self.history.run is None:
-            raise UserError(f"{self.path} is not a capture: it is empty")
-        if self._decoder.summaries:
-            raise UserError(f"{self.path} holds spans of level `steps`: replay and report need level `trees`")
-        if lost:
-            self.warnings.append(f"{lost} steps are incomplete and left out")
-        unfinished = sum(request.end is None for request in self.history.requests.values())
+        decoder, history = self._decoder, self.history
+        history.dropped = decoder.lost
+        if history.run is None:
+            raise UserError(f"{self.name} is not a capture: it is empty")
+        if decoder.summaries and not history.acceptance.steps:
+            raise UserError(f"{self.name} holds spans of level `steps`: replay and report need level `trees`")
+        self.warnings += decoder.faults.lines()
+        if decoder.summaries:
+            self.warnings.append(f"{decoder.summaries:,} decode steps came without their evidence")
+        if decoder.lost:
+            self.warnings.append(f"{decoder.lost:,} steps are incomplete and left out")
+        unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
-            self.warnings.append(f"{unfinished} of {len(self.history.requests)} requests have no end in this file")
+            self.warnings.append(f"{unfinished} of {len(history.requests)} requests have no end in this file")
 
 
 def _whole(line: bytes) -> bool:

@@ -122,7 +122,7 @@ class Verdict(_ArrayEq):
         return np.where(fixed, 1.0, np.abs(p - self.coin * self.q_trial))
 
     def near_ties(self, dtype: str) -> list[int]:
-        """The decisions that rounding in this dtype may turn round: nodes, and n for the draw of the final token.
+        """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token.
 
         There the same coins may give other tokens in a batch of another shape, on another processor or another build.
         """

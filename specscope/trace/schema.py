@@ -1,85 +1,322 @@
-"""Values from outside, checked against one declared type (msgspec): what fails becomes one line for people."""
+"""What spans must look like: types, lengths and ranges of every attribute that we read, and how they hang together.
+
+Whatever comes from a file or from the network is checked here and nowhere else: a span that passes can be trusted.
+`read` gives a span's attributes as one of the Structs below, or raises DamagedError.
+"""
 
 from __future__ import annotations
 
-import math
-import re
-from reprlib import Repr
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
+from specscope.trace.records import FinalKind, FinishReason, Outcome
+from specscope.trace.tree import MAX_NODES, ROOT, Drawn
+
+MAX_STEP = 2**53  # engine steps
+MAX_TEXT = 2**24  # characters of a prompt
+MAX_TOKENS = 2**22  # tokens of a prompt or an output
+MAX_BATCH = 2**16  # requests in a step
+MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
+ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
+
+Step = Annotated[int, Meta(ge=0, lt=MAX_STEP)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Probability = Annotated[float, Meta(ge=0, le=1 + ROUNDING)]
+LogProbability = Annotated[float, Meta(ge=-1e9, le=ROUNDING)]
+Parent = Annotated[int, Meta(ge=ROOT, lt=MAX_NODES + MAX_DROPPED)]
+Node = Annotated[int, Meta(ge=0, le=MAX_NODES)]
+
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Short = Annotated[str, Meta(max_length=2**16)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escaped
 
 T = TypeVar("T")
-
-# Text that can be encoded: half of a surrogate pair, from JSON or from bytes in an argument, cannot be.
-Text = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*\\Z", description="text of whole Unicode characters")]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1, description="between 0 and 2^63 - 1")]
-Port = Annotated[int, Meta(ge=0, le=65535, description="between 0 and 65535")]
-
-_NUMBERS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false"}
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-_SHORT.maxlevel = 2
+PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
+PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
+Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
+Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
+Phases = Annotated[list[Name], Meta(max_length=4096)]
+Times = Annotated[list[Time], Meta(max_length=8192)]
+ParamValue = bool | int | float | str | list[str] | dict[str, float] | None
 
 
-def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
-    """`value` as `kind`, an Annotated type whose Meta says in its description what is allowed. Raises UserError."""
-    try:
-        return msgspec.convert(value, kind, str_keys=True)
-    except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
-        raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
+class DamagedError(ValueError):
+    """A span, or a line, that is not as declared here. The message is one line that names the attribute."""
 
 
-def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
-    """A msgspec.Struct from a mapping, field by field, so that the message names the field; other keys are ignored."""
-    hints = {name: hint for name, hint in field_types(kind).items() if name in values}
-    return kind(**{name: checked(values[name], hint, _title(hint, name)) for name, hint in hints.items()})
+class Resource(Struct, frozen=True, kw_only=True):
+    """The resource: what a capture says of its run. RunInfo's fields."""
+
+    run_id: Name = field(name="specscope.run.id")
+    target: Short = field(name="specscope.run.target")
+    revision: Short = field(name="specscope.run.revision")
+    drafter: Short = field(name="specscope.run.drafter")
+    draft_model: Short = field(name="specscope.run.draft_model")
+    tree: Short = field(name="specscope.run.tree")
+    device: Short = field(name="specscope.run.device")
+    dtype: Short = field(name="specscope.run.dtype")
+    backend: Short = field(name="specscope.run.backend")
+    seed: Int64 = field(name="specscope.run.seed")
+    eos_tokens: Annotated[list[Token], Meta(max_length=4096)] = field(
+        name="specscope.run.eos_tokens", default_factory=list
+    )
+    max_context: Count = field(name="specscope.run.max_context")
+    blocks: Count = field(name="specscope.run.blocks")
+    block_size: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="specscope.run.block_size")
+    params: Short = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
+    versions: Short = field(name="specscope.run.versions")  # JSON: dict[str, str]
+    text: bool = field(name="specscope.run.text")
 
 
-def field_types(kind: type) -> dict[str, Any]:
-    """The declared type of each field, with its bounds."""
-    return get_type_hints(kind, include_extras=True)
+class _OfStep(Struct, frozen=True, kw_only=True):
+    """Every span that we read belongs to an engine step."""
+
+    step: Step = field(name="specscope.step")
 
 
-def _title(kind: Any, name: str) -> str:  # noqa: ANN401
-    """How messages call a field: the title that its type declares, else its name."""
-    return next((meta.title for meta in _metas(kind) if meta.title), name)
+class Queue(_OfStep, frozen=True, kw_only=True):
+    """A request's admission."""
+
+    request: Name = field(name="specscope.request.id")
+    params: Short = field(name="specscope.request.params")  # JSON: SamplingParams
+    labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
+    prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
+    title: Text = field(name="specscope.request.title", default="")
+    prompt_tokens: Tokens = field(name="specscope.request.prompt_tokens", default_factory=list)
+
+    def weight(self) -> int:
+        """Bytes that it takes in memory, roughly; of the others too."""
+        return 2000 + 2 * (len(self.prompt) + len(self.title) + len(self.labels)) + 4 * len(self.prompt_tokens)
 
 
-def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
-    """What is declared of a type, the outermost first."""
-    return (
-        [meta for meta in reversed(get_args(kind)[1:]) if isinstance(meta, Meta)]
-        if get_origin(kind) is Annotated
-        else []
+class Prefill(_OfStep, frozen=True, kw_only=True):
+    """A request's part in a step, as far as prompt tokens were fed."""
+
+    request: Name = field(name="specscope.request.id")
+    index: Count = field(name="specscope.request.step")
+    context_len: Count = field(name="specscope.context_len")
+    prefill_tokens: Count = field(name="specscope.prefill_tokens")
+
+    def weight(self) -> int:
+        """As above."""
+        return 1000
+
+
+class DecodeStep(Prefill, frozen=True, kw_only=True):
+    """A request's part in a step that ended in a verdict. Without the evidence it is of level `steps`."""
+
+    drafter: Short = field(name="specscope.drafter")
+    drafted: Count = field(name="specscope.drafted")
+    accepted: Count = field(name="specscope.accepted")
+    emitted: Count = field(name="specscope.emitted")
+    final_kind: FinalKind = field(name="specscope.final.kind")
+    final_token: Token | UnsetType = field(name="specscope.final.token", default=UNSET)
+    final_p: Probability | UnsetType = field(name="specscope.final.p", default=UNSET)
+    final_coin: Annotated[float, Meta(ge=0, le=1)] | UnsetType = field(name="specscope.final.coin", default=UNSET)
+    final_margin: Annotated[float, Meta(ge=0, le=1)] = field(name="specscope.final.margin", default=1.0)
+    sizing: Short = field(name="specscope.draft.sizing", default="")
+    forced: Annotated[list[Node], Meta(max_length=MAX_NODES + 1)] = field(name="specscope.forced", default_factory=list)
+    # The tree
+    token: PerNode[Token] = field(name="specscope.tree.token", default_factory=list)
+    parent: PerNode[Parent] = field(name="specscope.tree.parent", default_factory=list)
+    q: PerNode[Probability] = field(name="specscope.tree.q", default_factory=list)
+    drawn: PerNode[Drawn] = field(name="specscope.tree.drawn", default_factory=list)
+    # The verdict
+    outcome: PerNode[Outcome] = field(name="specscope.verdict.outcome", default_factory=list)
+    p: PerNode[Probability] = field(name="specscope.verdict.p", default_factory=list)
+    p_trial: PerNode[Probability] = field(name="specscope.verdict.p_trial", default_factory=list)
+    q_trial: PerNode[Probability] = field(name="specscope.verdict.q_trial", default_factory=list)
+    accept_prob: PerNode[Probability] = field(name="specscope.verdict.accept_prob", default_factory=list)
+    coin: PerNode[Probability] = field(name="specscope.verdict.coin", default_factory=list)
+    residual_mass: PerNode[Probability] = field(name="specscope.verdict.residual_mass", default_factory=list)
+    path: PerNode[Node] = field(name="specscope.verdict.path", default_factory=list)
+    # A drafter's notes, where it is a model
+    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)
+    prob: PerNode[Probability] = field(name="specscope.draft.prob", default_factory=list)
+    score: PerNode[LogProbability] = field(name="specscope.draft.score", default_factory=list)
+    dropped_token: PerDropped[Token] = field(name="specscope.draft.dropped_token", default_factory=list)
+    dropped_parent: PerDropped[Parent] = field(name="specscope.draft.dropped_parent", default_factory=list)
+    dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
+    # What the tokens of tree and verdict stand for
+    text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
+        name="specscope.tree.text", default_factory=list
+    )
+    special: Annotated[list[Token], Meta(max_length=MAX_NODES + 1)] = field(
+        name="specscope.tree.special", default_factory=list
     )
 
+    def weight(self) -> int:
+        """As above."""
+        return 3000 + 60 * len(self.token) + 12 * len(self.dropped_token)
 
-def _wanted(value: object, kind: Any) -> str:  # noqa: ANN401
-    """What would have been right: the type where that is wrong, the range otherwise."""
-    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if base in _NUMBERS and not _is_a(value, base):
-        return _NUMBERS[base]
-    return next((meta.description for meta in _metas(kind) if meta.description), "of another type")
+    @property
+    def is_summary(self) -> bool:
+        """Whether it came without its evidence."""
+        return self.final_token is UNSET
+
+    def __post_init__(self) -> None:
+        if self.is_summary:
+            if not (self.final_p is UNSET and self.final_coin is UNSET and not self.token and not self.path):
+                raise ValueError("`specscope.final.token` is missing")
+            return
+        if self.final_p is UNSET or self.final_coin is UNSET:
+            raise ValueError("`specscope.final.p` or `specscope.final.coin` is missing")
+        n = len(self.token)
+        _same_length(self, n, "tree", ("parent", "q", "drawn"))
+        verdict = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+        _same_length(self, n, "verdict", verdict)
+        _parents_first("specscope.tree.parent", self.parent, 0)
+        self._check_path()
+        self._check_notes(n)
+        for name, says, holds in (
+            ("specscope.drafted", self.drafted, n),
+            ("specscope.accepted", self.accepted, len(self.path)),
+        ):
+            if says != holds:
+                raise ValueError(f"`{name}` is {says}, the arrays hold {holds}")
+        if self.emitted > len(self.path) + 1:
+            raise ValueError(f"`specscope.emitted` is {self.emitted}, only {len(self.path) + 1} were committed")
+        if self.text and len(self.text) != n + 1:
+            raise ValueError(f"`specscope.tree.text` holds {len(self.text)} texts for {n + 1} tokens")
+        if self.forced and max(self.forced) > n:
+            raise ValueError(f"`specscope.forced` names node {max(self.forced)} of {n}")
+
+    def _check_path(self) -> None:
+        above = ROOT
+        for node in self.path:
+            if node >= len(self.parent) or self.parent[node] != above or self.outcome[node] != Outcome.ACCEPTED:
+                raise ValueError("`specscope.verdict.path` is no path of accepted nodes from the root down")
+            above = node
+
+    def _check_notes(self, n: int) -> None:
+        if self.dropped is UNSET:
+            return
+        _same_length(self, n, "draft", ("prob", "score"))
+        _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
+        _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
 
 
-def _is_a(value: object, base: type) -> bool:
-    """Whether only the range of a number is wrong. JSON gives integers beyond 64 bits as floats."""
-    if isinstance(value, float):
-        return math.isfinite(value) and (base is float or abs(value) >= 2**63)
-    return isinstance(value, int) and not isinstance(value, bool) and base is not bool
+class EngineStep(_OfStep, frozen=True, kw_only=True):
+    """An engine step as a whole: who took part, and what it took."""
+
+    running: Count = field(name="specscope.running")
+    waiting: Count = field(name="specscope.waiting")
+    blocks_used: Count = field(name="specscope.blocks_used")
+    blocks_free: Count = field(name="specscope.blocks_free")
+    speculation: bool = field(name="specscope.speculation")
+    speculation_off: Short = field(name="specscope.speculation_off")
+    phase_names: Annotated[list[Name], Meta(min_length=1, max_length=64)] = field(name="specscope.phase.names")
+    phase_times: Times = field(name="specscope.phase.times")
+    pass_names: Phases = field(name="specscope.pass.names", default_factory=list)
+    pass_times: Times = field(name="specscope.pass.times", default_factory=list)
+    device_ns: Annotated[list[Time], Meta(max_length=64)] = field(
+        name="specscope.phase.device_ns", default_factory=list
+    )
+    requests: Names = field(name="specscope.requests", default_factory=list)
+    admitted: Names = field(name="specscope.admitted", default_factory=list)
+    preempted: Names = field(name="specscope.preempted", default_factory=list)
+    finished: Names = field(name="specscope.finished", default_factory=list)
+
+    def weight(self) -> int:
+        """As above."""
+        names = len(self.requests) + len(self.admitted) + len(self.preempted) + len(self.finished)
+        return 2000 + 200 * len(self.pass_names) + 100 * names
+
+    def __post_init__(self) -> None:
+        for name, names, times in (
+            ("specscope.phase", self.phase_names, self.phase_times),
+            ("specscope.pass", self.pass_names, self.pass_times),
+        ):
+            if len(times) != 2 * len(names):
+                raise ValueError(f"`{name}.times` holds {len(times)} times for {len(names)} names")
+            if any(start > end for start, end in zip(times[::2], times[1::2], strict=True)):
+                raise ValueError(f"`{name}.times` ends before it starts")
+        for name in ("requests", "admitted", "finished"):
+            if len(set(getattr(self, name))) != len(getattr(self, name)):
+                raise ValueError(f"`specscope.{name}` names a request twice")
 
 
-def short(value: object) -> str:
-    """A value in a message: never long, and on one line."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return "a number of over 38 digits"
-    return _SHORT.repr(value)
+class Root(_OfStep, frozen=True, kw_only=True):
+    """A request's end, and of what it asked as much as any viewer of model calls understands."""
+
+    request: Name = field(name="specscope.request.id")
+    reasons: Annotated[list[FinishReason], Meta(min_length=1, max_length=1)] = field(
+        name="gen_ai.response.finish_reasons"
+    )
+    stop_string: Text = field(name="specscope.finish.stop")
+    error: Text = field(name="specscope.finish.error")
+    labels: Short = field(name="specscope.request.labels")
+    output: Tokens = field(name="specscope.output.tokens", default_factory=list)
+    temperature: float = field(name="gen_ai.request.temperature")
+    top_k: Int64 = field(name="gen_ai.request.top_k")
+    top_p: float = field(name="gen_ai.request.top_p")
+    frequency_penalty: float = field(name="gen_ai.request.frequency_penalty")
+    presence_penalty: float = field(name="gen_ai.request.presence_penalty")
+    max_tokens: Int64 = field(name="gen_ai.request.max_tokens")
+    seed: Int64 = field(name="gen_ai.request.seed")
+    stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
+
+    def weight(self) -> int:
+        """As above."""
+        return 2000 + 4 * len(self.output) + 2 * (len(self.error) + len(self.labels) + len(self.stop_string))
 
 
-def whole(text: str) -> int | None:
-    """A number of up to 19 ASCII digits, which every seed has; None for anything else."""
-    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
+ROOT_NAME = "text_completion"
+AnySpan = Queue | Prefill | DecodeStep | EngineStep | Root
+KINDS: Mapping[str, type[AnySpan]] = {
+    "queue": Queue,
+    "prefill": Prefill,
+    "decode_step": DecodeStep,
+    "engine_step": EngineStep,
+    ROOT_NAME: Root,
+}
+
+S = TypeVar("S", bound=Struct)
+
+
+def read(kind: type[S], attributes: Mapping[str, Any]) -> S:
+    """A span's attributes, checked. Raises DamagedError."""
+    try:
+        return msgspec.convert(attributes, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedError(plain_error(error)) from None
+
+
+def check_times(start_ns: int, end_ns: int) -> None:
+    """When a span began and ended. Raises DamagedError."""
+    if not (0 <= start_ns < 2**63 and 0 <= end_ns < 2**63):
+        raise DamagedError("its start or end is no time in nanoseconds")
+
+
+def read_json(text: str, kind: type[T], name: str) -> T:
+    """The JSON that an attribute holds, checked. Raises DamagedError."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UserError, RecursionError, UnicodeError) as error:
+        raise DamagedError(f"`{name}`: {plain_error(error)}") from None
+
+
+def plain_error(error: Exception) -> str:
+    """msgspec's message without its JSON path's sign."""
+    return str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
+
+
+def _same_length(span: Struct, length: int, of: str, names: Sequence[str]) -> None:
+    for name in names:
+        if len(getattr(span, name)) != length:
+            raise ValueError(f"`specscope.{of}.{name}` holds {len(getattr(span, name))} values, not {length}")
+
+
+def _parents_first(name: str, parents: Sequence[int], first: int) -> None:
+    """Nodes `first` and on: every parent comes before its child."""
+    for node, above in enumerate(parents, first):
+        if above >= node:
+            raise ValueError(f"`{name}`: node {above} is no parent of node {node}: parents come first")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.errors import UserError
-from specscope.trace.schema import short
+from specscope.trace.checked import short
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

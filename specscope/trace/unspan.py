@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from specscope.errors import UserError
+from specscope.trace import schema
+from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
     DraftNotes,
-    FinalKind,
-    FinishReason,
     Phase,
     RequestEnd,
     RequestInfo,
@@ -23,101 +24,126 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
-from specscope.trace.spans import NOTES_ARRAYS, PASS, TREE_ARRAYS, VERDICT_ARRAYS
+from specscope.trace.schema import DamagedError
+from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
-from specscope.trace.vocabulary import Vocabulary, unescape
+from specscope.trace.vocabulary import Vocabulary, printable, unescape
 
 Attributes = Mapping[str, Any]
 
 STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
+HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
+INFOS = 64 * 2**20  # bytes of requests that have no end yet, roughly: with more, the eldest are forgotten
+PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
+TEXT = 32 * 2**20  # bytes of their texts
 
 
 def run_info(resource: Attributes) -> RunInfo:
     """What `spans.resource_attributes` wrote. Raises UserError for the resource of another program."""
     if "specscope.run.id" not in resource:
-        service = resource.get("service.name", "an unnamed service")
+        service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these are spans of another program ({service}), not of specscope")
-    at = "specscope.run."
     try:
-        return RunInfo(
-            run_id=resource[at + "id"],
-            target=resource[at + "target"],
-            revision=resource[at + "revision"],
-            drafter=resource[at + "drafter"],
-            draft_model=resource[at + "draft_model"],
-            tree=resource[at + "tree"],
-            device=resource[at + "device"],
-            dtype=resource[at + "dtype"],
-            backend=resource[at + "backend"],
-            seed=resource[at + "seed"],
-            eos_tokens=tuple(resource.get(at + "eos_tokens", ())),
-            max_context=resource[at + "max_context"],
-            blocks=resource[at + "blocks"],
-            block_size=resource[at + "block_size"],
-            params=json.loads(resource[at + "params"]),
-            versions=json.loads(resource[at + "versions"]),
-            text=resource[at + "text"],
-        )
-    except KeyError as error:
-        raise UserError(f"the capture's resource lacks {error.args[0]}: it is from another version") from None
+        told = schema.read(schema.Resource, resource)
+        values = msgspec.structs.asdict(told)
+        values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
+        values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
+    except DamagedError as error:
+        raise UserError(f"what they say of their run cannot be read, or is of another version: {error}") from None
+    return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens)})
 
 
 @dataclass
 class _Pending:
     """What has arrived of one engine step."""
 
-    engine: tuple[int, int, Attributes] | None = None  # start, end, attributes of its engine_step span
+    engine: schema.EngineStep | None = None
     parts: dict[str, RequestStep] = field(default_factory=dict)
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
-    finished: dict[str, tuple[int, int, Attributes]] = field(default_factory=dict)  # root spans, decoded at the end
+    finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
+    weight: int = 0  # bytes, roughly
 
     def complete(self) -> bool:
         """Whether every span that the engine step names is there."""
-        if self.engine is None:
+        if self.engine is None or len(self.parts) < len(self.engine.requests):
             return False
-        names = self.engine[2]
         return (
-            len(self.parts) >= len(names.get("specscope.requests", ()))
-            and len(self.admitted) >= len(names.get("specscope.admitted", ()))
-            and len(self.finished) >= len(names.get("specscope.finished", ()))
+            all(name in self.parts for name in self.engine.requests)
+            and all(name in self.admitted for name in self.engine.admitted)
+            and all(name in self.finished for name in self.engine.finished)
         )
 
 
 class Decoder:
     """Takes one run's spans in any order and gives its records in order.
 
-    The vocabulary fills with the tokens that the spans tell the text of. A step that stays incomplete is skipped
-    and counted in `lost`; `summaries` counts decode steps that came without their evidence (level `steps`).
+    The vocabulary fills with the tokens that the spans tell the text of. A span that is not as the schema says is left
+    out and named in `faults`. A step that stays incomplete is skipped and counted in `lost`; `summaries` counts decode
+    steps that came without their evidence (level `steps`). What is held is bounded, whatever comes.
     """
 
     def __init__(self) -> None:
         self.vocabulary = Vocabulary()
+        self.faults = Faults()
         self.lost = 0
         self.summaries = 0
         self._pending: dict[int, _Pending] = {}
-        self._infos: dict[str, RequestInfo] = {}
+        self._held = 0  # bytes of them, roughly
+        self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
+        self._infos_held = 0
+        self._text = 0  # bytes of the vocabulary
         self._next = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held, roughly."""
+        return self._held + self._infos_held + self._text + 100 * len(self.vocabulary.pieces)
 
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """One span; the records that it completes."""
+        kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
+            return []  # not ours, or told by another span as well
         step = attributes.get("specscope.step")
-        if step is None or step < self._next or name in _PHASES or attributes.get("specscope.prefill.reaches_root"):
-            return []  # not ours, too late, or told by another span as well
-        pending = self._pending.setdefault(step, _Pending())
-        request = attributes.get("specscope.request.id", "")
-        if name == "decode_step":
-            part = self._decode_step(attributes)
-            if part is not None:
-                pending.parts[request] = part
-        elif name == "prefill":
-            pending.parts[request] = _step(attributes, "none", DraftTree.empty(), None, 0)
-        elif name == "queue":
-            pending.admitted[request] = self._infos[request] = _info(start_ns, end_ns, attributes)
-        elif name == "engine_step":
-            pending.engine = (start_ns, end_ns, attributes)
+        if isinstance(step, int) and 0 <= step < self._next:
+            return []  # too late
+        try:
+            schema.check_times(start_ns, end_ns)
+            return self._take_in(schema.read(kind, attributes), start_ns, end_ns)
+        except DamagedError as error:
+            self.faults.add(schema.ROOT_NAME if kind is schema.Root else name, str(error))
+            return []
+
+    def _take_in(self, span: schema.AnySpan, start_ns: int, end_ns: int) -> list[StepRecord]:
+        """A span that is as it should be."""
+        if isinstance(span, schema.DecodeStep):
+            if span.is_summary:
+                self.summaries += 1
+                return []
+            self._learn(span)
+            part = _decode_step(span)
+        elif isinstance(span, schema.Prefill):
+            part = _step(span, "none", DraftTree.empty(), None, 0)
+        elif isinstance(span, schema.Queue):
+            info = _info(start_ns, end_ns, span)
+            self._remember(info, span.weight())
+        pending = self._pending.setdefault(span.step, _Pending())
+        pending.weight += span.weight()
+        self._held += span.weight()
+        if isinstance(span, schema.Prefill):  # a decode step as well
+            pending.parts[span.request] = part
+        elif isinstance(span, schema.Queue):
+            pending.admitted[span.request] = info
+        elif isinstance(span, schema.EngineStep):
+            pending.engine = span
         else:
-            pending.finished[request] = (start_ns, end_ns, attributes)
-        return self._ready() if pending.complete() or len(self._pending) > STEPS_BEHIND else []
+            pending.finished[span.request] = (start_ns, end_ns, span)
+        return self._ready() if self._crowded or pending.complete() else []
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether too much waits for what is missing."""
+        return len(self._pending) > STEPS_BEHIND or self._held > HELD
 
     def _ready(self) -> list[StepRecord]:
         """Complete records from the front; an incomplete one blocks until too many wait behind it."""
@@ -125,19 +151,21 @@ class Decoder:
         while self._pending:
             first = min(self._pending)
             waits = first > self._next or not self._pending[first].complete()
-            if waits and len(self._pending) <= STEPS_BEHIND:
+            if waits and not self._crowded:
                 break
             self._take(first, records)
         return records
 
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step)
+        self._held -= pending.weight
         self.lost += max(step - self._next, 0)
         self._next = max(self._next, step + 1)
-        if pending.complete():
-            records.append(self._record(step, pending))
-        else:
+        record = self._record(step, pending) if pending.complete() else None
+        if record is None:
             self.lost += 1
+        else:
+            records.append(record)
 
     def flush(self) -> list[StepRecord]:
         """Whatever is complete, past all gaps: call it when no more spans will come."""
@@ -146,119 +174,149 @@ class Decoder:
             self._take(step, records)
         return records
 
-    def _record(self, step: int, pending: _Pending) -> StepRecord:
-        assert pending.engine is not None
-        _, _, a = pending.engine
+    def _record(self, step: int, pending: _Pending) -> StepRecord | None:
+        """None where the end of a request turns out to be damaged."""
+        span = pending.engine
+        assert span is not None
+        try:
+            finished = tuple(self._end(name, *pending.finished[name]) for name in span.finished)
+        except DamagedError as error:
+            self.faults.add(schema.ROOT_NAME, str(error))
+            return None
         return StepRecord(
             step=step,
-            phases=_phases(a["specscope.phase.names"], a["specscope.phase.times"]),
-            passes=_phases(a.get("specscope.pass.names", ()), a.get("specscope.pass.times", ())),
-            device_ns=tuple(a.get("specscope.phase.device_ns", ())),
-            running=a["specscope.running"],
-            waiting=a["specscope.waiting"],
-            blocks_used=a["specscope.blocks_used"],
-            blocks_free=a["specscope.blocks_free"],
-            speculation=a["specscope.speculation"],
-            speculation_off=a["specscope.speculation_off"],
-            admitted=tuple(pending.admitted[name] for name in a.get("specscope.admitted", ())),
-            requests=tuple(pending.parts[name] for name in a.get("specscope.requests", ())),
-            preempted=tuple(a.get("specscope.preempted", ())),
-            finished=tuple(self._end(name, *pending.finished[name]) for name in a.get("specscope.finished", ())),
+            phases=_phases(span.phase_names, span.phase_times),
+            passes=_phases(span.pass_names, span.pass_times),
+            device_ns=tuple(span.device_ns),
+            running=span.running,
+            waiting=span.waiting,
+            blocks_used=span.blocks_used,
+            blocks_free=span.blocks_free,
+            speculation=span.speculation,
+            speculation_off=span.speculation_off,
+            admitted=tuple(pending.admitted[name] for name in span.admitted),
+            requests=tuple(pending.parts[name] for name in span.requests),
+            preempted=tuple(span.preempted),
+            finished=finished,
         )
 
-    def _decode_step(self, a: Attributes) -> RequestStep | None:
-        if "specscope.final.token" not in a:
-            self.summaries += 1
-            return None
-        self._learn(a)
-        tree = DraftTree(**{k: np.asarray(a.get(f"specscope.tree.{k}", ()), t) for k, t in TREE_ARRAYS.items()})
-        arrays: dict[str, Any] = {
-            k: np.asarray(a.get(f"specscope.verdict.{k}", ()), t) for k, t in VERDICT_ARRAYS.items()
-        }
-        verdict = Verdict(
-            **arrays,
-            token=a["specscope.final.token"],
-            kind=FinalKind(a["specscope.final.kind"]),
-            final_p=a["specscope.final.p"],
-            final_coin=a["specscope.final.coin"],
-            final_margin=a.get("specscope.final.margin", 1.0),
-            forced=np.asarray(a.get("specscope.forced", ()), np.int32),
-        )
-        return _step(a, a["specscope.drafter"], tree, verdict, a["specscope.emitted"])
-
-    def _learn(self, a: Attributes) -> None:
-        texts: Sequence[str] = a.get("specscope.tree.text", ())
+    def _learn(self, span: schema.DecodeStep) -> None:
         pieces = self.vocabulary.pieces
-        for token, text in zip((*a.get("specscope.tree.token", ()), a["specscope.final.token"]), texts, strict=False):
+        if not span.text or len(pieces) >= PIECES or self._text >= TEXT:
+            return
+        assert span.final_token is not UNSET
+        for token, text in zip((*span.token, span.final_token), span.text, strict=True):
             if token not in pieces:
-                pieces[token] = unescape(text)
-        self.vocabulary.special.update(a.get("specscope.tree.special", ()))
+                pieces[token] = piece = _bytes(text, "specscope.tree.text")
+                self._text += len(piece)
+        self.vocabulary.special.update(span.special)
 
-    def _end(self, name: str, start_ns: int, end_ns: int, a: Attributes) -> RequestEnd:
-        info = self._infos.pop(name, None) or _info_of_root(name, start_ns, a)
+    def _remember(self, info: RequestInfo, weight: int) -> None:
+        """A request, until its end; those that seem to have none are forgotten when there is no room."""
+        self._infos_held -= self._infos.pop(info.id, (None, 0))[1]
+        self._infos[info.id] = (info, weight)
+        self._infos_held += weight
+        while self._infos_held > INFOS:
+            self._infos_held -= self._infos.pop(next(iter(self._infos)))[1]
+
+    def _end(self, name: str, start_ns: int, end_ns: int, span: schema.Root) -> RequestEnd:
+        info, weight = self._infos.pop(name, (None, 0))
+        self._infos_held -= weight
         return RequestEnd(
-            info=info,
+            info=info or _info_of_root(start_ns, span),
             finished_ns=end_ns,
-            reason=FinishReason(a["gen_ai.response.finish_reasons"][0]),
-            stop=unescape(a["specscope.finish.stop"]).decode("utf-8", "surrogatepass"),
-            output=np.asarray(a.get("specscope.output.tokens", ()), np.int32),
-            error=a["specscope.finish.error"],
+            reason=span.reasons[0],
+            stop=_text(span.stop_string, "specscope.finish.stop"),
+            output=np.asarray(span.output, np.int32),
+            error=span.error,
         )
-
-
-_PHASES = frozenset(("schedule", "draft", "forward", "verify", "commit", PASS))
 
 
 def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _notes(a: Attributes) -> DraftNotes | None:
-    if "specscope.draft.dropped" not in a:
-        return None
-    arrays: dict[str, Any] = {k: np.asarray(a.get(f"specscope.draft.{k}", ()), t) for k, t in NOTES_ARRAYS.items()}
-    return DraftNotes(**arrays)
+def _bytes(text: str, name: str) -> bytes:
+    """What was escaped. Raises DamagedError."""
+    try:
+        return unescape(text)
+    except ValueError:
+        raise DamagedError(f"`{name}` is not escaped as it should be") from None
 
 
-def _step(a: Attributes, drafter: str, tree: DraftTree, verdict: Verdict | None, emitted: int) -> RequestStep:
+def _text(text: str, name: str) -> str:
+    try:
+        return _bytes(text, name).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise DamagedError(f"`{name}` is not escaped as it should be") from None
+
+
+def _arrays(span: schema.DecodeStep, types: Mapping[str, type]) -> dict[str, Any]:
+    return {name: np.asarray(getattr(span, name), dtype) for name, dtype in types.items()}
+
+
+def _decode_step(span: schema.DecodeStep) -> RequestStep:
+    assert span.final_token is not UNSET
+    assert span.final_p is not UNSET
+    assert span.final_coin is not UNSET
+    verdict = Verdict(
+        **_arrays(span, VERDICT_ARRAYS),
+        token=span.final_token,
+        kind=span.final_kind,
+        final_p=span.final_p,
+        final_coin=span.final_coin,
+        final_margin=span.final_margin,
+        forced=np.asarray(span.forced, np.int32),
+    )
+    notes = None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS))
+    return _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted, notes, span.sizing)
+
+
+def _step(
+    span: schema.Prefill,
+    drafter: str,
+    tree: DraftTree,
+    verdict: Verdict | None,
+    emitted: int,
+    notes: DraftNotes | None = None,
+    sizing: str = "",
+) -> RequestStep:
     return RequestStep(
-        request=a["specscope.request.id"],
-        index=a["specscope.request.step"],
-        context_len=a["specscope.context_len"],
-        prefill_tokens=a["specscope.prefill_tokens"],
+        request=span.request,
+        index=span.index,
+        context_len=span.context_len,
+        prefill_tokens=span.prefill_tokens,
         drafter=drafter,
         tree=tree,
         verdict=verdict,
         emitted=emitted,
-        notes=_notes(a),
-        sizing=a.get("specscope.draft.sizing", ""),
+        notes=notes,
+        sizing=sizing,
     )
 
 
-def _info(start_ns: int, end_ns: int, a: Attributes) -> RequestInfo:
+def _labels(text: str) -> dict[str, str]:
+    return schema.read_json(text, dict[str, str], "specscope.request.labels")
+
+
+def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
     return RequestInfo(
-        id=a["specscope.request.id"],
+        id=span.request,
         arrival_ns=start_ns,
         admitted_ns=end_ns,
-        prompt=unescape(a.get("specscope.request.prompt", "")).decode("utf-8", "surrogatepass"),
-        prompt_tokens=np.asarray(a.get("specscope.request.prompt_tokens", ()), np.int32),
-        params=SamplingParams.from_dict(json.loads(a["specscope.request.params"])),
-        labels=json.loads(a["specscope.request.labels"]),
-        title=unescape(a.get("specscope.request.title", "")).decode("utf-8", "surrogatepass"),
+        prompt=_text(span.prompt, "specscope.request.prompt"),
+        prompt_tokens=np.asarray(span.prompt_tokens, np.int32),
+        params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),
+        labels=_labels(span.labels),
+        title=_text(span.title, "specscope.request.title"),
     )
 
 
-def _info_of_root(name: str, start_ns: int, a: Attributes) -> RequestInfo:
+def _info_of_root(start_ns: int, span: schema.Root) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
-    params = SamplingParams(
-        temperature=a["gen_ai.request.temperature"],
-        top_k=a["gen_ai.request.top_k"],
-        top_p=a["gen_ai.request.top_p"],
-        frequency_penalty=a["gen_ai.request.frequency_penalty"],
-        presence_penalty=a["gen_ai.request.presence_penalty"],
-        max_tokens=a["gen_ai.request.max_tokens"],
-        seed=a["gen_ai.request.seed"],
-        stop=tuple(a.get("gen_ai.request.stop_sequences", ())),
-    )
-    labels = json.loads(a["specscope.request.labels"])
-    return RequestInfo(name, start_ns, 0, "", np.zeros(0, np.int32), params, labels)
+    names = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "seed", "stop")
+    try:
+        params = SamplingParams(**{name: getattr(span, name) for name in names})
+    except UserError as error:
+        raise DamagedError(f"`gen_ai.request`: {error}") from None
+    return RequestInfo(span.request, start_ns, 0, "", np.zeros(0, np.int32), params, _labels(span.labels))

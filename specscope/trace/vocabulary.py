@@ -59,6 +59,11 @@ class Detokenizer:
         return self._decoder.decode(b"", True)
 
 
+def printable(text: str, keep: str = "") -> str:
+    r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
+    return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
+
+
 def escape(piece: bytes) -> str:
     r"""Bytes as a valid Unicode string, reversibly: a byte that is no UTF-8 becomes `\xNN`, a backslash `\\`."""
     return piece.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")

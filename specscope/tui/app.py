@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar
@@ -17,13 +14,11 @@ from textual.timer import Timer
 
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.interrupt import may_end
-from specscope.lifetime import Lifetime
 from specscope.trace.records import FinalKind
 from specscope.tui.bars import Banner, Hints, StatusBar
 from specscope.tui.console import Talk
 from specscope.tui.governor import FrameGovernor
-from specscope.tui.keys import ACTIONS, KEYS, bindings, label
+from specscope.tui.keys import KEYS, bindings, label
 from specscope.tui.ledger import Ledger
 from specscope.tui.lengths import LengthsPanel
 from specscope.tui.look import Look
@@ -34,11 +29,12 @@ from specscope.tui.panel import Panel
 from specscope.tui.rates import RatesPanel
 from specscope.tui.requests import RequestsPanel
 from specscope.tui.screens import Screens
-from specscope.tui.settings import Settings, read_settings
+from specscope.tui.settings import Settings
 from specscope.tui.slider import Slider
 from specscope.tui.text import clean
 from specscope.tui.tree import TreePanel
 
+NOTICE_LINES = 6  # of a notice, at most
 READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
@@ -67,7 +63,6 @@ class ScopeApp(Screens):
         self.reference = reference
         self._start = start  # REQUEST@STEP to begin at, as soon as it has been read
         self.settings = settings or Settings()
-        self.lifetime: Lifetime | None = None  # of the process, where the app is all that runs in it
         self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(session.history)
         self.chosen: str | None = None
@@ -112,19 +107,8 @@ class ScopeApp(Screens):
 
     def _begin(self) -> None:
         self._begin_at()
-        if self.lifetime is not None:
-            for number in may_end():
-                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         self.governor.start()
         self._wait()
-
-    def _end(self, number: signal.Signals) -> None:
-        """A signal ends the screen as its own key does. After SIGHUP the terminal may take nothing any more."""
-        if number is signal.SIGHUP and self.lifetime is not None:
-            self.lifetime.hurry()
-            if (reading := getattr(self._driver, "exit_event", None)) is not None:
-                reading.set()  # else Textual's reader spins on a terminal that is gone
-        self.exit(return_code=128 + number)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our own colours, for themes that are not ours."""
@@ -185,6 +169,9 @@ class ScopeApp(Screens):
             self.session.poll()
             while self.session.control is not None and self.session.control.notices:
                 self._say(self.session.control.notices.popleft())
+            if self.session.notices:
+                self._say("\n".join(self.session.notices))
+                self.session.notices.clear()
             while self.session.said:
                 self._hear(self.session.said.popleft())
         except Exception as error:  # an engine that cannot be heard must not take the records with it
@@ -269,7 +256,8 @@ class ScopeApp(Screens):
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
-        self.notify(clean(text), timeout=3, markup=False)
+        lines = text.splitlines()[:NOTICE_LINES]
+        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -384,15 +372,3 @@ class ScopeApp(Screens):
     def on_requests_panel_picked(self, event: RequestsPanel.Picked) -> None:
         """A request was clicked."""
         self._pick(event.name)
-
-
-def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
-    """Show a session until the user leaves, or a signal ends it: SystemExit then, with the terminal restored.
-
-    Ending its engine is left to the caller. Raises UserError.
-    """
-    app = ScopeApp(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
-    app.lifetime = lifetime
-    app.run()
-    if app.return_code:
-        sys.exit(app.return_code)

@@ -10,6 +10,8 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from specscope.tui.text import clean
+
 
 class Ask(ModalScreen[str | None]):
     """Returns what was typed, or None where it was called off."""
@@ -24,7 +26,7 @@ class Ask(ModalScreen[str | None]):
         """The question is the title of its input."""
         box = Input(placeholder=self._placeholder)
         box.cursor_blink = False
-        box.border_title = Text(self._question)
+        box.border_title = Text(clean(self._question))
         box.border_subtitle = Text("Enter goes, Esc cancels")
         yield box
 

@@ -18,7 +18,7 @@ MARKS: tuple[tuple[str, Ink, str], ...] = (
     ("✓", "accepted-strong", "accepted: its coin fell below a"),
     ("✗", "rejected", "rejected: its coin did not"),
     ("·", "faint", "untried: it was never asked about"),
-    ("≈", "warn", "near tie: rounding alone could turn this decision round"),
+    ("≈", "warn", "near tie: rounding could flip it"),
     ("»", "strong", "the final token; in a fork, where it parts"),
     ("▮▯", "accepted-strong", "how deep it was accepted, of the tree's depth"),
 )

@@ -32,9 +32,10 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
     if ahead > 0:  # room for drafts, and requests outside the batch
         owners.append(("drafts and others", ahead, "dim"))
+    room = -(-total // per)  # what requests say of themselves may be more than there is
     for _, count, ink in owners:
-        cells += [("■", ink)] * -(-count // per)
-    free = max(0, -(-total // per) - len(cells))
+        cells += [("■", ink)] * min(-(-count // per), room - len(cells))
+    free = room - len(cells)
     cells += [("·", "rail")] * free
     lines: list[Line] = [_joined(cells[at : at + width]) for at in range(0, len(cells), width)]
     legend: list[tuple[str, Ink]] = []

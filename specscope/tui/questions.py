@@ -9,8 +9,8 @@ from textual.app import App
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
+from specscope.trace.checked import whole
 from specscope.trace.history import RequestHistory
-from specscope.trace.schema import whole
 from specscope.tui.ask import Ask
 from specscope.tui.console import Console, Talk
 

@@ -13,8 +13,8 @@ from msgspec import Meta
 from platformdirs import user_config_path
 
 from specscope.errors import UserError
+from specscope.trace.checked import checked, short
 from specscope.trace.files import read_lines
-from specscope.trace.schema import checked, short
 
 VARIABLE = "SPECSCOPE_CONFIG"
 LARGEST = 2**20  # bytes of the file

@@ -160,7 +160,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
 def _margin(margin: float, near: bool) -> list[Fact]:
     """How far the decision is from another one; nothing where no rounding could make it another."""
     if near:
-        return [("margin", f"{margin:.1e}: a near tie, rounding alone could turn it round", "warn")]
+        return [("margin", f"{margin:.1e}: a near tie: rounding could flip it", "warn")]
     return [("margin", f"{margin:.2g} of probability from the other outcome", "text")] if margin < 1 else []
 
 

@@ -13,10 +13,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from specscope.analyze.report import Report, build_report
-from specscope.analyze.tables import one_line, params_line, printable
+from specscope.analyze.tables import one_line, params_line
 from specscope.analyze.text import render_text
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
+from specscope.trace.vocabulary import printable
 
 from .histories import demo, end, history, info, record, step
 from .test_report import small

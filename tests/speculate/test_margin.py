@@ -1,4 +1,4 @@
-"""Margins: how far p would have to move for another decision, and which decisions rounding can turn round."""
+"""Margins: how far p would have to move for another decision, and which decisions rounding could flip."""
 
 import dataclasses
 

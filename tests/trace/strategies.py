@@ -1,4 +1,4 @@
-"""Random records: any tree, any verdict, floats without NaN, tokens whose bytes are no UTF-8 or nothing at all."""
+"""Random records: any tree, any verdict that the schema allows, tokens whose bytes are no UTF-8 or nothing at all."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -28,9 +28,9 @@ times = st.integers(1, 2**62)
 counts = st.integers(0, 10**6)
 
 
-def floats(n, dtype):
+def floats(n, dtype, low=0, high=1):
     width = 32 if dtype == np.float32 else 64
-    return hnp.arrays(dtype, n, elements=st.floats(allow_nan=False, allow_infinity=False, width=width))
+    return hnp.arrays(dtype, n, elements=st.floats(low, high, width=width))
 
 
 @st.composite
@@ -48,8 +48,10 @@ def trees(draw, max_nodes=9):
 def verdicts(draw, tree):
     n = len(tree)
     path = tree.path_to(draw(st.integers(0, n - 1))) if n and draw(st.booleans()) else []
+    outcome = draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2)))
+    outcome[path] = 1
     return Verdict(
-        outcome=draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2))),
+        outcome=outcome,
         p=draw(floats(n, np.float32)),
         p_trial=draw(floats(n, np.float32)),
         q_trial=draw(floats(n, np.float32)),
@@ -59,10 +61,10 @@ def verdicts(draw, tree):
         path=np.array(path, dtype=np.int32),
         token=draw(st.integers(0, TOKENS - 1)),
         kind=draw(st.sampled_from(FinalKind)),
-        final_p=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        final_p=draw(st.floats(0, 1)),
         final_coin=draw(st.floats(0, 1)),
         final_margin=draw(st.floats(0, 1)),
-        forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, 9))),
+        forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))),
     )
 
 
@@ -72,10 +74,10 @@ def notes(draw, tree):
     n, d = len(tree), draw(st.integers(0, 4))
     return DraftNotes(
         prob=draw(floats(n, np.float32)),
-        score=draw(floats(n, np.float32)),
+        score=draw(floats(n, np.float32, -(2.0**20), 0)),
         dropped_token=draw(hnp.arrays(np.int32, d, elements=st.integers(0, TOKENS - 1))),
         dropped_parent=np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32),
-        dropped_score=draw(floats(d, np.float32)),
+        dropped_score=draw(floats(d, np.float32, -(2.0**20), 0)),
     )
 
 
@@ -136,7 +138,7 @@ def runs(draw, max_steps=4):
                     drafter=draw(st.sampled_from(["ngram", "none"])) if verdict is not None else "none",
                     tree=tree if verdict is not None else DraftTree.empty(),
                     verdict=verdict,
-                    emitted=draw(st.integers(0, 5)) if verdict is not None else 0,
+                    emitted=draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0,
                     notes=draw(st.none() | notes(tree)) if verdict is not None else None,
                     sizing=draw(clean_text) if verdict is not None else "",
                 )

@@ -141,13 +141,15 @@ def test_a_missing_file_or_folder_is_refused(tmp_path):
         CaptureWriter(tmp_path / "no" / "where.jsonl", RUN, Vocabulary())
 
 
-def test_a_damaged_line_is_named(tmp_path):
+def test_a_damaged_line_is_named_and_left_out(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, some_records())
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"{broken}\n" + b"".join(lines[1:]))
-    with pytest.raises(UserError, match="line 2 is damaged"):
-        read_capture(path)
+    reader = read_capture(path)
+    assert reader.history.steps == some_records()
+    assert len(reader.warnings) == 1
+    assert "left out 1×: line 2: JSON is malformed" in reader.warnings[0]
 
 
 def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
+import resource
 import socket
 import threading
+import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -449,6 +452,163 @@ def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> No
     assert back + decoder.flush() == records
     assert sink.failed == 0
     assert all(run_info(got.resource.attributes) == RUN for got in taken.spans)
+
+
+HEAD = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_that_never_comes_is_answered_within_five_seconds(receiver: Receiver) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=10) as raw:
+        raw.sendall(HEAD % 999 + b"x")
+        answer = b"".join(iter(lambda: raw.recv(1000), b""))  # up to its end: it is closed
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.endswith(b"the body did not come in time\n")
+    assert time.monotonic() - began < 5
+    assert post(receiver, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_a_body_that_comes_too_slowly_is_answered(receiver: Receiver, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.trace.receive.BODY_SECONDS", 1.0)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=10) as raw:
+        raw.sendall(HEAD % 999)
+        raw.settimeout(0.1)
+        answer = b""
+        while not answer and time.monotonic() - began < 10:
+            raw.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                answer = raw.recv(1000)
+    assert b" 408 " in answer
+    assert time.monotonic() - began < 3
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(receiver: Receiver, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.trace.receive.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("specscope.trace.receive.HEAD_SECONDS", 0.6)
+    for sent in (b"", b"POST /v1", b"POST /v1/traces HTTP/1.1\r\nA: b\r\n"):
+        with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=3) as raw:
+            raw.sendall(sent)
+            assert raw.recv(1000) == b""
+
+
+def test_there_is_an_end_to_connections_at_once(taken: Taken, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.trace.receive.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("specscope.trace.receive.SILENT_SECONDS", 0.5)
+    with Receiver(taken, grpc_port=None) as one, contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        raws = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", one.http_port), timeout=5)) for _ in range(20)
+        ]
+        answers = [raw.recv(1000) for raw in raws]  # the first three are waited for, in vain
+        assert sum(b" 503 " in answer for answer in answers) == 17
+        assert threading.active_count() <= before + 3
+        time.sleep(0.2)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_there_is_an_end_to_bodies_at_once(taken: Taken) -> None:
+    with Receiver(taken, grpc_port=None, max_body=10_000) as one, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", one.http_port), timeout=5))
+            raw.sendall(HEAD % 10_000)
+        time.sleep(0.3)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 503
+        stack.close()
+        time.sleep(0.3)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_calls_that_never_send_their_export_do_not_hold_grpc_for_good(taken: Taken, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.trace.receive.MAX_CALLS", 2)
+    monkeypatch.setattr("specscope.trace.receive.GRPC_AGE_MS", 500)
+    monkeypatch.setattr("specscope.trace.receive.GRPC_GRACE_MS", 500)
+    gone = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        gone.wait(30)
+        yield from ()
+
+    path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+    with Receiver(taken, http_port=None) as one, grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
+        stuck = [channel.stream_unary(path).future(nothing()) for _ in range(2)]
+        time.sleep(0.3)
+        end = time.monotonic() + 5
+        while not taken.spans and time.monotonic() < end:
+            with contextlib.suppress(grpc.RpcError):  # it waits behind them, and exporters try again
+                call(one, GOOD)
+        assert len(taken.spans) == 1
+        gone.set()
+        for each in stuck:
+            with pytest.raises(grpc.RpcError):
+                each.result(10)
+
+
+def length_delimited(tag: int, content: bytes) -> bytes:
+    size, prefix = len(content), b""
+    while size > 127:
+        prefix, size = prefix + bytes([size & 127 | 128]), size >> 7
+    return bytes([tag]) + prefix + bytes([size]) + content
+
+
+def deep_protobuf(depth: int) -> bytes:
+    """A span with an attribute whose value is an array in an array in an array."""
+    value = b"\x18\x05"
+    for _ in range(depth):
+        value = length_delimited(0x2A, length_delimited(0x0A, value))
+    pair = length_delimited(0x0A, b"k") + length_delimited(0x12, value)
+    one = length_delimited(0x0A, b"a" * 16) + length_delimited(0x12, b"b" * 8) + length_delimited(0x4A, pair)
+    return length_delimited(0x0A, length_delimited(0x12, length_delimited(0x12, one)))
+
+
+@pytest.mark.parametrize(
+    "nested",
+    ['{"arrayValue":{"values":[%s]}}', '{"kvlistValue":{"values":[{"key":"k","value":%s}]}}'],
+    ids=["array", "kvlist"],
+)
+def test_values_nested_without_end_are_refused(receiver: Receiver, taken: Taken, nested: str) -> None:
+    before, _, after = nested.partition("%s")
+    value = before * 20_000 + '{"intValue":1}' + after * 20_000
+    body = bad_json(attributes=[{"key": "k", "value": "VALUE"}]).decode().replace('"VALUE"', value).encode()
+    assert post(receiver, body, Content_Type=JSON)[0] == 400
+    assert post(receiver, deep_protobuf(20_000), Content_Type=PROTOBUF)[0] == 400
+    with pytest.raises(grpc.RpcError) as caught:
+        call(receiver, deep_protobuf(20_000))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert taken.spans == []
+    assert post(receiver, deep_protobuf(20), Content_Type=PROTOBUF)[0] == 200
+
+
+def test_an_export_over_the_limit_is_refused_over_grpc(taken: Taken) -> None:
+    with Receiver(taken, http_port=None, max_body=100_000) as one:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(one, bytes(200_000))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(one, GOOD) == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"\x0a\x00" * 2**22, PROTOBUF),  # resources
+        (length_delimited(0x0A, length_delimited(0x12, b"\x12\x00" * 2**22)), PROTOBUF),  # spans
+        (b'{"resourceSpans":[' + b"{}," * 2**21 + b"{}]}", JSON),
+        (b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * 2**21 + b"{}]}]}]}", JSON),
+    ],
+    ids=["resources", "spans", "json resources", "json spans"],
+)
+def test_millions_of_empty_messages_are_not_decoded(receiver: Receiver, body: bytes, kind: str) -> None:
+    """Two bytes can stand for a whole message: decoded at once, these take gigabytes."""
+    before, began = memory(), time.monotonic()
+    status, _, text = post(receiver, body, Content_Type=kind)
+    assert (status, b"one export" in text) == (400, True)
+    assert time.monotonic() - began < 5
+    assert memory() - before < 600 * 2**20
+
+
+def memory() -> int:
+    """The most that this process has had resident, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def test_a_small_body_that_unpacks_to_a_huge_one_is_not_unpacked(taken: Taken) -> None:

@@ -1,0 +1,85 @@
+"""Values from outside, checked against one declared type (msgspec): what fails becomes one line for people."""
+
+from __future__ import annotations
+
+import math
+import re
+from reprlib import Repr
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from specscope.errors import UserError
+
+T = TypeVar("T")
+
+# Text that can be encoded: half of a surrogate pair, from JSON or from bytes in an argument, cannot be.
+Text = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*\\Z", description="text of whole Unicode characters")]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1, description="between 0 and 2^63 - 1")]
+Port = Annotated[int, Meta(ge=0, le=65535, description="between 0 and 65535")]
+
+_NUMBERS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false"}
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
+
+
+def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
+    """`value` as `kind`, an Annotated type whose Meta says in its description what is allowed. Raises UserError."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
+        raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
+
+
+def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
+    """A msgspec.Struct from a mapping, field by field, so that the message names the field; other keys are ignored."""
+    hints = {name: hint for name, hint in field_types(kind).items() if name in values}
+    return kind(**{name: checked(values[name], hint, _title(hint, name)) for name, hint in hints.items()})
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """The declared type of each field, with its bounds."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _title(kind: Any, name: str) -> str:  # noqa: ANN401
+    """How messages call a field: the title that its type declares, else its name."""
+    return next((meta.title for meta in _metas(kind) if meta.title), name)
+
+
+def _metas(kind: Any) -> list[Meta]:  # noqa: ANN401
+    """What is declared of a type, the outermost first."""
+    return (
+        [meta for meta in reversed(get_args(kind)[1:]) if isinstance(meta, Meta)]
+        if get_origin(kind) is Annotated
+        else []
+    )
+
+
+def _wanted(value: object, kind: Any) -> str:  # noqa: ANN401
+    """What would have been right: the type where that is wrong, the range otherwise."""
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if base in _NUMBERS and not _is_a(value, base):
+        return _NUMBERS[base]
+    return next((meta.description for meta in _metas(kind) if meta.description), "of another type")
+
+
+def _is_a(value: object, base: type) -> bool:
+    """Whether only the range of a number is wrong. JSON gives integers beyond 64 bits as floats."""
+    if isinstance(value, float):
+        return math.isfinite(value) and (base is float or abs(value) >= 2**63)
+    return isinstance(value, int) and not isinstance(value, bool) and base is not bool
+
+
+def short(value: object) -> str:
+    """A value in a message: never long, and on one line."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return "a number of over 38 digits"
+    return _SHORT.repr(value)
+
+
+def whole(text: str) -> int | None:
+    """A number of up to 19 ASCII digits, which every seed has; None for anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None

@@ -1,0 +1,46 @@
+"""The screen as a program: whatever signal ends it, the terminal is restored."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from specscope.debug.viewer import Viewer
+from specscope.interrupt import may_end
+from specscope.lifetime import Lifetime
+from specscope.tui.app import ScopeApp
+from specscope.tui.keys import ACTIONS
+from specscope.tui.settings import read_settings
+
+
+class Program(ScopeApp):
+    """ScopeApp, where it is all that the process runs."""
+
+    def __init__(self, session: Viewer, lifetime: Lifetime, *, title: str, reference: str, start: str) -> None:
+        super().__init__(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
+        self._lifetime = lifetime
+
+    def _begin(self) -> None:
+        super()._begin()
+        for number in may_end():
+            asyncio.get_running_loop().add_signal_handler(number, self._end, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        """End as the key for it does. After SIGHUP the terminal may take nothing any more."""
+        if number is signal.SIGHUP:
+            self._lifetime.hurry()
+            if (reading := getattr(self._driver, "exit_event", None)) is not None:
+                reading.set()  # else Textual's reader spins on a terminal that is gone
+        self.exit(return_code=128 + number)
+
+
+def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
+    """Show a session until the user leaves, or a signal ends it: SystemExit then.
+
+    Ending its engine is left to the caller. Raises UserError.
+    """
+    app = Program(session, lifetime, title=title, reference=reference, start=start)
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

@@ -1,0 +1,359 @@
+"""Captures that are damaged or hostile: named, left out, and the rest is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.reading import CaptureReader, read_capture
+from specscope.trace.records import FinishReason, RequestEnd
+from specscope.trace.spans import Encoder
+from specscope.trace.unspan import HELD, STEPS_BEHIND, Decoder
+from specscope.trace.vocabulary import Vocabulary
+from tests.trace.damage import DEPTH, damaged, set_value, small, spans_of
+from tests.trace.look_at import RAW, look_at
+from tests.trace.samples import records
+from tests.trace.strategies import RUN
+from tests.trace.test_capture import write
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def fuzz(tmp_path, first, last):
+    command = [sys.executable, "-m", "tests.trace.fuzz", str(tmp_path), str(first), str(last)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=3000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *wrong, told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not wrong, "\n".join(f"{case['seed']}: {case['error']}" for case in wrong)
+    assert told["shown"] > (last - first) / 2  # most of them lose a span or two, not all
+
+
+def test_damaged_captures_are_shown_as_far_as_they_go(tmp_path):
+    fuzz(tmp_path, 0, 200)
+
+
+@pytest.mark.slow
+def test_thousands_of_damaged_captures(tmp_path):
+    fuzz(tmp_path, 200, 3200)
+
+
+# Faults that were seen, each in one span of a run of four steps.
+
+ARRAY = "specscope.tree.parent"
+FAULTS = {
+    "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
+    "own parent": ({ARRAY: [-1, 1]}, "node 1 is no parent of node 1"),
+    "parent of -5": ({ARRAY: [-5, 0]}, "Expected `int` >= -1 in `specscope.tree.parent[0]`"),
+    "array one short": ({"specscope.verdict.coin": [0.5]}, "`specscope.verdict.coin` holds 1 values, not 2"),
+    "array of one null": ({"specscope.verdict.p": [0.5, None]}, "Expected `float`, got `null`"),
+    "no array": ({"specscope.tree.token": "abc"}, "Expected `array`, got `str` in `specscope.tree.token`"),
+    "outcome of 3": ({"specscope.verdict.outcome": [3, 1]}, "Invalid enum value 3 in `specscope.verdict.outcome[0]`"),
+    "drawn in no way": ({"specscope.tree.drawn": [0, 9]}, "Invalid enum value 9"),
+    "token of 2**31": ({"specscope.tree.token": [2**31, 1]}, "in `specscope.tree.token[0]`"),
+    "probability of 2": ({"specscope.tree.q": [2.0, 1.0]}, "Expected `float` <= 1.001 in `specscope.tree.q[0]`"),
+    "no number": ({"specscope.verdict.p": [float("nan"), 0.5]}, "in `specscope.verdict.p[0]`"),
+    "path of others": ({"specscope.verdict.path": [1]}, "no path of accepted nodes"),
+    "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "no path of accepted nodes"),
+    "request id of 5": ({"specscope.request.id": 5}, "Expected `str`, got `int` in `specscope.request.id`"),
+    "no final token": ({"specscope.final.token": None}, "specscope.final.token"),
+    "final kind": ({"specscope.final.kind": "luck"}, "Invalid enum value 'luck'"),
+    "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
+    "text one short": ({"specscope.tree.text": ["a"]}, "`specscope.tree.text` holds 1 texts for 3 tokens"),
+    "text not escaped": ({"specscope.tree.text": ["\\xzz", "a", "b"]}, "`specscope.tree.text` is not escaped"),
+    "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
+    "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
+    "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),
+    "step of text": ({"specscope.step": "2"}, "Expected `int`, got `str` in `specscope.step`"),
+}
+OF_OTHERS = {
+    "labels": ("queue", {"specscope.request.labels": "[1, 2]"}, "`specscope.request.labels`: Expected `object`"),
+    "deep labels": ("queue", {"specscope.request.labels": "[" * DEPTH + "]" * DEPTH}, "`specscope.request.labels`"),
+    "params": ("queue", {"specscope.request.params": '{"top_p": 7}'}, "top_p"),
+    "phases": ("engine_step", {"specscope.phase.times": [1, 2, 3]}, "holds 3 times for 5 names"),
+    "phase that ends first": ("engine_step", {"specscope.phase.times": [2, 1] * 5}, "ends before it starts"),
+    "names twice": ("engine_step", {"specscope.requests": ["r0", "r0"]}, "names a request twice"),
+    "no phases": ("engine_step", {"specscope.phase.names": [], "specscope.phase.times": []}, "of length >= 1"),
+    "reason": ("text_completion a/model", {"gen_ai.response.finish_reasons": ["luck"]}, "Invalid enum value 'luck'"),
+    "no reason": ("text_completion a/model", {"gen_ai.response.finish_reasons": []}, "of length >= 1"),
+    "stop": ("text_completion a/model", {"specscope.finish.stop": "\\x"}, "`specscope.finish.stop` is not escaped"),
+}
+
+
+def decode(change):
+    """The sample run with some of its spans changed: (decoder, records)."""
+    decoder, back = Decoder(), []
+    encoder = Encoder(RUN, Vocabulary({i: b"x%d" % i for i in range(100)}))
+    for record in records():
+        for span in encoder.encode(record):
+            for start, end, attributes in change(span):
+                back += decoder.feed(span.name, start, end, attributes)
+    return decoder, back + decoder.flush()
+
+
+CASES = [("decode_step", change, text) for change, text in FAULTS.values()] + list(OF_OTHERS.values())
+
+
+@pytest.mark.parametrize(("name", "change", "text"), CASES, ids=[*FAULTS, *OF_OTHERS])
+def test_a_span_that_is_damaged_is_counted_named_and_left_out(name, change, text):
+    step = {"queue": 0, "text_completion a/model": 3}.get(name, 2)
+
+    def one(span):
+        hit = span.name == name and span.attributes["specscope.step"] == step
+        yield span.start_ns, span.end_ns, span.attributes | (change if hit else {})
+
+    decoder, back = decode(one)
+    assert decoder.faults.total == 1
+    [line] = decoder.faults.lines()
+    assert line.startswith(f"left out 1×: {name.split()[0]}: ")
+    assert text in line
+    assert len(line) < 250
+    assert [record.step for record in back] == [record.step for record in records() if record.step != step]
+    assert decoder.lost == (0 if step == 3 else 1) or back[-1].step < 3
+
+
+@pytest.mark.parametrize("times", [(-1, 5), (5, 2**63), (10**400, 10**400)])
+def test_times_that_are_none(times):
+    decoder, _ = decode(lambda span: [(*times, span.attributes)] if span.name == "queue" else [])
+    assert "no time in nanoseconds" in decoder.faults.lines()[0]
+
+
+def test_steps_far_ahead_neither_loop_nor_grow():
+    last = records()[-1]
+    decoder, back = Decoder(), []
+    encoder = Encoder(RUN, Vocabulary())
+    for step in (0, 2**40, 2**52):
+        alone = dataclasses.replace(last, step=step, requests=(), finished=())
+        for span in encoder.encode(alone):
+            back += decoder.feed(span.name, span.start_ns, span.end_ns, span.attributes)
+    assert [record.step for record in back + decoder.flush()] == [0, 2**40, 2**52]
+    assert decoder.lost == 2**52 - 2  # counted, not walked
+
+
+def test_what_comes_twice_counts_once():
+    decoder, back = decode(lambda span: [(span.start_ns, span.end_ns, span.attributes)] * 3)
+    assert back == records()
+    assert decoder.lost == 0
+
+
+def test_an_engine_step_that_names_others_than_came_is_incomplete():
+    def other(span):
+        names = {"specscope.requests": ["nobody"]} if span.attributes.get("specscope.requests") else {}
+        yield span.start_ns, span.end_ns, span.attributes | names
+
+    decoder, back = decode(other)
+    assert back == []
+    assert decoder.lost == 4
+
+
+def test_an_end_without_a_start_is_told_by_the_root_span():
+    decoder, back = decode(
+        lambda span: [] if span.attributes["specscope.step"] < 3 else [(span.start_ns, span.end_ns, span.attributes)]
+    )
+    [record] = back
+    assert record.finished[0].info.id == "r0"
+    assert record.finished[0].info.prompt == ""
+    assert decoder.lost == 3
+
+
+def test_what_a_decoder_holds_is_bounded():
+    """Requests that never end and steps that are never complete, as fast as they come."""
+    decoder = Decoder()
+    info, step = records()[0], records()[2]
+    encoder = Encoder(RUN, Vocabulary())
+    queue = next(span for span in encoder.encode(info) if span.name == "queue")
+    part = next(span for span in encoder.encode(step) if span.name == "decode_step")
+    big = {"specscope.request.prompt": "x" * 2**20}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for n in range(600):
+        decoder.feed("queue", 1, 2, queue.attributes | big | {"specscope.request.id": f"q{n}", "specscope.step": n})
+        decoder.feed("decode_step", 1, 2, part.attributes | {"specscope.request.id": f"d{n}", "specscope.step": 900})
+        assert decoder.held < 3 * HELD
+    assert len(decoder._pending) <= STEPS_BEHIND + 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+# Files
+
+
+def test_a_damaged_span_of_a_file_is_named_and_the_rest_is_shown(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, records())
+    text = path.read_text()
+    at = text.index('"specscope.tree.parent","value":')
+    parents = '{"arrayValue":{"values":[{"intValue":"-1"},{"intValue":"0"}]}}'
+    assert parents in text[at:]
+    path.write_text(text[:at] + text[at:].replace(parents, parents.replace('"-1"', '"1"'), 1))
+    reader = read_capture(path)
+    assert [record.step for record in reader.history.steps] == [0, 1, 3]
+    assert reader.history.dropped == 1
+    assert reader.warnings[0].startswith("left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of")
+    assert "1 steps are incomplete" in reader.warnings[1]
+
+
+def test_a_value_of_another_kind_is_named_by_its_attribute(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, records())
+    path.write_text(
+        path.read_text().replace(
+            '"specscope.waiting","value":{"intValue":"0"}', '"specscope.waiting","value":{"intValue":[]}', 1
+        )
+    )
+    [line, *_] = read_capture(path).warnings
+    assert "engine_step: `specscope.waiting`: Expected `int`, got `array`" in line
+
+
+def test_one_step_without_evidence_does_not_cost_the_file(tmp_path):
+    path = tmp_path / "run.jsonl"
+    lines = small("planted")
+    parts = [span for line in lines for span in spans_of(line) if span["name"] == "decode_step"]
+    keep = ("specscope.request", "specscope.step", "specscope.context", "specscope.prefill", "specscope.draft")
+    keep += ("specscope.accepted", "specscope.emitted", "specscope.final.kind")
+    parts[2]["attributes"] = [pair for pair in parts[2]["attributes"] if pair["key"].startswith(keep)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reader = read_capture(path)
+    assert "1 decode steps came without their evidence" in reader.warnings
+    assert len(reader.history.steps) > 3
+
+
+def test_warnings_are_few_however_much_is_damaged(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, records())
+    noise = [json.dumps({"resourceSpans": {f"{chr(97 + n % 26)}" * n: n}}) for n in range(200)]
+    with path.open("a") as stream:
+        stream.write("\n".join([*noise, "[" * DEPTH, "\x00", '"' + "x" * 10**6, ""]))
+    reader = read_capture(path)
+    assert reader.history.steps == records()
+    assert len(reader.warnings) <= 22
+    assert max(map(len, reader.warnings)) < 250
+
+
+@pytest.mark.parametrize(
+    "change", [{"specscope.run.id": 5}, {"specscope.run.params": "[]"}, {"specscope.run.seed": "x"}]
+)
+def test_a_first_line_that_tells_of_no_run_is_refused_by_name(tmp_path, change):
+    path = tmp_path / "run.jsonl"
+    lines = small("planted")
+    for pair in lines[0]["resourceSpans"][0]["resource"]["attributes"]:
+        if pair["key"] in change:
+            value = change[pair["key"]]
+            pair["value"] = {"intValue": value} if isinstance(value, int) else {"stringValue": value}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=next(iter(change))):
+        CaptureReader(path)
+
+
+# Text that would take hold of a terminal
+
+HOSTILE = "\x1b[2J\x1b]0;gone\x07\x9b31m\u202eabc\u2066\r\nx\ty"
+
+
+def hostile_records():
+    """The sample run with such text in every place that holds text."""
+    changed, info = [], records()[0].admitted[0]
+    info = dataclasses.replace(info, id=HOSTILE, prompt=HOSTILE, title=HOSTILE, labels={HOSTILE: HOSTILE})
+    for record in records():
+        parts = tuple(
+            dataclasses.replace(
+                part,
+                request=HOSTILE,
+                sizing=HOSTILE if part.verdict is not None else "",
+                drafter=HOSTILE if len(part.tree) else "none",
+            )
+            for part in record.requests
+        )
+        phases = tuple(dataclasses.replace(phase, name=phase.name + HOSTILE) for phase in record.phases[:2])
+        ends = tuple(
+            RequestEnd(info, end.finished_ns, FinishReason.ERROR, HOSTILE, end.output, HOSTILE)
+            for end in record.finished
+        )
+        changed.append(
+            dataclasses.replace(
+                record,
+                admitted=(info,) * len(record.admitted),
+                requests=parts,
+                phases=(*record.phases, *phases),
+                passes=phases,
+                speculation=False,
+                speculation_off=HOSTILE,
+                preempted=(HOSTILE,) if record.step == 2 else (),
+                finished=ends,
+            )
+        )
+    return changed
+
+
+def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path):
+    path = tmp_path / "run.jsonl"
+    names = ("target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend")
+    run = dataclasses.replace(
+        RUN, **dict.fromkeys(names, HOSTILE), params={"stop": [HOSTILE], HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE}
+    )
+    writer = CaptureWriter(path, run, Vocabulary({i: HOSTILE.encode() for i in range(100)}))
+    for record in hostile_records():
+        writer(record)
+    writer.close()
+    assert read_capture(path).history.steps == hostile_records()  # exact, all the same
+    assert look_at(path, page=True) == 4
+
+
+def test_hostile_names_in_warnings_are_plain(tmp_path):
+    path = tmp_path / f"{HOSTILE.replace('/', '')}.jsonl"
+    write(path, records()[:2])
+    text = path.read_text().rstrip("\n")
+    path.write_text(text.replace('"key":"specscope.waiting"', '"key":"specscope.\\u001b[2J"', 1) + '\n{"')
+    for warning in read_capture(path).warnings:
+        assert not RAW.search(warning)
+
+
+# Through the commands
+
+SCRIPT = "where\ntree\nnode 0\nrequests\ninfo step\ninfo kv\nbreak reject\ncontinue\nreverse-continue\nnext 3\nwhere\n"
+
+
+@pytest.fixture(scope="module")
+def damaged_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    files = []
+    for seed in range(5):
+        files.append(folder / f"{seed}.jsonl")
+        files[-1].write_bytes(damaged(small("planted"), 9000 + seed))
+    return files
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_commands_over_damaged_captures_end_well(damaged_files, tmp_path, seed):
+    file, script, page = damaged_files[seed], tmp_path / "script", tmp_path / "page.html"
+    script.write_text(SCRIPT)
+    for words in (
+        ["report", file],
+        ["report", file, "--json", "--html", page],
+        ["debug", "--over", file, "--commands", script],
+    ):
+        command = [sys.executable, "-m", "specscope.cli", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+        assert done.returncode in (0, 2), done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 0 or len(done.stderr.splitlines()[-1:]) == 1
+        assert not RAW.search(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("key", ["specscope.context_len", "specscope.prefill_tokens", "specscope.request.step"])
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31 - 2])
+def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
+    path = tmp_path / "run.jsonl"
+    lines = small("planted")
+    for line in lines:
+        for span in spans_of(line):
+            set_value(span, key, value)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert look_at(path) > 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
