@@ -17,9 +17,9 @@ from tests.trace.test_capture import write
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
 
-def specscope(*words, stdin=""):
+def specscope(*words, stdin="", **environment):
     command = [sys.executable, "-m", "specscope.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENV, input=stdin, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env={**ENV, **environment}, input=stdin, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,17 @@ def test_doctor_finds_this_machine():
     done = specscope("doctor")
     assert "torch" in done.stdout
     assert "default model" in done.stdout
+    assert "fast path          fbgemm for float32" in done.stdout
     assert done.returncode in (0, 1)
+    off = specscope("doctor", SPECSCOPE_DISABLE="mkl,fuse")
+    assert "fast path          mkl for float32: switched off by SPECSCOPE_DISABLE" in off.stdout
+    assert "fast path          fuse: switched off by SPECSCOPE_DISABLE" in off.stdout
+
+
+def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
+    done = specscope("capture", prompts, "-o", tmp_path / "x.jsonl", *model, SPECSCOPE_DISABLE="avx")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("specscope: error: SPECSCOPE_DISABLE: there is no fast path")
 
 
 BAD = {

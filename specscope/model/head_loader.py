@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.model.eagle_head import EagleHead, llama_config
 from specscope.model.head_config import HeadConfig, read_config
-from specscope.model.loader import LoadedModel, first_line
+from specscope.model.loader import LoadedModel
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
@@ -22,8 +22,6 @@ from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.trace.tree import DraftTree
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -55,29 +53,6 @@ class LoadedModel:
     def width(self) -> int:
         """Of a hidden state."""
         return int(self.embedding.weight.shape[1])
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device was found: use --device cpu (specscope doctor says what was found)")
-    return device
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, float32 elsewhere."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-        return DTYPES[name]
-    fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast else torch.float32
 
 
 def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], str]:
@@ -231,9 +206,3 @@ def _revision(model: Any, folder: Path | None) -> str:  # noqa: ANN401
     sizes = sorted((f.name, f.stat().st_size) for f in folder.iterdir() if f.is_file()) if folder else []
     text = json.dumps([model.config.to_dict(), sizes], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """What a library's error says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -8,7 +8,8 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model import bundled
-from specscope.model.loader import load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.device import pick_device, pick_dtype
+from specscope.model.loader import load_model, load_tokenizer
 from specscope.model.tokens import read_vocabulary
 
 CPU = torch.device("cpu")
@@ -57,9 +58,29 @@ def test_devices_and_dtypes():
         pick_dtype("int3", CPU)
     with pytest.raises(UserError, match="unknown device"):
         pick_device("toaster")
+    for name in ("mps", "meta", "xpu", "cuda:-1", "cpu:x"):
+        with pytest.raises(UserError, match="use auto, cpu or cuda"):
+            pick_device(name)
+    assert pick_device("cpu:1") == CPU
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
             pick_device("cuda")
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="no device cuda:99: this machine has 2, counted from cuda:0"):
+        pick_device("cuda:99")
+
+
+def test_a_dtype_that_the_device_cannot_do_is_refused(monkeypatch):
+    def unsupported(*_):
+        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", unsupported)
+    with pytest.raises(UserError, match=r"--dtype float16: the device cpu cannot compute in it .*use --dtype float32"):
+        pick_dtype("float16", CPU)
 
 
 def test_the_model_package_is_found_without_importing_it():
