@@ -17,6 +17,7 @@ from specscope.errors import UserError, first_line
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
+from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fuse import fuse
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.trace.tree import DraftTree
@@ -70,6 +71,7 @@ def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
+        check_config(path)
         return str(path), {}, path.resolve().name
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
@@ -97,9 +99,14 @@ def load_model(
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **extra
+        )
     except Exception as error:
         raise UserError(f"cannot load {name}: {first_line(error)}") from error
+    model, info = loaded
+    check_names(info, type(model).__name__, name, layers)
+    check_numbers(model.named_parameters(), name)
     model = model.to(device).eval()
     model.requires_grad_(False)
     folder = Path(source) if Path(source).is_dir() else None
