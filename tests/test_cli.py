@@ -167,6 +167,9 @@ BAD = {
     "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
     "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
     "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "unknown device"),
+    "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
+    "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
+    "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
     "bad port": (["capture", "P", "-o", "O", "--metrics-port", "99999"], "--metrics-port must be"),
     "context": (["capture", "P", "-o", "O", "--max-context", "9999", "TINY"], "max_context must be"),
     "over-long prompt": (

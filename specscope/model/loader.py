@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
 from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fuse import fuse
+from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.quiet import hush
 from specscope.trace.tree import DraftTree
-
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str
         return str(path), {}, path.resolve().name
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
-    return target, {}, target
+    return target, hub_arguments(target), target
 
 
 def load_model(
@@ -90,10 +89,8 @@ def load_model(
     Raises UserError with the reason where it cannot.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    hush(gguf=target is not None and target.endswith(".gguf"))
     source, extra, name = find_model(target, progress)
     if layers is not None:
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
@@ -137,6 +134,7 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
     """The tokenizer that belongs to a --target. Raises UserError where there is none."""
     from transformers import AutoTokenizer
 
+    hush()
     source, extra, name = find_model(target, progress)
     extra.pop("quantization_config", None)
     try:

