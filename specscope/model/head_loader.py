@@ -16,6 +16,7 @@ from specscope.model.checkpoint import check_numbers
 from specscope.model.eagle_head import EagleHead, llama_config
 from specscope.model.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel
+from specscope.model.meta import quick_meta
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
@@ -44,7 +45,7 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     config = dataclasses.replace(config, layer={**config.layer, **biased})
     _check_fit(config, target, path)
     try:
-        with torch.device("meta"):  # nothing is allocated before the shapes are known to be right
+        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
             head = EagleHead(config)
     except Exception as error:
         raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fuse import fuse
 from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.meta import quick_meta
 from specscope.model.quiet import hush
 from specscope.trace.tree import DraftTree
 
@@ -95,10 +97,19 @@ def load_model(
     if layers is not None:
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
+    read = partial(
+        AutoModelForCausalLM.from_pretrained,
+        source,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **extra
-        )
+        try:
+            with quick_meta():
+                loaded: Any = read()
+        except RuntimeError:  # a family whose modules cannot be made so
+            loaded = read()
     except Exception as error:
         raise UserError(f"cannot load {name}: {first_line(error)}") from error
     model, info = loaded

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from specscope.errors import UserError
 from specscope.model.checkpoint import check_numbers
 from specscope.model.loader import load_model
-from tests.model.test_architectures import EXPERTS, SIZE
+from tests.model.test_architectures import CONFIGS, build
 
 CPU = torch.device("cpu")
 
@@ -167,12 +167,15 @@ def test_what_a_family_declares_as_ignorable_is_no_fault(tmp_path):
     assert load_model(str(tmp_path / "model"), CPU, torch.float32).vocab_size == 199
 
 
-@pytest.mark.parametrize("kind", ["Gemma3Text", "Mixtral", "GPTNeoX", "Qwen3Moe"])
-def test_whole_models_of_other_families_are_taken(kind, tmp_path):
-    more = {"Qwen3Moe": EXPERTS, "Mixtral": {"num_local_experts": 4}}.get(kind, {})
-    config = getattr(transformers, kind + "Config")(**SIZE, **more)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    assert len(load_model(str(tmp_path / "model"), CPU, torch.float32).layers) == 4
+@pytest.mark.parametrize("name", CONFIGS)
+def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_path):
+    build(name).save_pretrained(tmp_path / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    loaded = load_model(str(tmp_path / "model"), CPU, torch.float32).model
+    for key, buffer in plain.named_buffers():
+        assert torch.equal(loaded.get_buffer(key), buffer), key
+    state = loaded.state_dict()
+    assert all(torch.equal(state[key], tensor) for key, tensor in plain.state_dict().items())
 
 
 def test_the_check_of_numbers_is_quick():
