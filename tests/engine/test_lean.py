@@ -10,8 +10,7 @@ import pytest
 from specscope import Engine, SamplingParams
 
 HEAVY = ["torch._dynamo", "torch._inductor", "sympy", "torch.distributed.tensor", "scipy.optimize"]
-START = (
-    """
+START = """
 import json, sys
 from specscope.engine import lean
 if sys.argv[2] == "another version":
@@ -29,8 +28,6 @@ from transformers.utils import is_torch_distributed_available
 assert is_torch_distributed_available() == torch.distributed.is_available()
 print(json.dumps([heavy, result.token_ids]))
 """
-    % HEAVY
-)
 
 
 def run(*words):
