@@ -97,13 +97,8 @@ def load_model(
     if layers is not None:
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
-    read = partial(
-        AutoModelForCausalLM.from_pretrained,
-        source,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    extra = {**extra, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    read = partial(AutoModelForCausalLM.from_pretrained, source, **extra)
     try:
         try:
             with quick_meta():
