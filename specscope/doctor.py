@@ -75,16 +75,31 @@ def _torch() -> Iterator[Finding]:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         yield Finding("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
     else:
-        wide = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32 (the CPU has no bfloat16 arithmetic)"
         yield Finding(
             "device", True, f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
         )
-        yield Finding("dtype", True, f"auto is {wide}")
+        yield from _fast_paths()
     on_gpu = (
         "triton, with CUDA graphs" if torch.cuda.is_available() else "torch; triton and CUDA graphs need a CUDA GPU"
     )
     yield Finding("backend", True, f"auto is {on_gpu}")
     yield _package("triton", "pip install triton; it is needed on a GPU only", needed=False)
+
+
+def _fast_paths() -> Iterator[Finding]:
+    """What the CPU computes with, and why not with the rest. All of it is tried."""
+    from specscope.model.fast_paths import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
+
+    yield Finding(
+        "dtype", True, "auto is " + ("bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)")
+    )
+    off = disabled()
+    for path in PATHS:
+        reason = f"switched off by {VARIABLE}" if path.name in off else failure(path)
+        text = f"{path.name} for {str(path.dtype).removeprefix('torch.')}"
+        yield Finding("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
+    fused = FUSE not in off
+    yield Finding("fast path", fused, f"{FUSE}" + ("" if fused else f": switched off by {VARIABLE}"), needed=False)
 
 
 def _model() -> Finding:

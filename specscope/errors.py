@@ -6,3 +6,9 @@ class UserError(Exception):
 
     The command line prints it and exits with code 2; from Python it is an ordinary exception.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -17,9 +17,9 @@ from tests.trace.test_capture import write
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
 
-def specscope(*words, stdin=""):
+def specscope(*words, stdin="", **environment):
     command = [sys.executable, "-m", "specscope", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENV, input=stdin, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env={**ENV, **environment}, input=stdin, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,17 @@ def test_doctor_finds_this_machine():
     done = specscope("doctor")
     assert "torch" in done.stdout
     assert "default model" in done.stdout
+    assert "fast path          fbgemm for float32" in done.stdout
     assert done.returncode in (0, 1)
+    off = specscope("doctor", SPECSCOPE_DISABLE="mkl,fuse")
+    assert "fast path          mkl for float32: switched off by SPECSCOPE_DISABLE" in off.stdout
+    assert "fast path          fuse: switched off by SPECSCOPE_DISABLE" in off.stdout
+
+
+def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
+    done = specscope("capture", prompts, "-o", tmp_path / "x.jsonl", *model, SPECSCOPE_DISABLE="avx")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("specscope: error: SPECSCOPE_DISABLE: there is no fast path")
 
 
 BAD = {
@@ -157,6 +167,9 @@ BAD = {
     "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
     "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
     "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "unknown device"),
+    "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
+    "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
+    "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
     "bad port": (["capture", "P", "-o", "O", "--metrics-port", "99999"], "--metrics-port must be"),
     "context": (["capture", "P", "-o", "O", "--max-context", "9999", "TINY"], "max_context must be"),
     "over-long prompt": (

@@ -64,7 +64,8 @@ class Peer:
     def __init__(self, config: EngineConfig) -> None:
         from transformers import AutoModelForCausalLM
 
-        from specscope.model.loader import find_model, load_tokenizer, pick_device, pick_dtype
+        from specscope.model.device import pick_device, pick_dtype
+        from specscope.model.loader import find_model, load_tokenizer
 
         source, extra, _ = find_model(config.target, lambda _: None)
         device = pick_device(config.device)

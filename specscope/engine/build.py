@@ -18,11 +18,13 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.recorded import record_graphs
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
+from specscope.model.device import pick_device, pick_dtype
+from specscope.model.fast_paths import disabled
 from specscope.model.graphs import CudaRecord
 from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
-from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.model.tokens import read_vocabulary
 from specscope.speculate.draft_model import DraftModel
@@ -52,6 +54,7 @@ class Parts:
 
 def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     """Load the models and make the drafter. Raises UserError for what does not fit together."""
+    disabled()  # a name in SPECSCOPE_DISABLE that is none is refused before anything is loaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)

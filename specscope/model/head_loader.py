@@ -11,13 +11,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
+from specscope.model.checkpoint import check_numbers
 from specscope.model.eagle_head import EagleHead, llama_config
 from specscope.model.head_config import HeadConfig, read_config
-from specscope.model.loader import LoadedModel, first_line
+from specscope.model.loader import LoadedModel
+from specscope.model.meta import quick_meta
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +45,11 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     config = dataclasses.replace(config, layer={**config.layer, **biased})
     _check_fit(config, target, path)
     try:
-        head = EagleHead(config)
+        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
+            head = EagleHead(config)
     except Exception as error:
         raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+    check_numbers(tensors.items(), f"the head in {path}")
     own = tensors.pop(EMBEDDING, None)
     _fill(head, tensors, path)
     embedding: nn.Module = target.embedding
@@ -58,6 +63,7 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
             f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
             "such a head needs embed_tokens of its own"
         )
+    del head.rotary
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
     head.rotary = LlamaRotaryEmbedding(llama_config(config)).to(target.device)  # its frequencies stay float32
     lm_head = head.lm_head if version == 3 else target.output
@@ -122,10 +128,34 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
             raise UserError(
                 f"{name} in {path} is {list(tensors[name].shape)}, but config.json makes it {list(tensor.shape)}"
             )
-    head.load_state_dict({name: tensors[name] for name in wanted})
-    tokens = head.target_tokens()
-    if tokens is not None and (int(tokens.min()) < 0 or int(tokens.max()) >= head.config.vocab):
-        raise UserError(f"d2t in {path} points outside the target's vocabulary")
+    _check_maps(tensors, head.config, path)
+    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
+
+
+def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
+    """Refuse d2t and t2d that do not say, and say alike, which of the target's tokens each draft token is."""
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is not None:
+        if d2t.dtype not in INTEGERS or d2t.shape != (config.draft_vocab,):
+            raise UserError(
+                f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{config.draft_vocab}], a draft token each"
+            )
+        tokens = d2t.long() + torch.arange(config.draft_vocab)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= config.vocab:
+            raise UserError(f"d2t in {path} points outside the target's vocabulary")
+        if len(tokens.unique()) != len(tokens):
+            raise UserError(f"d2t in {path} gives two draft tokens the same token of the target")
+        if config.draft_vocab == config.vocab and bool(d2t.any()):
+            raise UserError(f"d2t in {path} reorders a vocabulary that is not reduced: it must be zeros")
+    if t2d is not None:
+        if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (config.vocab,):
+            raise UserError(f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]")
+        if d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
+            raise UserError(f"t2d in {path} marks other tokens than d2t names")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def save_head(head: EagleHead, folder: Path) -> None:

@@ -14,7 +14,7 @@ from specscope.model.decoder import FusedLayer, Rotary
 from specscope.model.fuse import fuse_norms
 from specscope.model.graphs import Graphs, Record, Shape
 from specscope.model.head_loader import LoadedHead
-from specscope.model.kv_cache import KVCache, LayerShape
+from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
 from specscope.model.linear import PackedLinear, may_pack
 
 
@@ -47,7 +47,8 @@ class HeadRunner:
         )
         own = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
-        positions = torch.arange(max_context, device=weight.device)[None]
+        # No position lies beyond the cache, whatever context a config promises.
+        positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         cos, sin = head.rotary(weight, positions)
         self._cos, self._sin = cos[0], sin[0]
         self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without

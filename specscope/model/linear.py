@@ -1,22 +1,21 @@
 """Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
 
 What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
-kept in 16 bits without losing a digit: FBGEMM then reads half as much, and multiplies and adds in float32 all the same.
+kept in 16 bits without losing a digit. Which library lays them out is found by trial (fast_paths.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PACKED_DTYPES = (torch.float32, torch.bfloat16)
+from specscope.model.fast_paths import Product, usable
+
 PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out a second time
-# How many rows MKL is told to expect. Its layout for this many is the fastest for fewer too, down to a single one.
-EXPECTED_ROWS = 32
 
 
 class PackedLinear(nn.Module):
@@ -45,28 +44,15 @@ class PackedLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x W^T + b with a weight laid out anew."""
-    if weight.dtype == torch.float32 and _is_half(weight):
-        half, narrow = (
-            torch.ops.quantized.linear_prepack_fp16(weight, bias),
-            torch.ops.quantized.linear_dynamic_fp16.default,
-        )
-        return lambda x: narrow(x, half)
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
-        layout, width = torch.ops.mkl._mkl_reorder_linear_weight(weight, EXPECTED_ROWS), weight.shape[1]
-        multiply = torch.ops.mkl._mkl_linear.default
-        return lambda x: multiply(x, layout, weight, bias, x.numel() // width)
-    layout, product = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: product(x, layout, bias, "none", [], "")
-
-
-def _is_half(weight: Tensor) -> bool:
-    """Whether float16 holds every number of a weight, and the library that multiplies by such weights is there."""
-    known = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
-        torch.ops.quantized, "linear_prepack_fp16"
-    )
-    return known and torch.equal(weight.half().float(), weight)
+def _packed_product(weight: Tensor, bias: Tensor | None) -> Product | None:
+    """x -> x W^T + b with a weight laid out anew, on the fastest path that works; None where none does."""
+    for path in usable(weight.dtype):
+        if path.fits(weight):
+            try:
+                return path.lay_out(weight, bias)
+            except Exception:  # what a small weight's trial did not show, such as memory running out
+                continue
+    return None
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:
@@ -80,7 +66,7 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
 def may_pack(model: nn.Module) -> bool:
     """Whether the weights of a model can be laid out anew, and memory has room for them twice."""
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    known = all(weight.dtype in PACKED_DTYPES for weight in weights) and torch.backends.mkldnn.is_available()
+    known = all(usable(dtype) for dtype in {weight.dtype for weight in weights})
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not every system tells

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
+from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fuse import fuse
+from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.meta import quick_meta
+from specscope.model.quiet import hush
 from specscope.trace.tree import DraftTree
-
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -57,29 +57,6 @@ class LoadedModel:
         return int(self.embedding.weight.shape[1])
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device was found: use --device cpu (specscope doctor says what was found)")
-    return device
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, float32 elsewhere."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-        return DTYPES[name]
-    fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast else torch.float32
-
-
 def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], str]:
     """(what from_pretrained takes, its further arguments, the name for people) of a --target."""
     if target is None:
@@ -95,10 +72,11 @@ def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
+        check_config(path)
         return str(path), {}, path.resolve().name
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
-    return target, {}, target
+    return target, hub_arguments(target), target
 
 
 def load_model(
@@ -113,18 +91,25 @@ def load_model(
     Raises UserError with the reason where it cannot.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    hush(gguf=target is not None and target.endswith(".gguf"))
     source, extra, name = find_model(target, progress)
     if layers is not None:
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
+    extra = {**extra, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    read = partial(AutoModelForCausalLM.from_pretrained, source, **extra)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
+        try:
+            with quick_meta():
+                loaded: Any = read()
+        except RuntimeError:  # a family whose modules cannot be made so
+            loaded = read()
     except Exception as error:
         raise UserError(f"cannot load {name}: {first_line(error)}") from error
+    model, info = loaded
+    check_names(info, type(model).__name__, name, layers)
+    check_numbers(model.named_parameters(), name)
     model = model.to(device).eval()
     model.requires_grad_(False)
     folder = Path(source) if Path(source).is_dir() else None
@@ -155,6 +140,7 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
     """The tokenizer that belongs to a --target. Raises UserError where there is none."""
     from transformers import AutoTokenizer
 
+    hush()
     source, extra, name = find_model(target, progress)
     extra.pop("quantization_config", None)
     try:
@@ -231,9 +217,3 @@ def _revision(model: Any, folder: Path | None) -> str:  # noqa: ANN401
     sizes = sorted((f.name, f.stat().st_size) for f in folder.iterdir() if f.is_file()) if folder else []
     text = json.dumps([model.config.to_dict(), sizes], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """What a library's error says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

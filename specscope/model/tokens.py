@@ -20,9 +20,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level(token: str) -> bytes:
-    if all(c in _BYTES for c in token):
-        return bytes(_BYTES[c] for c in token)
-    return token.encode("utf-8", "replace")
+    try:
+        return bytes(map(_BYTES.__getitem__, token))
+    except KeyError:
+        return token.encode("utf-8", "replace")
 
 
 def _sentence_piece(token: str) -> bytes:

@@ -16,9 +16,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from specscope.errors import UserError
 from specscope.interrupt import INTERRUPTED, Interrupt, StoppedError, interruptible
+from specscope.model.device import pick_device, pick_dtype
 from specscope.model.features import Tap, published_taps
 from specscope.model.kv_cache import BLOCK_SIZE
-from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.train.card import card
 from specscope.train.eagle3 import Recipe, Training

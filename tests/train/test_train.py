@@ -227,10 +227,9 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     assert "among four, 3" in text
     lines = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
     assert lines[-1]["tokens"] > 10_000
-    plain = Engine(target=str(deep), drafter="none", dtype="float32", kv_memory=0.01)
-    eagle = Engine(
-        target=str(deep), drafter="eagle", draft_model=str(out), tree="dynamic:8", dtype="float32", kv_memory=0.01
-    )
+    same = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01}
+    plain = Engine(drafter="none", **same)
+    eagle = Engine(drafter="eagle", draft_model=str(out), tree="dynamic:8", **same)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     (a,), (b,) = (engine.generate("hello there", params) for engine in (plain, eagle))
     assert a.token_ids == b.token_ids

@@ -1,0 +1,102 @@
+"""Importing transformers without the parts of torch that only compiling and distributed training use.
+
+They are two thirds of a second start's imports: torch._dynamo, which transformers asks for markers that tell the
+compiler what to leave alone; torch.distributed's tensors; SciPy, for losses of object detection; and a second scan of
+transformers' own two thousand files. This is for processes of our own, which never compile and never distribute: in a
+notebook `Engine` imports transformers as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+DYNAMO = "torch._dynamo"
+INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
+MARKERS = ("disable", "assume_constant_result", "allow_in_graph")
+UNUSED = ("is_torch_distributed_available", "is_scipy_available")
+
+
+def import_transformers() -> None:
+    """Import what a model needs of transformers, the lean way where that works, else as it is."""
+    if any(name in sys.modules for name in ("transformers", DYNAMO)):
+        return
+    try:
+        with _stand_ins():
+            import transformers
+
+            with _without_unused(transformers):
+                importlib.import_module("transformers.models")
+                importlib.import_module("transformers.masking_utils")
+                importlib.import_module("transformers.modeling_utils")
+    except Exception:  # another version, which asks for more
+        for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
+            del sys.modules[name]
+
+
+class _Dynamo(ModuleType):
+    """Stands for torch._dynamo: its markers mark nothing, and whatever else is asked of it comes from the real one."""
+
+    __path__: list[str] = []  # noqa: RUF012 # a package without modules
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_real(DYNAMO), name)
+
+
+def _real(name: str) -> ModuleType:
+    """A module itself. Its stand-in is taken away for good."""
+    for stand_in in (DYNAMO, INDEXING):
+        if isinstance(sys.modules.get(stand_in), _Dynamo):
+            del sys.modules[stand_in]
+    return importlib.import_module(name)
+
+
+def _mark(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    """A decorator that leaves a function as it is, with or without arguments."""
+    return _mark if function is None else function
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Stand-ins for torch._dynamo and what masks use of it, for as long as transformers is imported."""
+    import torch
+
+    dynamo, indexing = _Dynamo(DYNAMO), _Dynamo(INDEXING)
+    for name in MARKERS:
+        setattr(dynamo, name, _mark)
+    # Masks made through vmap enter this context; it is the real one, when it is entered.
+    indexing.TransformGetItemToIndex = lambda: _real(INDEXING).TransformGetItemToIndex()  # type: ignore[attr-defined]
+    with patch.object(torch.compiler, "disable", _mark):
+        sys.modules.update({DYNAMO: dynamo, INDEXING: indexing})
+        try:
+            yield
+        finally:
+            for name in (DYNAMO, INDEXING):
+                if isinstance(sys.modules.get(name), _Dynamo):
+                    del sys.modules[name]
+
+
+@contextmanager
+def _without_unused(transformers: ModuleType) -> Iterator[None]:
+    """Let transformers find neither torch.distributed nor SciPy, as on a machine without them, and scan itself once."""
+    scans = transformers.utils.import_utils
+    scan = scans.create_import_structure_from_path
+
+    def of_folder(path: str | Path) -> Any:  # noqa: ANN401
+        """The same for a package's file and its folder; transformers asks for both, and keeps what it found."""
+        return scan(Path(path).parent if Path(path).is_file() else Path(path))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(scans, "create_import_structure_from_path", of_folder))
+        for name in UNUSED:
+            for module in (scans, transformers.utils):
+                stack.enter_context(patch.object(module, name, lambda: False))
+        yield

@@ -1,0 +1,60 @@
+"""Where a model runs and in which numbers: what the user asks for, tried before anything is loaded."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from specscope.errors import UserError, first_line
+from specscope.model.fast_paths import has_bfloat16
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises UserError for a device that is not there or not supported."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, ValueError):
+        raise UserError(f"unknown device {name!r}: use auto, cpu or cuda") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UserError("no CUDA device was found: use --device cpu (specscope doctor says what was found)")
+    count = torch.cuda.device_count()
+    if not 0 <= (device.index or 0) < count:
+        raise UserError(f"no device {name}: this machine has {count}, counted from cuda:0")
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:
+        raise UserError(f"device {name} cannot be used: {first_line(error)}") from error
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes in it, float32 elsewhere. Raises UserError for what it cannot do."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+        _try(DTYPES[name], name, device)
+        return DTYPES[name]
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = has_bfloat16()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _try(dtype: torch.dtype, name: str, device: torch.device) -> None:
+    """Multiply and attend once, small."""
+    try:
+        x = torch.ones(1, 1, 16, 16, dtype=dtype, device=device)
+        functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UserError(
+            f"--dtype {name}: the device {device} cannot compute in it ({first_line(error)}): use --dtype float32"
+        ) from error

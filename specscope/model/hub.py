@@ -1,0 +1,62 @@
+"""Names on the Hugging Face hub, also on a machine without a network."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from typing import Any
+
+from specscope.errors import UserError, first_line
+
+LIMIT = 4.0  # seconds until a hub that does not answer is not there
+
+
+def hub_arguments(name: str) -> dict[str, Any]:
+    """What from_pretrained takes besides a hub name. Raises UserError where the hub cannot be reached.
+
+    Without a network what was fetched earlier is loaded. The library would try six times for each file, for a minute.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if constants.is_offline_mode():
+        return {}  # the library looks into the cache alone, and says so
+    problem = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
+    if problem is None:
+        return {}
+    try:
+        cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise UserError(f"cannot load {name}: {first_line(error)}") from None
+    if not cached:
+        raise UserError(
+            f"cannot load {name}: it is no folder here, was not fetched earlier, and {constants.ENDPOINT} "
+            f"cannot be reached ({problem})"
+        )
+    return {"local_files_only": True}
+
+
+@functools.cache
+def _unreachable(endpoint: str, minute: int) -> str | None:
+    """Why the hub does not answer; None where it does, whatever it says. Asked once a minute.
+
+    In a thread of its own: looking up a name can hang for longer than any limit that a request takes.
+    """
+    from huggingface_hub import get_session
+
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=LIMIT)
+            answers.put(None)
+        except Exception as error:
+            answers.put(first_line(error))
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=LIMIT)
+    except queue.Empty:
+        return f"no answer in {LIMIT:.0f} s"

@@ -1,0 +1,44 @@
+"""A machine on which some fast path is missing: it raises, as a library does on a CPU that it cannot use, or it is
+switched off by the variable."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from specscope.model import fast_paths
+from specscope.model.fast_paths import VARIABLE
+
+OPERATORS = {
+    "fbgemm": (torch.ops.quantized, "linear_prepack_fp16"),
+    "mkl": (torch.ops.mkl, "_mkl_reorder_linear_weight"),
+    "onednn": (torch.ops.mkldnn, "_reorder_linear_weight"),
+}
+EACH = [[], ["fbgemm"], ["mkl"], ["onednn"], ["fbgemm", "mkl"], ["fbgemm", "mkl", "onednn"]]
+WITHOUT = [(how, names) for names in EACH for how in ("raises", "off") if names or how == "off"] + [
+    ("off", ["fuse"]),
+    ("off", ["fbgemm", "mkl", "onednn", "fuse"]),
+]
+without = pytest.mark.parametrize(
+    ("how", "names"), WITHOUT, ids=[f"{'+'.join(names) or 'nothing'}-{how}" for how, names in WITHOUT]
+)
+
+
+def unsupported(*_):
+    raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or avx512bw")
+
+
+@contextmanager
+def machine_without(how, names):
+    """The trials are made anew inside, and forgotten behind it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "off":
+            patch.setenv(VARIABLE, ",".join(names))
+        else:
+            for name in names:
+                patch.setattr(*OPERATORS[name], unsupported)
+        fast_paths.failure.cache_clear()
+        try:
+            yield
+        finally:
+            fast_paths.failure.cache_clear()

@@ -1,0 +1,147 @@
+"""The default model is converted once, whoever starts at the same time, whatever was killed, wherever there is room."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.model import bundled
+
+# A start whose conversion takes a second and leaves a line behind.
+START = """
+import sys, time
+from pathlib import Path
+from specscope.model import bundled
+def convert(source, folder):
+    with open(sys.argv[1], "a") as log:
+        log.write("converted\\n")
+    (folder / "half").touch()
+    time.sleep(float(sys.argv[2]))
+    (folder / "config.json").write_text("{}")
+bundled.convert_gguf = convert
+print("at", bundled.bundled_model(lambda text: print(text, flush=True)), flush=True)
+"""
+
+
+def start(folder, seconds=1.0):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    command = [sys.executable, "-c", START, str(folder / "log"), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def models(folder):
+    return folder / "specscope" / "models"
+
+
+def test_starts_at_the_same_time_share_one_conversion(tmp_path):
+    starts = [start(tmp_path) for _ in range(3)]
+    outs = [process.communicate(timeout=60) for process in starts]
+    assert [process.returncode for process in starts] == [0, 0, 0], outs
+    assert (tmp_path / "log").read_text() == "converted\n"
+    text = "".join(out for out, _ in outs)
+    assert text.count("converting SmolLM2") == 1
+    assert text.count(f"at {models(tmp_path)}") == 3
+    assert [p.name for p in models(tmp_path).iterdir() if not p.name.endswith(".lock")] == [
+        bundled.converted_folder().name
+    ]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_conversion_blocks_nobody_and_leaves_nothing(tmp_path, sign):
+    killed = start(tmp_path, 30)
+    deadline = time.monotonic() + 30
+    while not list(models(tmp_path).glob(".convert-*/half")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    waiting = start(tmp_path, 0)
+    assert waiting.stdout.readline().startswith("waiting for another start")
+    killed.send_signal(sign)
+    killed.communicate(timeout=10)
+    begin = time.monotonic()
+    out, error = waiting.communicate(timeout=20)
+    assert waiting.returncode == 0, error
+    assert time.monotonic() - begin < 2
+    assert "converting" in out
+    assert not list(models(tmp_path).glob(".convert-*"))
+
+
+def test_a_conversion_that_is_interrupted_leaves_nothing_half_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "_places", lambda: [tmp_path / "models" / "m"])
+
+    def killed(source, folder):
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundled, "convert_gguf", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bundled.bundled_model(lambda _: None)
+    assert [p.name for p in (tmp_path / "models").iterdir()] in ([], [".m.lock"])
+
+
+def converted(source, folder):
+    (folder / "config.json").write_text("{}")
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A cache that is a file, and a folder for temporary files."""
+    (tmp_path / "cache").write_text("a file")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(bundled, "convert_gguf", converted)
+    return tmp_path
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(places):
+    folder = bundled.bundled_model(lambda _: None)
+    assert folder.parent == places / "tmp" / f"specscope-{os.getuid()}"
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    said = []
+    assert bundled.bundled_model(said.append) == folder == bundled.converted_folder()
+    assert not said, "it is converted once"
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(places):
+    folder = bundled.bundled_model(lambda _: None)
+    folder.parent.chmod(0o777)
+    with pytest.raises(
+        UserError, match=r"no place for the converted model: cannot write .*set XDG_CACHE_HOME"
+    ) as error:
+        bundled.bundled_model(lambda _: None)
+    assert "belongs to somebody else" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_conversion_that_fails_is_one_line(places, monkeypatch):
+    def full(source, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundled, "convert_gguf", full)
+    with pytest.raises(UserError, match=r"cannot convert SmolLM2-135M-Instruct in .*No space left on device"):
+        bundled.bundled_model(lambda _: None)
+
+
+@pytest.mark.slow
+def test_two_first_starts_of_the_command_at_once(tmp_path):
+    """Both work, only one converts, and nothing is drawn on a standard error that is no terminal."""
+    (tmp_path / "p.txt").write_text("Why is the sky blue?\n")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "specscope", "capture", str(tmp_path / "p.txt"), "--max-tokens", "2", "-o"]
+    both = [
+        subprocess.Popen(
+            [*command, str(tmp_path / f"{i}.jsonl")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        for i in range(2)
+    ]
+    outs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outs
+    for _, error in outs:
+        text = error.decode()
+        assert "it/s" not in text
+        assert "%|" not in text
+        assert "\r" not in text
+    assert len([p for p in models(tmp_path).iterdir() if p.is_dir()]) == 1

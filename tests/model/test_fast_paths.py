@@ -1,0 +1,106 @@
+"""Fast paths are tried, never believed in: where one raises, differs or is switched off, the next one stands in."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.model import device as device_module
+from specscope.model import fast_paths
+from specscope.model.device import pick_dtype
+from specscope.model.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, usable
+from specscope.model.loader import load_tokenizer
+from tests.fast_paths import machine_without, without
+
+CPU = torch.device("cpu")
+
+
+@without
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_missing_is_not_used_and_the_rest_is(how, names, dtype):
+    there = [path.name for path in usable(dtype)]
+    with machine_without(how, names):
+        assert [path.name for path in usable(dtype)] == [name for name in there if name not in names]
+
+
+def test_a_path_that_gives_other_numbers_is_not_used(monkeypatch):
+    reorder = torch.ops.mkl._mkl_reorder_linear_weight
+    monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, rows: reorder(weight * 1.01, rows))
+    fast_paths.failure.cache_clear()
+    (mkl,) = [path for path in PATHS if path.name == "mkl"]
+    assert failure(mkl) == "it computes something else"
+    monkeypatch.undo()
+    fast_paths.failure.cache_clear()
+
+
+def test_a_path_is_tried_once(monkeypatch):
+    tried = []
+    path = fast_paths.FastPath("mkl", torch.float32, lambda *given: tried.append(given))
+    assert failure(path) is not None
+    assert failure(path) is not None
+    assert len(tried) == 1
+
+
+def test_an_unknown_name_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "mkl,avx")
+    with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: there is no fast path 'avx': use fbgemm, mkl"):
+        disabled()
+    monkeypatch.setenv(VARIABLE, " MKL , fuse,")
+    assert disabled() == {"mkl", "fuse"}
+    monkeypatch.setenv(VARIABLE, ",".join(NAMES))
+    assert not usable(torch.float32)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_is_bfloat16_where_a_trial_says_so(fast, monkeypatch):
+    monkeypatch.setattr(device_module, "has_bfloat16", lambda: fast)
+    assert pick_dtype("auto", CPU) is (torch.bfloat16 if fast else torch.float32)
+
+
+LESSER = """
+import json, sys, torch
+from specscope import Engine, SamplingParams
+from specscope.model.fast_paths import usable
+for dtype in ("float32", "bfloat16", "auto"):
+    engine = Engine(target=sys.argv[1], dtype=dtype, kv_memory=0.01, threads=1)
+    (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
+    engine.close()
+    print(json.dumps([dtype, engine.run_info.dtype, len(usable(torch.bfloat16)), result.token_ids]))
+"""
+
+
+@pytest.mark.parametrize(("isa", "paths"), [("SSE41", 0), ("AVX2", 0), ("AVX512_CORE", None)])
+def test_on_lesser_processors(isa, paths, tiny):
+    """oneDNN told that it is on an older one: its bfloat16 layout raises there, or is emulated before AVX512-BF16."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    command = [sys.executable, "-c", LESSER, str(tiny)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    plain, wide, auto = (json.loads(line) for line in done.stdout.splitlines())
+    assert [plain[1], wide[1], auto[1]] == ["float32", "bfloat16", "float32"], "auto takes what is computed in"
+    assert paths in (None, wide[2])
+    assert auto[3] == plain[3] == greedy(tiny, "float32")
+    assert len(wide[3]) == 12
+
+
+def greedy(folder, dtype):
+    engine = Engine(target=str(folder), dtype=dtype, kv_memory=0.01, threads=1)
+    (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
+    engine.close()
+    return result.token_ids
+
+
+@without
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_output_is_generates_own_whatever_is_missing(how, names, dtype, tiny):
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=getattr(torch, dtype))
+    ids = load_tokenizer(str(tiny))("abcabc", return_tensors="pt")["input_ids"]
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with machine_without(how, names):
+        assert greedy(tiny, dtype) == wanted[0, ids.shape[1] :].tolist()

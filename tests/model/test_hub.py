@@ -1,0 +1,74 @@
+"""Hub names on a machine without a network: one line, soon; what was fetched earlier is still loaded."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+LOAD = """
+import sys, time, torch
+from specscope.errors import UserError
+from specscope.model.loader import load_model, load_tokenizer
+start = time.perf_counter()
+try:
+    load_tokenizer(sys.argv[1])
+    print("layers", len(load_model(sys.argv[1], torch.device("cpu"), torch.float32).layers))
+except UserError as error:
+    print("refused", error)
+print(time.perf_counter() - start)
+"""
+
+
+def load(name, home, endpoint, **environment):
+    """(what was said, seconds, standard error) of loading a hub name in a process that may use the network."""
+    kept = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
+    environment = {**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **environment}
+    command = [sys.executable, "-c", LOAD, name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    said, seconds = done.stdout.splitlines()
+    return said, float(seconds), done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_without_a_network_a_hub_name_is_refused_soon_in_one_line(endpoint, tmp_path):
+    said, seconds, error = load("hf/none", tmp_path, endpoint)
+    assert said.startswith(
+        "refused cannot load hf/none: it is no folder here, was not fetched earlier, and " + endpoint
+    )
+    assert seconds < 5 + 2  # importing transformers included
+    assert error == ""
+
+
+def test_a_hub_that_never_answers_is_given_up(tmp_path):
+    """A server that takes connections and says nothing."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said, seconds, error = load("hf/none", tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert said.startswith("refused cannot load hf/none: ")
+    assert seconds < 5 + 2
+    assert error == ""
+
+
+@pytest.mark.parametrize("offline", [{}, {"HF_HUB_OFFLINE": "1"}])
+def test_what_was_fetched_earlier_is_loaded_without_a_network(tiny, tmp_path, offline):
+    repository = tmp_path / "hub" / "models--some--body"
+    commit = "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(tiny, repository / "snapshots" / commit)
+    start = time.perf_counter()
+    said, _, error = load("some/body", tmp_path, "http://127.0.0.1:9", **offline)
+    assert said == "layers 3"
+    assert error == ""
+    assert time.perf_counter() - start < 30
+
+
+def test_offline_mode_is_refused_in_one_line(tmp_path):
+    said, seconds, error = load("hf/none", tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    assert said.startswith("refused cannot load")
+    assert seconds < 5 + 2
+    assert error == ""
