@@ -182,6 +182,7 @@ def test_any_tree_string(text):
 
 
 @given(condition_text, st.sampled_from(EventKind))
+@example("0\n0", EventKind.STEP)
 def test_any_condition(text, kind):
     names = types_of(kind)
     expression = refused_in_one_line(Expression, text, names)
@@ -232,6 +233,7 @@ rest = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(names, rest).map(" ".join), max_size=12))
+@example(["break reject 0\n0"])
 def test_any_session_over_a_recording(lines):
     commands = over_capture(PLANTED)
     for line in lines:

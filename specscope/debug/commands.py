@@ -64,6 +64,7 @@ class Commands:
 
     def run(self, line: str) -> str:
         """Obey one line; what to show. Raises UserError for a line that cannot be obeyed, and changes nothing then."""
+        line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
         said = self._note(line) if self._for is not None else self._obey(line)
         return printable(said, keep="\n")  # it may tell of what others wrote
 

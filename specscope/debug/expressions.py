@@ -53,7 +53,7 @@ class Expression:
     """A condition. `names`: what it may speak of, each with the type of its values."""
 
     def __init__(self, text: str, names: Mapping[str, type]) -> None:
-        self.text = text.strip()
+        self.text = " ".join(text.splitlines()).strip()
         self._evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS)
         if not self.text:
             raise ExpressionError("", 0, "a condition is wanted")

@@ -12,7 +12,7 @@ from specscope.trace.records import StepRecord
 Sink = Callable[[StepRecord], None]
 
 LIMIT = 1024  # records that may wait for a sink
-LOSSLESS_LIMIT = 128  # for a lossless one: what waits must still be written when the program is told to end
+LOSSLESS_LIMIT = 64  # for a lossless one: what waits must still be written when the program is told to end
 POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
 
 
