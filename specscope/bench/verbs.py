@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from specscope.numbers import whole_from
+from specscope.engine.start import share_cores
 from specscope.options import engine_config, engine_options
 from specscope.trace.files import FIGURES, check_output
 
@@ -38,6 +39,7 @@ def paired(function: F) -> F:
 @click.pass_context
 def bench(context: click.Context) -> None:
     """Measure: every figure is a ratio of medians, both sides in turn in one run."""
+    share_cores()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -23,27 +23,33 @@ from specscope.trace.vocabulary import Vocabulary
 
 LINE_SPANS = 64  # spans a line at most
 LINE_SECONDS = 0.5  # and a line at least this often, so that a kill loses little
+SCALARS = {bool: "boolValue", float: "doubleValue", str: "stringValue"}
 SAMPLED_LOCAL = 256  # span flags: the bit that says that "is remote" is known, and is false
 
 
 def _value(value: Any) -> dict[str, Any]:  # noqa: ANN401
     """An OTLP AnyValue: 64-bit integers are strings, as proto3 JSON has them."""
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
+    kind = type(value)
+    if kind is int:
         return {"intValue": str(value)}
-    if isinstance(value, float):
-        return {"doubleValue": value}
-    if isinstance(value, str):
-        return {"stringValue": value}
+    if name := SCALARS.get(kind):
+        return {name: value}
     if not value:
         return {"arrayValue": {}}
-    first = value[0]
-    if isinstance(first, float):
-        return {"arrayValue": {"values": [{"doubleValue": v} for v in value]}}
-    if isinstance(first, str):
+    kinds = set(map(type, value))
+    if kinds == {float}:
+        return {"arrayValue": {"values": _numbers(value, b'{"doubleValue":', b"}")}}
+    if kinds == {int}:
+        return {"arrayValue": {"values": _numbers(value, b'{"intValue":"', b'"}')}}
+    if kinds == {str}:
         return {"arrayValue": {"values": [{"stringValue": v} for v in value]}}
     return {"arrayValue": {"values": [_value(v) for v in value]}}
+
+
+def _numbers(values: Sequence[float], before: bytes, after: bytes) -> orjson.Fragment:
+    """An array of AnyValues, put together as text: arrays over a tree's nodes are most of a capture."""
+    inner = orjson.dumps(values)[1:-1].replace(b",", after + b"," + before)
+    return orjson.Fragment(b"[" + before + inner + after + b"]")
 
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:

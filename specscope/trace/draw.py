@@ -7,6 +7,7 @@ from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 
 MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}
+UNTRIED, DETERMINISTIC = int(Outcome.UNTRIED), int(Drawn.DETERMINISTIC)  # looked up once: trees are drawn in every step
 
 
 def branches(tree: DraftTree) -> list[tuple[int, str]]:
@@ -42,12 +43,13 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     token, q, p, outcome = tree.token.tolist(), tree.q.tolist(), verdict.p.tolist(), verdict.outcome.tolist()
     accept, coin = verdict.accept_prob.tolist(), verdict.coin.tolist()
     draft = [] if step.notes is None else step.notes.prob.tolist()
+    drawn, forced = tree.drawn.tolist(), verdict.forced.tolist()
     for node, lead in branches(tree):
         text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  p={p[node]:.4f} q={q[node]:.4f}"
-        if draft and tree.drawn[node] == Drawn.DETERMINISTIC:
+        if draft and drawn[node] == DETERMINISTIC:
             text += f" draft={draft[node]:.4f}"
-        if outcome[node] != Outcome.UNTRIED:
-            text += f" a={accept[node]:.4f} u={coin[node]:.4f}" + (" decreed" if node in verdict.forced else "")
+        if outcome[node] != UNTRIED:
+            text += f" a={accept[node]:.4f} u={coin[node]:.4f}" + (" decreed" if node in forced else "")
         lines.append(text + final if node == end else text)
     if step.notes is not None and len(step.notes.dropped_token):
         lines.append(f"re-ranking dropped {len(step.notes.dropped_token)} more")
