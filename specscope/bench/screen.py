@@ -22,6 +22,7 @@ from specscope.trace.spans import Level
 from specscope.tui.app import ScopeApp
 
 BATCH = 8
+SETTLE_SECONDS = 1.5  # what it takes to come up is not what it costs to be watched
 PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
@@ -35,11 +36,10 @@ def main(task: str) -> None:
         _wait_idle(worker)
         for number in range(settings["rounds"] + 1):
             for name in ("observed", "off") if number % 2 else ("off", "observed"):
-                before = _seconds(worker)
-                rate = _observed(worker) if name == "observed" else _off(worker)
+                rate, seconds = _observed(worker) if name == "observed" else _off(worker)
                 if number:
                     rates[name].append(rate)
-                    taken[name].update(_seconds(worker) - before)
+                    taken[name].update(seconds)
     finally:
         worker.close()
     # Both sides make the same tokens, so that a token is a measure of either.
@@ -53,16 +53,25 @@ def _seconds(worker: Worker) -> Counter[str]:
     return Counter({"engine": process_seconds(worker.pid), "screen and capture": process_seconds()})
 
 
-def _off(worker: Worker) -> float:
+Measured = tuple[float, "Counter[str]"]  # tokens/s, and seconds of processor time by process
+
+
+def _off(worker: Worker) -> Measured:
     worker.watch(False)
-    return _rate(worker)
+    return _measured(worker)
 
 
-def _observed(worker: Worker) -> float:
-    """The same with capture, metrics and the screen."""
+def _measured(worker: Worker) -> Measured:
+    before = _seconds(worker)
+    rate = _rate(worker)
+    return rate, _seconds(worker) - before
+
+
+def _observed(worker: Worker) -> Measured:
+    """The same with capture, metrics and the screen, which has been up for a while."""
     assert worker.ready is not None
     worker.watch(True)
-    rates: list[float] = []
+    found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
         ready = worker.ready
@@ -70,7 +79,8 @@ def _observed(worker: Worker) -> float:
         app = ScopeApp(Viewer(control=worker), title="bench")
 
         def drive() -> None:
-            rates.append(_rate(worker))
+            time.sleep(SETTLE_SECONDS)
+            found.append(_measured(worker))
             app.call_from_thread(app.exit)
 
         driver = threading.Thread(target=drive)
@@ -78,7 +88,7 @@ def _observed(worker: Worker) -> float:
         app.run()
         driver.join()
         outputs.close()
-    return rates[0]
+    return found[0]
 
 
 def _rate(worker: Worker) -> float:

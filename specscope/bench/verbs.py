@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from specscope.numbers import whole_from
 from specscope.engine.start import share_cores
+from specscope.numbers import whole_from
 from specscope.options import engine_config, engine_options
 from specscope.trace.files import FIGURES, check_output
 
