@@ -13,7 +13,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.errors import UserError
-from specscope.interrupt import interruptible
+from specscope.interrupt import ends_at_once, interruptible
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
 from specscope.trace.params import SamplingParams
@@ -35,7 +35,8 @@ def capture_run(
     assert options.capture is not None
     total = Acceptance()
     with _bar(console, len(specs)) as progress:
-        engine = start_engine(config, lambda stage: progress(stage, 0))
+        with ends_at_once():
+            engine = start_engine(config, lambda stage: progress(stage, 0))
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in enumerate(specs, 1):
             try:

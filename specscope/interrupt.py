@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the signal's number
+FORCE_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -81,7 +84,32 @@ def tidy_end() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the program as an exit does, so that what was begun is cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> None:
+        _surely(number)
         sys.exit(128 + number)
 
     with _handled(dict.fromkeys((s for s in may_end() if s is not signal.SIGINT), end)):
         yield
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """While something loads and there is nothing to save: Ctrl-C ends the program, whoever catches its exception."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _surely(number)
+        raise KeyboardInterrupt
+
+    with _handled({signal.SIGINT: end}):
+        yield
+
+
+def _surely(number: int) -> None:
+    """End the process in a second, should an exception not do it: imports of libraries catch and drop them."""
+
+    def force() -> None:
+        time.sleep(FORCE_SECONDS)
+        if sys.stderr is not None and sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
+        os._exit(128 + number)
+
+    threading.Thread(target=force, name="specscope-ending", daemon=True).start()

@@ -12,6 +12,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.start import start_engine
 from specscope.engine.whatif import EngineWhatIf
+from specscope.interrupt import ends_at_once
 from specscope.trace.history import History
 
 
@@ -31,7 +32,8 @@ def live_commands(
     progress: Callable[[str], None] = lambda stage: print(f"{stage} ...", file=sys.stderr),
 ) -> Commands:
     """Load an engine, give it prompts, and stand before its first step. Raises UserError."""
-    engine = start_engine(config, progress)
+    with ends_at_once():
+        engine = start_engine(config, progress)
     commands = commands_over(engine)
     for spec in specs:
         engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
