@@ -78,8 +78,8 @@ class Command:
 class _Server:
     """The worker's side: one loop that obeys commands and steps the engine."""
 
-    def __init__(self, pipe: Connection, paused: bool) -> None:
-        self.pipe = pipe
+    def __init__(self, commands: Connection, news: Connection, paused: bool) -> None:
+        self.commands, self.news = commands, news
         self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
         self.paused = paused
         self.ending = False  # after SIGTERM
@@ -91,7 +91,7 @@ class _Server:
 
     def send(self, message: object) -> None:
         with self.lock:
-            self.pipe.send(message)
+            self.news.send(message)
 
     def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
         engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
@@ -105,7 +105,7 @@ class _Server:
         session = commands.session
         session.on_step = lambda record: self._stepped(engine, record)
         session.on_rewind = lambda count: self._rewound(engine, count)
-        session.interrupted = self.pipe.poll
+        session.interrupted = self.commands.poll
         for spec in prompts:
             self._submit(engine, spec)
         try:
@@ -149,9 +149,9 @@ class _Server:
         if status != self.status:
             self.status = status
             self.send(Word("status", status))
-        while not self.ending and self.pipe.poll(0.1 if idle else 0):
+        while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
-            command: Command = self.pipe.recv()
+            command: Command = self.commands.recv()
             if command.verb == "stop":
                 return False
             self._do(engine, commands, command)
@@ -212,11 +212,13 @@ class _Server:
             engine.subscribe(self.send, lossless=True)
 
 
-def serve(pipe: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool) -> None:
+def serve(
+    commands: Connection, news: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool
+) -> None:
     """The worker process's main function."""
     end_with_parent()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
-    server = _Server(pipe, paused)
+    server = _Server(commands, news, paused)
     try:
         server.run(config, prompts)
     except (EOFError, BrokenPipeError):
@@ -225,7 +227,7 @@ def serve(pipe: Connection, config: EngineConfig, prompts: Sequence[PromptSpec],
         server.send(Word("failed", str(error)))
     except Exception as error:
         server.send(Word("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
-    pipe.close()
+    news.close()
     os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save
 
 
@@ -261,11 +263,14 @@ class Worker:
         self._error = ""
         self._records: deque[StepRecord | Rewound] = deque()
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, config, prompts, paused), daemon=True)
+        # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
+        commands, self._commands = context.Pipe(duplex=False)
+        self._news, news = context.Pipe(duplex=False)
+        self._process = context.Process(target=serve, args=(commands, news, config, prompts, paused), daemon=True)
         with ignore_terminal():
             self._process.start()
-        theirs.close()
+        commands.close()
+        news.close()
         self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
         self._reader.start()
 
@@ -273,7 +278,7 @@ class Worker:
         """Drain the pipe at once, so that a slow screen never slows the engine."""
         try:
             while True:
-                message = self._pipe.recv()
+                message = self._news.recv()
                 if isinstance(message, Rewound):
                     self._records.append(message)
                 elif isinstance(message, StepRecord):
@@ -313,7 +318,7 @@ class Worker:
 
     def _send(self, verb: str, value: object = None) -> None:
         try:
-            self._pipe.send(Command(verb, value))
+            self._commands.send(Command(verb, value))
         except (OSError, ValueError):
             self._status = "ended"
 
