@@ -44,14 +44,14 @@ def capture_run(
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log)
-        try:
-            with interruptible() as interrupt:
+        with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
+            try:
                 while engine.busy:
                     if interrupt.asked:
                         engine.cancel_all()
                     _count(engine.step(), total, progress)
-        finally:
-            losses = outputs.close()
+            finally:
+                losses = outputs.close()
     for line in losses:
         console.print(f"specscope: warning: {line}", highlight=False)
     _summary(console, options.capture, total, interrupted=interrupt.asked)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -62,6 +62,13 @@ def _handled(handlers: dict[signal.Signals, signal._HANDLER]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def handled_by(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call this with each ending signal, for a while."""
+    with _handled(dict.fromkeys(may_end(), lambda number, frame: handler(signal.Signals(number)))):
+        yield
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.worker import Ready, Worker
 from specscope.errors import UserError
+from specscope.interrupt import interruptible
 from specscope.lifetime import Lifetime
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
@@ -40,7 +41,8 @@ def run_live(
     ending = threading.Lock()
 
     def finish() -> None:
-        with ending:  # on leaving the screen, and on losing the terminal
+        # On leaving the screen, and on losing the terminal. A signal that comes meanwhile must not cut it short.
+        with interruptible(), ending:
             worker.close()
             while outputs:
                 outputs.pop().close()

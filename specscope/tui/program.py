@@ -7,7 +7,7 @@ import signal
 import sys
 
 from specscope.debug.viewer import Viewer
-from specscope.interrupt import may_end
+from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime
 from specscope.tui.app import ScopeApp
 from specscope.tui.keys import ACTIONS
@@ -20,19 +20,22 @@ class Program(ScopeApp):
     def __init__(self, session: Viewer, lifetime: Lifetime, *, title: str, reference: str, start: str) -> None:
         super().__init__(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
         self._lifetime = lifetime
+        self._own_loop: asyncio.AbstractEventLoop | None = None
 
     def _begin(self) -> None:
         super()._begin()
-        for number in may_end():
-            asyncio.get_running_loop().add_signal_handler(number, self._end, number)
+        self._own_loop = asyncio.get_running_loop()
 
-    def _end(self, number: signal.Signals) -> None:
-        """End as the key for it does. After SIGHUP the terminal may take nothing any more."""
+    def end_by(self, number: signal.Signals) -> None:
+        """A signal's handler: end as the key for it does. After SIGHUP the terminal may take nothing any more."""
         if number is signal.SIGHUP:
             self._lifetime.hurry()
             if (reading := getattr(self._driver, "exit_event", None)) is not None:
                 reading.set()  # else Textual's reader spins on a terminal that is gone
-        self.exit(return_code=128 + number)
+        if self._own_loop is None:
+            raise SystemExit(128 + number)
+        if not self._own_loop.is_closed():
+            self._own_loop.call_soon_threadsafe(self.exit, None, 128 + number)
 
 
 def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
@@ -41,6 +44,8 @@ def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: 
     Ending its engine is left to the caller. Raises UserError.
     """
     app = Program(session, lifetime, title=title, reference=reference, start=start)
-    app.run()
+    # Not asyncio's own handlers: when its loop ends it leaves the signals' defaults, and the next one kills.
+    with handled_by(app.end_by):
+        app.run()
     if app.return_code:
         sys.exit(app.return_code)
