@@ -100,14 +100,23 @@ def tidy_end() -> Iterator[None]:
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """While something loads and there is nothing to save: Ctrl-C ends the program, whoever catches its exception."""
+    """While something loads and there is nothing to save: a signal ends the program, whoever catches its exception."""
+    asked: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        _surely(number)
-        raise KeyboardInterrupt
+        if not asked:
+            _surely(number)
+        asked.append(number)
+        _raise(number)
 
-    with _handled({signal.SIGINT: end}):
+    with _handled(dict.fromkeys(may_end(), end)):
         yield
+        if asked:  # an import dropped it
+            _raise(asked[0])
+
+
+def _raise(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _surely(number: int) -> None:

@@ -1,0 +1,33 @@
+"""Signals while something loads: an import that drops the exception does not save the program."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, signal, time
+from specscope.interrupt import ends_at_once
+with ends_at_once():
+    try:
+        os.kill(os.getpid(), {number})
+        time.sleep(0.1)
+    except BaseException:
+        pass
+    {more}
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("more", ["pass", "time.sleep(20)"], ids=["soon", "late"])
+def test_a_signal_that_was_dropped_ends_it_all_the_same(number, more):
+    script = SCRIPT.format(number=int(number), more=more)
+    start = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=15, env={**os.environ}, preexec_fn=start
+    )
+    assert "went on" not in done.stdout
+    assert done.returncode in (128 + number, -number, 130)
