@@ -192,8 +192,7 @@ class Evidence(Mapping[str, object]):
         return None if verdict is None else verdict.final_margin
 
     def _near_tie(self) -> bool:
-        run, verdict = self.history.run, self._part.verdict
-        ties = [] if run is None or verdict is None else verdict.near_ties(run.dtype)
+        ties = self.history.near_ties(self._part)
         return bool(ties) if self.node is None else self.node in ties
 
     def _token(self) -> int | None:

@@ -29,7 +29,7 @@ def where(session: Session, node: int | None = None) -> str:
     line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
     if len(verdict.forced):
         line += "  (decreed: not lossless)"
-    if len(part.tree) in _ties(session, part):
+    if len(part.tree) in session.history.near_ties(part):
         line += f"  ({NEAR_TIE}: margin {verdict.final_margin:.1e})"
     return line if node is None else line + "\n" + _node_line(session, part, node)
 
@@ -51,12 +51,9 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
         f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
         f"a {verdict.accept_prob[node]:.4f}"
     )
-    return line + (f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in _ties(session, part) else "")
-
-
-def _ties(session: Session, part: RequestStep) -> list[int]:
-    run = session.history.run
-    return [] if run is None or part.verdict is None else part.verdict.near_ties(run.dtype)
+    return line + (
+        f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in session.history.near_ties(part) else ""
+    )
 
 
 def node(session: Session, number: int) -> str:
@@ -135,7 +132,7 @@ def step(session: Session) -> str:
     )
     parts = "  ".join(f"{printable(part.request)}: {part.emitted} tokens" for part in record.requests)
     text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
-    ties = sum(len(_ties(session, part)) for part in record.requests)
+    ties = sum(len(session.history.near_ties(part)) for part in record.requests)
     return text + (f"\n{ties} of its decisions are near ties: rounding could flip them" if ties else "")
 
 

@@ -80,6 +80,10 @@ class History:
     dropped: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
 
+    def near_ties(self, step: RequestStep) -> list[int]:
+        """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
+        return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
+
     def append(self, record: StepRecord) -> None:
         """Take one more step."""
         at = len(self.steps)

@@ -111,7 +111,7 @@ class SidePanel(Panel):
         step = self._steps[picked]
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
-        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.ties(step))
+        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         said: Line = [(result(step, step.verdict), "text")]
         decreed: Line = [("decreed" if len(step.verdict.forced) else "", "warn")]
         title = fit([(0, [(name, "strong")]), (1, said), (2, decreed)], width - 2, " · ")

@@ -61,11 +61,6 @@ class Look:
         """The position in the history of the chosen request's step; -1 where there is none."""
         return self.request.engine_steps[self.part[0]] if self.request is not None and self.part is not None else -1
 
-    def ties(self, step: RequestStep) -> list[int]:
-        """The decisions of a step that are near ties (Verdict.near_ties)."""
-        run = self.history.run
-        return [] if run is None or step.verdict is None else step.verdict.near_ties(run.dtype)
-
     @property
     def scope(self) -> str | None:
         """The request that the figures are about, None for all."""

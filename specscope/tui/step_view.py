@@ -54,7 +54,7 @@ class NodesPanel(Panel):
         if step.verdict is None:
             self.order = []
             return Sheet([[("a prefill: nothing was judged", "faint")]], title)
-        head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width, look.ties(step))
+        head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         self.order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
         self.picked = min(self.picked, len(lines) - 1)
         return Sheet([head, *lines], title, cursor=self.picked + 1, keep=self.picked + 1, head=1)
@@ -88,7 +88,9 @@ class NodePanel(Panel):
         assert verdict is not None
         final = node == len(step.tree)
         name: Line = [("Final token" if final else f"Node {node}", "strong")]
-        facts = _final(look, verdict, node in look.ties(step)) if final else _facts(look, step, verdict, node)
+        facts = (
+            _final(look, verdict, node in look.history.near_ties(step)) if final else _facts(look, step, verdict, node)
+        )
         lines = [*_wrapped(facts, width), [], *_context(look, step, node, width)]
         if self.answer and self.about == self._picker.key(look):
             lines += [[], *(line for text in self.answer for line in _folded(text, width))]
@@ -133,7 +135,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int) -> list[F
         facts.append(("drafter", f"gave it {probability(prob)}; log of the whole path {score:.3f}", "text"))
     facts += _trial(verdict, node, outcome, ink)
     if outcome is not Outcome.UNTRIED:
-        facts += _margin(float(verdict.margin[node]), node in look.ties(step))
+        facts += _margin(float(verdict.margin[node]), node in look.history.near_ties(step))
     for other in tree.children(parent):
         if other != node:
             facts.append(("sibling", _sibling(look, step, verdict, other), INKS[Outcome(int(verdict.outcome[other]))]))

@@ -34,7 +34,7 @@ class TreePanel(Panel):
         if step.verdict is None:
             text = f"prefill of {plural(step.prefill_tokens, 'token')}; the end of the prompt was not reached"
             return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
-        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.ties(step))
+        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         blank = line_width(head) - len(head[0][0].lstrip())
         room = width if height >= len(lines) + 2 else max(blank - 2, 12)
         root = _root(look, step, room)
