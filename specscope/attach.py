@@ -12,7 +12,7 @@ from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.interrupt import ignore_terminal
+from specscope.interrupt import ends_at_once, ignore_terminal
 from specscope.lifetime import Lifetime
 from specscope.listen import ENGINES, Heard, Listening, Odd, listen
 from specscope.options import checked_address
@@ -214,12 +214,13 @@ class Attached:
 
 def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> None:
     """Listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP, and show what comes."""
-    from specscope.tui.program import run_app
-
     host, port = checked_address(address, "--listen")
     if http_port is None and port == 65535:
         raise UserError(f"--listen {address}: there is no port after it: give --http-port as well")
-    attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
     viewer = Viewer(control=attached)
     attached.viewer = viewer
     try:

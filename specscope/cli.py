@@ -11,6 +11,7 @@ import click
 import specscope
 from specscope.bench.verbs import bench
 from specscope.errors import UserError
+from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.numbers import real_from, whole_from
 from specscope.options import (
@@ -188,11 +189,13 @@ def replay(lifetime: Lifetime, file: str) -> None:
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.reading import CaptureReader, split_reference
-    from specscope.tui.program import run_app
 
-    file, start = split_reference(file)
-    reader = CaptureReader(file)
-    reader.read(0.1)
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        file, start = split_reference(file)
+        reader = CaptureReader(file)
+        reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
         _warn(warning)

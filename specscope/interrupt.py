@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the signal's number
@@ -73,9 +74,16 @@ def handled_by(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 @contextmanager
 def ignore_terminal() -> Iterator[None]:
-    """Start a process in here: Ctrl-C and the end of the terminal are its parent's business, which tells it."""
-    with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGHUP: signal.SIG_IGN}):
+    """Start a process in here: Ctrl-C and the end of the terminal are its parent's business, which tells it.
+
+    The signals are blocked, which the process inherits. Ignoring them would lose one that is sent to us meanwhile.
+    """
+    resource_tracker.ensure_running()  # else the start below would make it, which unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
         yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

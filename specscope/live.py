@@ -9,7 +9,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.engine.worker import Ready, Worker
 from specscope.errors import UserError
-from specscope.interrupt import interruptible
+from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.options import OutputOptions
 from specscope.outputs import Outputs
@@ -30,14 +30,15 @@ def run_live(
 
     However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
-    from specscope.tui.program import run_app
-
     outputs: list[Outputs] = []
 
     def open_outputs(ready: Ready) -> None:
         outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params))
 
-    worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
     ending = threading.Lock()
 
     def finish() -> None:
