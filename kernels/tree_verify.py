@@ -30,8 +30,8 @@ def tree_verify(forest: Forest, p: Tensor, q: Tensor | None = None, block: int =
     """Judge every tree and draw its final token, on the coins in `forest`.
 
     p float32 [R, V]: the target's distribution at each root and node; q float32 [Q, V]: the drafter's at parents of
-    sampled nodes, by `forest.q_row`; neither is changed. Equal to specscope.speculate.verify on the same coins, but
-    where a coin lies within rounding of an acceptance probability.
+    sampled nodes, by `forest.q_row`; neither is changed. Equal to specscope.speculate.verify.host on the same
+    coins, but where a coin lies within rounding of an acceptance probability.
     """
     verdicts, vocabulary = Verdicts.empty(forest), p.shape[1]
     q = p if q is None else q

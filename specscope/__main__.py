@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import click
 
-from specscope.cli import cli
+from specscope.cli.main import cli
+from specscope.cli.streams import OutputError, flush_output, give_up_output, open_streams, say
 from specscope.errors import UserError
 from specscope.interrupt import tidy_end
 from specscope.lifetime import watched
-from specscope.streams import OutputError, flush_output, give_up_output, open_streams, say
 
 
 def main() -> None:

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from specscope import __main__ as program
 from specscope import cli
-from specscope.console import over_capture
+from specscope.cli.debug import over_capture
+from specscope.cli.options import checked_endpoint
 from specscope.debug.events import EventKind, types_of
 from specscope.debug.expressions import Expression
 from specscope.engine.prompts import parse_line
 from specscope.errors import UserError
-from specscope.options import checked_address, checked_endpoint
+from specscope.remote.attached import checked_address
 from specscope.trace.params import PARAM_NAMES, SamplingParams
 from specscope.trace.plan import parse_plan
 from specscope.tui.keys import ACTIONS

@@ -16,7 +16,7 @@ def test_the_python_example_runs(capsys):
 
 
 def test_every_flag_the_readme_names_exists():
-    from specscope.cli import cli
+    from specscope.cli.main import cli
 
     known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
     known |= {"--help", "--version", "--no-deps", "--lf"}
@@ -25,7 +25,7 @@ def test_every_flag_the_readme_names_exists():
 
 
 def test_the_debuggers_transcript_is_what_it_says():
-    from specscope.console import over_capture
+    from specscope.cli.debug import over_capture
 
     (block,) = re.findall(r"```console\n(.*?)```", README, re.S)
     first, *rest = re.split(r"^\(specscope\) ", block, flags=re.M)

@@ -6,10 +6,9 @@ The bug is a classic: the drafter proposes what follows one token too late, as i
 from pathlib import Path
 
 from specscope import Engine, SamplingParams
-from specscope.options import OutputOptions
-from specscope.outputs import Outputs
-from specscope.speculate.drafter import NO_DRAFT, Draft
-from specscope.speculate.ngram import NgramDrafter, distinct, occurrences, trie
+from specscope.speculate.drafters.base import NO_DRAFT, Draft
+from specscope.speculate.drafters.ngram import NgramDrafter, distinct, occurrences, trie
+from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import Level
 from specscope.trace.tree import Ints
 

@@ -19,8 +19,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.options import OutputOptions
-from specscope.outputs import Outputs
+from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
 from specscope.trace.spans import Level

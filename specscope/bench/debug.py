@@ -10,7 +10,7 @@ from specscope.bench.paired import Comparison, Side, machine_info, measure_paire
 from specscope.debug.breakpoints import Breakpoints
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
-from specscope.engine.local import session_over
+from specscope.live.local import session_over
 from specscope.trace.params import SamplingParams
 
 PROMPTS = 5

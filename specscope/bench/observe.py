@@ -21,8 +21,7 @@ from specscope.bench.terminal import Terminal
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.options import OutputOptions
-from specscope.outputs import Outputs
+from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.spans import Level
 

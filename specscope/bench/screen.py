@@ -14,9 +14,8 @@ from specscope.bench.observe import TOKENS, prompts_of
 from specscope.bench.processor import process_seconds
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
-from specscope.engine.worker import Worker
-from specscope.options import OutputOptions
-from specscope.outputs import Outputs
+from specscope.live.client import Worker
+from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.spans import Level
 from specscope.tui.app import ScopeApp

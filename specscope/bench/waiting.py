@@ -25,8 +25,8 @@ from rich.table import Table
 from specscope.bench.paired import write_figures
 from specscope.bench.prompts import COPYING, PLAIN
 from specscope.engine.config import EngineConfig
-from specscope.engine.start import WAITING_NAMES, start_engine
 from specscope.errors import UserError
+from specscope.live.start import WAITING_NAMES, start_engine
 from specscope.trace.params import SamplingParams
 
 POLICIES: dict[str, dict[str, str]] = {

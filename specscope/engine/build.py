@@ -27,11 +27,11 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.model.tokens import read_vocabulary
-from specscope.speculate.draft_model import DraftModel
-from specscope.speculate.drafter import Drafter, NoDrafter
-from specscope.speculate.eagle import Eagle
-from specscope.speculate.ngram import NgramDrafter
-from specscope.speculate.synthetic import Synthetic
+from specscope.speculate.drafters.base import Drafter, NoDrafter
+from specscope.speculate.drafters.draft_model import DraftModel
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.ngram import NgramDrafter
+from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo

@@ -25,10 +25,10 @@ from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.coins import Stream, coins
-from specscope.speculate.drafter import NO_DRAFT, Context, Draft
-from specscope.speculate.question import Question, changed_question
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
-from specscope.speculate.verify import verify_all
+from specscope.speculate.verify.host import verify_all
+from specscope.speculate.verify.inputs import Question, changed_question
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams

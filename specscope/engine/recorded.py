@@ -8,9 +8,9 @@ from specscope.engine.config import EngineConfig
 from specscope.model.graphs import Record, Shape, shapes
 from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
-from specscope.speculate.draft_model import DraftModel
-from specscope.speculate.drafter import Drafter
-from specscope.speculate.eagle import Eagle
+from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.draft_model import DraftModel
+from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.plan import DynamicPlan, TreePlan
 
 

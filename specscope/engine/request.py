@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.drafter import Context
+from specscope.speculate.drafters.base import Context
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, RequestEnd, RequestInfo
 from specscope.trace.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specscope.model.backend import Backend
-from specscope.speculate.distribution import Dense, Distribution, Point
+from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and sorts the whole row only where they lack mass

@@ -15,24 +15,24 @@ from textual.timer import Timer
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind
-from specscope.tui.bars import Banner, Hints, StatusBar
-from specscope.tui.console import Talk
 from specscope.tui.governor import FrameGovernor
 from specscope.tui.keys import KEYS, bindings, label
-from specscope.tui.ledger import Ledger
-from specscope.tui.lengths import LengthsPanel
 from specscope.tui.look import Look
-from specscope.tui.output import OutputPanel
-from specscope.tui.over import Over
 from specscope.tui.palette import DARK, LIGHT
-from specscope.tui.panel import Panel
-from specscope.tui.rates import RatesPanel
-from specscope.tui.requests import RequestsPanel
-from specscope.tui.screens import Screens
+from specscope.tui.screens.base import Screens
+from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings
-from specscope.tui.slider import Slider
 from specscope.tui.text import clean
-from specscope.tui.tree import TreePanel
+from specscope.tui.widgets.bars import Banner, Hints, StatusBar
+from specscope.tui.widgets.console import Talk
+from specscope.tui.widgets.ledger import Ledger
+from specscope.tui.widgets.lengths import LengthsPanel
+from specscope.tui.widgets.output import OutputPanel
+from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.requests import RequestsPanel
+from specscope.tui.widgets.slider import Slider
+from specscope.tui.widgets.tree import TreePanel
 
 NOTICE_LINES = 6  # of a notice, at most
 READING = 0.01  # seconds between two pieces of a capture that is being read

@@ -10,7 +10,7 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import Origin, RequestStep, StepRecord
 from specscope.trace.vocabulary import Vocabulary
-from specscope.tui.ledger import Ledger
+from specscope.tui.widgets.ledger import Ledger
 
 
 @dataclass

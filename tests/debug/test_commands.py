@@ -5,8 +5,8 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.debug.commands import COMMANDS, Commands, find
 from specscope.debug.session import Session
-from specscope.engine.local import commands_over
 from specscope.errors import UserError
+from specscope.live.local import commands_over
 from specscope.trace.history import History
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}

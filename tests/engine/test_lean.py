@@ -16,7 +16,7 @@ from specscope.engine import lean
 if sys.argv[2] == "another version":
     lean.UNUSED = ("is_there_no_such_function",)
 from specscope.engine.config import EngineConfig
-from specscope.engine.start import start_engine
+from specscope.live.start import start_engine
 engine = start_engine(EngineConfig(target=sys.argv[1], dtype="float32", kv_memory=0.01, threads=1), lambda _: None)
 from specscope import SamplingParams
 (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from specscope.kernels import tree_verify
 from specscope.kernels.forest import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Forest, Planted
 
-from specscope.speculate.distribution import Dense
-from specscope.speculate.verify import verify
+from specscope.speculate.verify.distribution import Dense
+from specscope.speculate.verify.host import verify
 from specscope.trace.records import FinalKind
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from tests.kernels import DEVICE

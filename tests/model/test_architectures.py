@@ -13,8 +13,8 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
-from specscope.speculate.distribution import Point
-from specscope.speculate.verify import verify
+from specscope.speculate.verify.distribution import Point
+from specscope.speculate.verify.host import verify
 from specscope.trace.tree import ROOT, DraftTree
 
 VOCAB = 199

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate.distribution import Dense, Point
 from specscope.speculate.sampling import distributions
+from specscope.speculate.verify.distribution import Dense, Point
 from specscope.trace.params import SamplingParams
 
 VOCAB = 30

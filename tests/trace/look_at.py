@@ -12,21 +12,21 @@ from rich.console import Console
 from specscope.analyze.page import render_html
 from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
-from specscope.console import over_capture
+from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer
 from specscope.trace.history import History
 from specscope.trace.reading import CaptureReader
-from specscope.tui.engine_view import EnginePanel
-from specscope.tui.ledger import Ledger
-from specscope.tui.lengths import LengthsPanel
 from specscope.tui.look import Look
-from specscope.tui.output import OutputPanel
-from specscope.tui.rates import RatesPanel
-from specscope.tui.request_view import TimelinePanel
-from specscope.tui.requests import RequestsPanel
-from specscope.tui.slider import Slider
-from specscope.tui.step_view import NodePanel, NodesPanel
-from specscope.tui.tree import TreePanel
+from specscope.tui.screens.engine_view import EnginePanel
+from specscope.tui.screens.request_view import TimelinePanel
+from specscope.tui.screens.step_view import NodePanel, NodesPanel
+from specscope.tui.widgets.ledger import Ledger
+from specscope.tui.widgets.lengths import LengthsPanel
+from specscope.tui.widgets.output import OutputPanel
+from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.requests import RequestsPanel
+from specscope.tui.widgets.slider import Slider
+from specscope.tui.widgets.tree import TreePanel
 
 # What could move a cursor, colour what follows or turn a line: nothing of it may come from a capture.
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -7,7 +7,7 @@ import pytest
 from specscope.debug.viewer import Viewer
 from specscope.trace.reading import CaptureReader
 from specscope.tui.app import ScopeApp
-from specscope.tui.panel import Panel
+from specscope.tui.widgets.panel import Panel
 from tests.trace.damage import damaged, small
 
 

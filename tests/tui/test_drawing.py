@@ -15,10 +15,10 @@ from specscope.trace.records import FinalKind, FinishReason, RequestEnd, Request
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
-from specscope.tui.lengths import columns
 from specscope.tui.text import bar, cut, fit, left, line_width, probability, right
-from specscope.tui.tree_lines import tree_lines
-from specscope.tui.wrap import Wrapper
+from specscope.tui.widgets.lengths import columns
+from specscope.tui.widgets.tree_lines import tree_lines
+from specscope.tui.widgets.wrap import Wrapper
 
 from .sample import replay
 

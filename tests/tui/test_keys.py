@@ -13,8 +13,8 @@ from specscope.trace.reading import split_reference
 from specscope.trace.records import FinalKind
 from specscope.tui.app import ScopeApp
 from specscope.tui.ask import Ask
-from specscope.tui.help import HelpScreen
-from specscope.tui.slider import Slider
+from specscope.tui.screens.help import HelpScreen
+from specscope.tui.widgets.slider import Slider
 
 from .sample import live, replay
 

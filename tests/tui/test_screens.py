@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from specscope.trace.records import Outcome
 from specscope.tui.ask import Ask
-from specscope.tui.fork_view import ForkPanel, ForkScreen
-from specscope.tui.kv_map import held, kv_map
-from specscope.tui.points_view import PointsScreen
-from specscope.tui.request_view import RequestScreen, TimelinePanel
-from specscope.tui.step_view import NodePanel, NodesPanel, StepScreen
+from specscope.tui.screens.fork_view import ForkPanel, ForkScreen
+from specscope.tui.screens.points_view import PointsScreen
+from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
+from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
+from specscope.tui.widgets.kv_map import held, kv_map
 
 from .sample import forked, live, replay
 from .test_keys import notes, running

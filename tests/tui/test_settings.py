@@ -4,8 +4,8 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.tui.app import ScopeApp
-from specscope.tui.help import help_lines
 from specscope.tui.keys import ACTIONS
+from specscope.tui.screens.help import help_lines
 from specscope.tui.settings import Settings, read_settings, settings_path
 from tests.tui.sample import replay
 

@@ -1,0 +1,342 @@
+"""The `specscope` command. Imports each part only when its verb runs; ties an engine to its sinks and a screen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import specscope
+from specscope.cli.bench import bench
+from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.options import (
+    engine_config,
+    engine_options,
+    output_options,
+    output_settings,
+    sampling_options,
+    sampling_params,
+)
+from specscope.cli.streams import say
+from specscope.errors import UserError
+from specscope.interrupt import ends_at_once
+from specscope.lifetime import Lifetime
+from specscope.trace.files import PAGE, check_output, check_training
+
+if TYPE_CHECKING:
+    from specscope.analyze.report import Report
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=CONTEXT, no_args_is_help=False, invoke_without_command=True)
+@click.version_option(specscope.__version__, prog_name="specscope")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """The debugger for speculative decoding.
+
+    Watch a model draft and verify, token by token; capture every decision with its evidence; replay, report and
+    send it to Jaeger.
+
+    \b
+      specscope run                             watch the default model live
+      specscope capture prompts.txt -o run.jsonl   record without a screen
+      specscope replay run.jsonl                look at a recording
+      specscope report run.jsonl                its acceptance figures
+      specscope debug "a prompt"                stop at a rejection, go back, what if
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command()
+@click.argument("prompts", nargs=-1)
+@click.option("--file", "file", metavar="PROMPTS", help="Prompts from a file: text lines or JSON Lines; - is stdin.")
+@click.option("-o", "--output", metavar="FILE", help="Capture the run to this file as well.")
+@click.option("--paused", is_flag=True, help="Stop before the first step.")
+@engine_options
+@sampling_options
+@output_options
+@click.pass_obj
+def run(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    file: str | None,
+    output: str | None,
+    paused: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Decode PROMPTS live on a screen that shows every draft tree and verdict.
+
+    Without PROMPTS or --file the screen asks for one (press i).
+    """
+    from specscope.cli.run import run_live
+    from specscope.engine.prompts import prompt_specs
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    settings = output_settings(flags, output, (file, config.target, config.draft_model))
+    specs = prompt_specs(prompts, file, params, raw=raw)
+    run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
+
+
+@cli.command()
+@click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="For HTTP instead of the port after.")
+@click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
+@click.option(
+    "--web-host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="0.0.0.0 lets other machines in: with the token in the URL that is printed at the start.",
+)
+@click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
+@click.pass_obj
+def tui(
+    lifetime: Lifetime,
+    listen: str | None,
+    http_port: int | None,
+    web: bool,
+    web_host: str,
+    web_port: int,
+    words: tuple[str, ...],
+) -> None:
+    """The screen for engines elsewhere, or any screen in a browser.
+
+    \b
+    specscope tui --listen 127.0.0.1:4317
+    specscope tui --web -- replay run.jsonl
+    """
+    if web:
+        from specscope.cli.web import serve
+
+        heard = ["tui", "--listen", listen] if listen is not None else []
+        serve(list(words) or heard or ["run"], web_host, web_port)
+        return
+    if listen is None or words:
+        raise UserError("which screen? specscope tui --listen HOST:PORT, or specscope tui --web -- replay run.jsonl")
+    from specscope.cli.attach import run_attached
+
+    run_attached(listen, http_port, lifetime)
+
+
+@cli.command()
+@click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
+@click.option("--file", metavar="FILE", help="Prompts: lines of text, or JSON Lines.")
+@click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
+@click.option("--commands", "script", metavar="FILE", help="Obey the lines of FILE (- for standard input), then end.")
+@engine_options
+@sampling_options
+def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Debug PROMPTS on a live engine, or a recording with --over: breakpoints, steps, back, what if. `help` lists all.
+
+    The run stands before its first step; `break reject if p > 0.2`, then `continue`.
+    """
+    from specscope.cli.debug import converse, over_capture
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    if over is not None:
+        if prompts or file is not None:
+            raise UserError("--over debugs a recording: it takes no prompts")
+        converse(over_capture(over), script)
+        return
+    from specscope.engine.prompts import prompt_specs
+    from specscope.live.local import live_commands
+
+    specs = prompt_specs(prompts, file, params, raw=raw)
+    if not specs:
+        raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
+    converse(live_commands(config, specs), script)
+
+
+@cli.command()
+@click.argument("prompts", metavar="PROMPTS")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where the capture goes (OTLP JSON Lines).")
+@click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@engine_options
+@sampling_options
+@output_options
+def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Decode the prompts in the file PROMPTS (- is stdin) and record every step, without a screen.
+
+    PROMPTS holds text lines, or JSON Lines with "prompt" or chat "messages", sampling parameters by their names, and
+    any other key as a label that reports group by. Ctrl-C ends the run and leaves a valid file.
+    """
+    from specscope.cli.capture import capture_run
+    from specscope.engine.prompts import read_prompts
+
+    config = engine_config(flags)
+    params, raw = sampling_params(flags)
+    settings = output_settings(flags, output, (prompts, config.target, config.draft_model))
+    specs = read_prompts(prompts, params, raw=raw)
+    sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.pass_obj
+def replay(lifetime: Lifetime, file: str) -> None:
+    """Look at the capture FILE in the same screen as a live run, with a time slider.
+
+    FILE#REQUEST@STEP (the key y copies it) begins at that step of that request: run.jsonl#r3@17.
+    """
+    from specscope.debug.viewer import Viewer
+    from specscope.trace.reading import CaptureReader, split_reference
+
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        file, start = split_reference(file)
+        reader = CaptureReader(file)
+        reader.read(0.1)
+    run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
+    for warning in reader.warnings:
+        _warn(warning)
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="All figures and every request, as JSON.")
+@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots there.")
+def report(file: str, as_json: bool, html: str | None) -> None:
+    """Print the acceptance figures of the capture FILE: pooled, per request, per position, worst requests first."""
+    from specscope.analyze.report import build_report
+    from specscope.trace.reading import read_capture
+
+    if html is not None:
+        check_output(html, "--html", (file,), PAGE)
+    reader = read_capture(file)
+    figures = build_report(reader.history, source=file, warnings=reader.warnings)
+    if html is not None:
+        _write_page(figures, html)
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(figures.to_dict(), option=orjson.OPT_INDENT_2))
+        for warning in reader.warnings:
+            _warn(warning)
+    elif html is None:
+        from rich.console import Console
+
+        from specscope.analyze.text import render_text
+
+        class Pipe(Console):
+            """A console that leaves it to `main` what a reader who has gone means."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        render_text(figures, Pipe())
+
+
+def _write_page(figures: Report, html: str) -> None:
+    try:
+        from specscope.analyze.page import render_html
+    except ImportError as error:
+        raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+    page = render_html(figures).encode("utf-8", "backslashreplace")
+    try:
+        Path(html).write_bytes(page)
+    except OSError as error:
+        raise UserError(f"cannot write {html}: {error.strerror}") from error
+    say(f"wrote {html}")
+
+
+@cli.command()
+@click.argument("tree", metavar="TREE")
+@click.option("--mask/--no-mask", default=True, help="Show the attention mask too.")
+def tree(tree: str, mask: bool) -> None:
+    """Draw the tree string TREE as --tree takes it, its attention mask, and what it costs.
+
+    \b
+      5                           a chain of five
+      3x4                         three chains of four
+      '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
+      top:3x4                     top tokens even where the request is sampled
+      dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
+    """
+    from specscope.trace.plan import parse_plan
+    from specscope.trace.plan_text import describe
+
+    click.echo(describe(parse_plan(tree), mask=mask))
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def train(context: click.Context) -> None:
+    """Train drafters for a target of your own."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@train.command("eagle3")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The head, its data and its state go there.")
+@click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
+@click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
+@click.option("--self-synthesise", "tokens", type=whole_from(1, 10**10), metavar="N", help="Tokens the target writes.")
+@click.option(
+    "--draft-vocab", type=whole_from(4, 10**6), metavar="N", default=8192, show_default=True, help="Tokens it drafts."
+)
+@click.option(
+    "--steps", type=whole_from(1, 16), metavar="N", default=3, show_default=True, help="Passes over its own outputs."
+)
+@click.option("--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True)
+@click.option("--learning-rate", type=real_from(1e-9, 10), metavar="RATE", default=1e-3, show_default=True)
+@click.option("--batch-tokens", type=whole_from(16, 2**20), metavar="N", default=2048, show_default=True)
+@click.option("--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True)
+@click.option("--start", default="", metavar="HEAD", help="Go on from this head instead of a new one.")
+@click.option(
+    "--rows", type=whole_from(1, 4096), metavar="N", default=64, show_default=True, help="Sequences written at once."
+)
+@click.option(
+    "--longest", type=whole_from(32, 2**17), metavar="N", default=320, show_default=True, help="Tokens of a sequence."
+)
+@click.option("--device", default="auto", show_default=True)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
+def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
+    """Train an EAGLE-3 head and write it in the published format.
+
+    The data is what the target writes by itself (its own instructions, then its own answers), or your file. Stop it
+    with Ctrl-C or kill it: the same command goes on where it was.
+    """
+    if (data is None) == (tokens is None):
+        raise UserError("give either --data FILE or --self-synthesise N")
+    check_training(output, (target, data, how["start"] or None))
+    from specscope.train.eagle3 import Recipe
+    from specscope.train.run import Task
+    from specscope.train.run import train as run_training
+
+    names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed", "start")
+    recipe = Recipe(**{name: how.pop(name) for name in names})
+    file = None if data is None else Path(data)
+    sys.exit(run_training(Task(target, file, tokens or 0, Path(output), recipe, **how)))
+
+
+@cli.command()
+@click.option("--step", is_flag=True, help="Also run the default engine, and say where a step's time goes.")
+def doctor(*, step: bool) -> None:
+    """Say what was found on this machine, what is missing, and what to do about it."""
+    from specscope.cli.doctor import examine
+
+    missing = 0
+    for finding in examine(step=step):
+        mark = "✓" if finding.good else "✗" if finding.needed else "–"
+        click.echo(f"{mark} {finding.name:<18} {finding.text}")
+        if not finding.good and finding.remedy:
+            click.echo(f"  {'':<18} → {finding.remedy}")
+        missing += finding.needed and not finding.good
+    sys.exit(1 if missing else 0)
+
+
+cli.add_command(bench)
+
+
+def _warn(text: str) -> None:
+    say(f"specscope: warning: {text}")

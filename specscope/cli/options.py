@@ -1,0 +1,167 @@
+"""The flags that several verbs share, and the objects that they become."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from specscope.cli.numbers import Number
+from specscope.engine.config import Context, Count, EngineConfig, Gib, StepTokens, Threads
+from specscope.errors import UserError
+from specscope.trace.checked import Port, short
+from specscope.trace.files import CAPTURE, check_output
+from specscope.trace.outputs import OutputOptions
+from specscope.trace.params import PARAM_TYPES, SamplingParams
+from specscope.trace.spans import Level
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ENGINE = [
+    click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
+    click.option(
+        "--drafter",
+        metavar="DRAFTER",
+        help="eagle, ngram, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
+    ),
+    click.option("--draft-model", metavar="MODEL", help="An EAGLE head, a smaller model, or self:N (first N layers)."),
+    click.option("--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', dynamic:16: see specscope tree -h."),
+    click.option("--adaptive", is_flag=True, default=None, help="Let depth and nodes follow acceptance and costs."),
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
+    click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
+    click.option(
+        "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton: GPU kernels.  [default: auto]"
+    ),
+    click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs on a GPU.  [default: auto]"),
+    click.option("--max-batch", type=Number(Count), metavar="N", help="Requests at once.  [default: 8]"),
+    click.option(
+        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Tokens fed in one step.  [default: 512]"
+    ),
+    click.option(
+        "--max-context", type=Number(Context), metavar="N", help="Tokens a request may have.  [default: the model's]"
+    ),
+    click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="For the KV cache.  [default: 1]"),
+    click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads of the engine."),
+]
+_SAMPLING = [
+    click.option(
+        "--temperature", type=Number(PARAM_TYPES["temperature"]), metavar="T", help="0 is greedy.  [default: 0]"
+    ),
+    click.option("--top-k", type=Number(PARAM_TYPES["top_k"]), metavar="K", help="0 is off.  [default: 0]"),
+    click.option("--top-p", type=Number(PARAM_TYPES["top_p"]), metavar="P", help="[default: 1]"),
+    click.option("--min-p", type=Number(PARAM_TYPES["min_p"]), metavar="P", help="[default: 0]"),
+    click.option(
+        "--repetition-penalty", type=Number(PARAM_TYPES["repetition_penalty"]), metavar="R", help="[default: 1]"
+    ),
+    click.option("--presence-penalty", type=Number(PARAM_TYPES["presence_penalty"]), metavar="R", help="[default: 0]"),
+    click.option(
+        "--frequency-penalty", type=Number(PARAM_TYPES["frequency_penalty"]), metavar="R", help="[default: 0]"
+    ),
+    click.option(
+        "--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Every coin follows from it.  [default: 0]"
+    ),
+    click.option(
+        "--max-tokens",
+        type=Number(PARAM_TYPES["max_tokens"]),
+        metavar="N",
+        help="Output tokens a request.  [default: 128]",
+    ),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Ends the output; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence token."),
+    click.option("--raw", is_flag=True, help="Feed prompts as they are, not as chat turns."),
+]
+_OUTPUT = [
+    click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics there, e.g. http://localhost:4317."),
+    click.option("--otlp-protocol", type=click.Choice(["grpc", "http/protobuf"]), help="[default: by the port]"),
+    click.option(
+        "--trace-level",
+        type=click.Choice([level.value for level in Level]),
+        default="trees",
+        show_default=True,
+        help="How much goes to the endpoint; capture files always hold trees.",
+    ),
+    click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
+    click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
+]
+
+
+def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def engine_options(function: F) -> F:
+    """Flags that decide what the engine is."""
+    return _apply(_ENGINE, function)
+
+
+def sampling_options(function: F) -> F:
+    """Flags that decide how requests are sampled."""
+    return _apply(_SAMPLING, function)
+
+
+def output_options(function: F) -> F:
+    """Flags that decide where records go."""
+    return _apply(_OUTPUT, function)
+
+
+def engine_config(flags: dict[str, Any]) -> EngineConfig:
+    """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
+    names = (
+        "target",
+        "draft_model",
+        "tree",
+        "dtype",
+        "device",
+        "backend",
+        "graphs",
+        "max_batch",
+        "max_step_tokens",
+        "max_context",
+    )
+    given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads", "adaptive")}
+    return EngineConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:
+    """Take the sampling flags out of `flags`: the parameters, and whether prompts are raw."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    given = {name: flags.pop(name) for name in (*names, "seed", "max_tokens", "stop", "ignore_eos")}
+    raw = flags.pop("raw")
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None}), raw
+
+
+def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable[str | None] = ()) -> OutputOptions:
+    """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite."""
+    if capture is not None:
+        check_output(capture, "-o", inputs, CAPTURE)
+    endpoint = flags.pop("otlp_endpoint")
+    for name in ENDPOINTS:
+        if os.environ.get(name):
+            checked_endpoint(os.environ[name], name)
+    return OutputOptions(
+        capture=capture,
+        otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
+        otlp_protocol=flags.pop("otlp_protocol"),
+        level=Level(flags.pop("trace_level")),
+        metrics_port=flags.pop("metrics_port"),
+        text=not flags.pop("no_text"),
+    )
+
+
+def checked_endpoint(text: str, name: str) -> str:
+    """An OTLP endpoint as a URL of http or https. Raises UserError."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port out of range, a bracket that is not closed
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
+        raise UserError(f"{name} {short(text)}: write http://HOST:PORT or https://HOST:PORT")
+    return url

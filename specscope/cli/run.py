@@ -1,0 +1,57 @@
+"""`specscope run`: an engine in a worker process, its sinks, and the live screen."""
+
+from __future__ import annotations
+
+import threading
+
+from specscope.debug.viewer import Viewer
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.errors import UserError
+from specscope.interrupt import ends_at_once, interruptible
+from specscope.lifetime import Lifetime
+from specscope.live.client import Worker
+from specscope.live.messages import Ready
+from specscope.trace.outputs import OutputOptions, Outputs
+from specscope.trace.params import SamplingParams
+
+
+def run_live(
+    config: EngineConfig,
+    specs: list[PromptSpec],
+    params: SamplingParams,
+    options: OutputOptions,
+    lifetime: Lifetime,
+    *,
+    raw: bool,
+    paused: bool,
+) -> None:
+    """Show the screen at once, while the worker loads; return when the user quits.
+
+    However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
+    """
+    outputs: list[Outputs] = []
+
+    def open_outputs(ready: Ready) -> None:
+        outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params))
+
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
+    ending = threading.Lock()
+
+    def finish() -> None:
+        # On leaving the screen, and on losing the terminal. A signal that comes meanwhile must not cut it short.
+        with interruptible(), ending:
+            worker.close()
+            while outputs:
+                outputs.pop().close()
+
+    lifetime.leave = finish
+    try:
+        run_app(Viewer(control=worker), lifetime, title="specscope run")
+    finally:
+        finish()
+    if worker.error:
+        raise UserError(worker.error)

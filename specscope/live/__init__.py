@@ -1,0 +1,1 @@
+"""An engine under the debugger, in this process or in its own."""

@@ -1,0 +1,188 @@
+"""The parent's side of an engine in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from specscope.debug.breakpoints import Point
+from specscope.debug.forked import Forked
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.errors import UserError
+from specscope.interrupt import ignore_terminal
+from specscope.live.messages import Command, Points, Ready, Rewound, Word
+from specscope.live.server import serve
+from specscope.trace.bus import Bus
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import StepRecord
+
+
+class Worker:
+    """The parent's side; implements debug.viewer.Control.
+
+    Records are also published on `bus`, whose sinks are opened and closed by whoever gave `on_ready`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        prompts: list[PromptSpec],
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        paused: bool = False,
+        on_ready: Callable[[Ready], None] = lambda _: None,
+    ) -> None:
+        self.bus = Bus()
+        self.obeys = True
+        self.ready: Ready | None = None
+        self.notices: deque[str] = deque()  # refusals, for the screen to show
+        self.said: deque[str] = deque()  # what the debugger says
+        self.points: tuple[Point, ...] = ()  # its breakpoints
+        self.forked: Forked | None = None  # the last fork that it ran
+        self._published = -1  # the last step that went to the bus
+        self._params = params
+        self._raw = raw
+        self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
+        self._status = "loading"
+        self._stage = "starting"
+        self._error = ""
+        self._records: deque[StepRecord | Rewound] = deque()
+        context = multiprocessing.get_context("spawn")
+        # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
+        commands, self._commands = context.Pipe(duplex=False)
+        self._news, news = context.Pipe(duplex=False)
+        self._process = context.Process(target=serve, args=(commands, news, config, prompts, paused), daemon=True)
+        with ignore_terminal():
+            self._process.start()
+        commands.close()
+        news.close()
+        self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Drain the pipe at once, so that a slow screen never slows the engine."""
+        try:
+            while True:
+                message = self._news.recv()
+                if isinstance(message, Rewound):
+                    self._records.append(message)
+                elif isinstance(message, StepRecord):
+                    self._records.append(message)
+                    if message.step > self._published:  # what comes again was recorded the first time
+                        self._published = message.step
+                        self.bus.publish(message)
+                elif isinstance(message, Points):
+                    self.points = message.points
+                elif isinstance(message, Forked):
+                    self.forked = message
+                elif isinstance(message, Ready):
+                    self._on_ready(message)
+                    self.ready = message
+                else:
+                    self._hear(message)
+        except (EOFError, OSError):
+            self._process.join(5)
+            if not self._error and self._process.exitcode != 0:
+                self._error = f"the engine's process ended with code {self._process.exitcode}"
+        except UserError as error:
+            self._error = str(error)
+            self._send("stop")
+        self._status = "ended"
+
+    def _hear(self, word: Word) -> None:
+        if word.kind == "loading":
+            self._stage = word.text
+        elif word.kind == "status":
+            self._status = word.text
+        elif word.kind == "refused":
+            self.notices.append(word.text)
+        elif word.kind == "said":
+            self.said.append(word.text)
+        else:
+            self._error = word.text
+
+    def _send(self, verb: str, value: object = None) -> None:
+        try:
+            self._commands.send(Command(verb, value))
+        except (OSError, ValueError):
+            self._status = "ended"
+
+    def poll(self, history: History) -> bool:
+        """Move new records into the history; True where there were any."""
+        changed = False
+        if history.run is None and self.ready is not None:
+            history.run, history.vocabulary = self.ready.run, self.ready.vocabulary
+            changed = True
+        while self._records and history.run is not None:
+            record = self._records.popleft()
+            if isinstance(record, Rewound):
+                history.truncate(record.count)
+            else:
+                history.append(record)
+            changed = True
+        history.dropped = self.bus.dropped
+        return changed
+
+    def pause(self) -> None:
+        """Stop before the next step."""
+        self._send("pause")
+
+    def resume(self) -> None:
+        """Go on."""
+        self._send("resume")
+
+    def step(self) -> None:
+        """Run one step, then stay paused."""
+        self._send("step")
+
+    def debug(self, line: str) -> None:
+        """A line for the debugger; the answer comes in `said`."""
+        self._send("debug", line)
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        """Add a request; a refusal comes back in `notices`."""
+        self._send("submit", PromptSpec(prompt, params or self._params, raw=self._raw))
+
+    def cancel(self, request: str) -> None:
+        """End a request."""
+        self._send("cancel", request)
+
+    def watch(self, wanted: bool) -> None:
+        """Ask for records, or for none."""
+        self._send("watch", wanted)
+
+    def close(self) -> None:
+        """End the worker. A running engine ends its requests first, and their ends are on the bus after this."""
+        if self.ready is None:
+            self._process.terminate()  # it loads, and hears nothing until it has
+        self._send("stop")
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+        self._reader.join(5)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process."""
+        return self._process.pid
+
+    @property
+    def status(self) -> str:
+        """`loading`, `running`, `paused`, `idle` or `ended`."""
+        return self._status
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        """While loading: the stage."""
+        return self._stage, None
+
+    @property
+    def error(self) -> str:
+        """Why it ended, where it ended badly."""
+        return self._error

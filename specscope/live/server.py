@@ -1,0 +1,185 @@
+"""An engine in a process of its own, that publishes records and obeys commands.
+
+A screen and an engine written in Python would fight for the interpreter lock in one process. So the engine runs
+here, behind a pipe: records come out, commands go in, and the screen is up while the model still loads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from specscope.debug.breakpoints import Point
+from specscope.debug.commands import Commands, find
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.errors import UserError
+from specscope.lifetime import end_with_parent
+from specscope.live.messages import Command, Points, Ready, Rewound, Word
+from specscope.live.start import start_engine
+from specscope.trace.records import StepRecord
+
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
+
+
+class _Server:
+    """The worker's side: one loop that obeys commands and steps the engine."""
+
+    def __init__(self, commands: Connection, news: Connection, paused: bool) -> None:
+        self.commands, self.news = commands, news
+        self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
+        self.paused = paused
+        self.ending = False  # after SIGTERM
+        self.single = 0  # steps to run although paused
+        self.status = ""
+        self.sent = -1  # the last step whose record was sent
+        self.points: tuple[Point, ...] = ()  # as they were sent last
+        self.hits = 0  # of all of them, after the last step
+
+    def send(self, message: object) -> None:
+        with self.lock:
+            self.news.send(message)
+
+    def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
+        engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
+        signal.signal(signal.SIGTERM, self._end)
+        from specscope.live.local import commands_over  # it needs torch, which is there only now
+
+        self.send(Ready(engine.run_info, engine.vocabulary))
+        self._watch(engine, True)
+        commands = commands_over(engine)
+        commands.many_lines = False
+        session = commands.session
+        session.on_step = lambda record: self._stepped(engine, record)
+        session.on_rewind = lambda count: self._rewound(engine, count)
+        session.interrupted = self.commands.poll
+        for spec in prompts:
+            self._submit(engine, spec)
+        try:
+            while self._obey(engine, commands):
+                if engine.busy and (not self.paused or self.single):
+                    self.single = max(self.single - 1, 0)
+                    self._advance(commands)
+            engine.cancel_all()
+            while engine.busy:
+                engine.step()
+        finally:
+            engine.close()
+
+    def _advance(self, commands: Commands) -> None:
+        """One step; at a breakpoint the engine pauses, and says why."""
+        stop = commands.session.next()
+        if stop.hits:
+            self.paused, self.single = True, 0
+            self.send(Word("said", commands.stopped(stop)))
+        hits = sum(point.hits for point in commands.session.breakpoints.points.values())
+        if stop.hits or hits != self.hits:  # hits that are let pass count as well
+            self.hits = hits
+            self._send_points(commands)
+
+    def _stepped(self, engine: Engine, record: StepRecord) -> None:
+        """The bus sends what is new; what comes again after going back is sent from here, behind all that was."""
+        if record.step > self.sent:
+            self.sent = record.step
+        else:
+            engine.bus.flush()
+            self.send(record)
+
+    def _rewound(self, engine: Engine, count: int) -> None:
+        engine.bus.flush()
+        self.send(Rewound(count))
+
+    def _obey(self, engine: Engine, commands: Commands) -> bool:
+        """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
+        idle = not engine.busy or (self.paused and not self.single)
+        status = "paused" if self.paused else "running" if engine.busy else "idle"
+        if status != self.status:
+            self.status = status
+            self.send(Word("status", status))
+        while not self.ending and self.commands.poll(0.1 if idle else 0):
+            idle = False
+            command: Command = self.commands.recv()
+            if command.verb == "stop":
+                return False
+            self._do(engine, commands, command)
+        return not self.ending
+
+    def _debug(self, commands: Commands, line: str) -> None:
+        """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
+        try:
+            books, words = commands.keeps_books(line), line.split()
+            if words and not books and find(words[0]).name == "continue":
+                self.paused = False
+                return
+            if not books:
+                self.paused, self.single = True, 0
+            before = commands.forked
+            self.send(Word("said", commands.run(line)))
+            if commands.forked is not None and commands.forked is not before:
+                self.send(commands.forked)
+        except UserError as error:
+            self.send(Word("said", str(error)))
+        except Exception as error:  # a line that was typed must not end the run
+            self.send(Word("said", f"the debugger failed: {type(error).__name__}: {error}"))
+        self._send_points(commands)
+
+    def _send_points(self, commands: Commands) -> None:
+        points = commands.session.breakpoints.shown()
+        if points != self.points:
+            self.points = points
+            self.send(Points(points))
+
+    def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
+        if command.verb == "debug":
+            self._debug(commands, command.value)
+        elif command.verb == "submit":
+            self._submit(engine, command.value)
+        elif command.verb == "cancel":
+            engine.cancel(command.value)
+        elif command.verb == "step":
+            self.single += 1
+        elif command.verb == "watch":
+            self._watch(engine, command.value)
+        else:
+            self.paused = command.verb == "pause"
+
+    def _submit(self, engine: Engine, spec: PromptSpec) -> None:
+        try:
+            engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+        except UserError as error:
+            self.send(Word("refused", str(error)))
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.ending = True
+
+    def _watch(self, engine: Engine, wanted: bool) -> None:
+        """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
+        engine.bus.close()
+        if wanted:
+            engine.subscribe(self.send, lossless=True)
+
+
+def serve(
+    commands: Connection, news: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool
+) -> None:
+    """The worker process's main function."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
+    server = _Server(commands, news, paused)
+    try:
+        server.run(config, prompts)
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone
+    except UserError as error:
+        server.send(Word("failed", str(error)))
+    except Exception as error:
+        server.send(Word("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+    news.close()
+    os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save

@@ -1,0 +1,222 @@
+"""`specscope tui --listen`: engines in other processes, or on other machines, on the screen as they run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import threading
+from collections import Counter, deque
+
+from specscope.debug.breakpoints import Point
+from specscope.debug.forked import Forked
+from specscope.debug.viewer import Viewer
+from specscope.errors import UserError
+from specscope.interrupt import ignore_terminal
+from specscope.remote.listener import ENGINES, Heard, Listening, Odd, listen
+from specscope.trace.checked import short, whole
+from specscope.trace.history import History, weight
+from specscope.trace.params import SamplingParams
+
+WAITING = 20_000  # messages that may wait for the screen before records are dropped
+MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
+BYTES = 512 * 2**20  # of all runs, roughly; the largest gives way
+WAITING_BYTES = 128 * 2**20  # of the messages that wait
+NOTICES = 100  # that wait to be shown
+
+
+class _Run:
+    """What has come of one engine."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.bytes = 0  # of its records, roughly
+        self._words = 0  # of its vocabulary
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return self.bytes + self._words
+
+    def take(self, heard: Heard, lost: int) -> None:
+        """Records that are new; `lost`: those that were dropped before they could be taken."""
+        self.history.run = heard.info or self.history.run
+        self.history.vocabulary.pieces.update(heard.pieces)
+        self.history.vocabulary.special.update(heard.special)
+        self._words += sum(100 + len(piece) for piece in heard.pieces.values())
+        for record in heard.records:
+            self.history.append(record)
+        self.bytes += heard.weight
+        self.history.dropped = heard.lost + lost
+
+    def trim(self, crowded: bool) -> int:
+        """Let old steps go where there are too many, or no room; how many went."""
+        before = len(self.history.steps)
+        if before > MOST or (crowded and before > 1):
+            self.history.keep_last(min(before, MOST) * 3 // 4)
+            self.bytes = sum(map(weight, self.history.steps))
+        return before - len(self.history.steps)
+
+
+class Attached:
+    """A Control that only hears: records of any number of engines. One of them is on the screen."""
+
+    obeys = False
+
+    def __init__(self, host: str, port: int, http_port: int | None) -> None:
+        """Listen. Raises UserError where a port cannot be had."""
+        self.notices: deque[str] = deque(maxlen=NOTICES)
+        self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
+        self.forked: Forked | None = None
+        self.said: deque[str] = deque()
+        self.error = ""
+        self.viewer: Viewer | None = None
+        self.runs: dict[str, _Run] = {}
+        self._shown = ""
+        self._heard: deque[Heard | Odd] = deque()
+        self._bytes = 0  # of the records in them, roughly
+        self._lock = threading.Lock()  # guards it
+        self._lost: Counter[str] = Counter()  # records of each run that were dropped here
+        self._closing = False
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=listen, args=(theirs, host, port, http_port), daemon=True)
+        with ignore_terminal():
+            self._process.start()
+        theirs.close()
+        try:
+            self.listening: Listening = self._pipe.recv()
+        except EOFError:
+            self.listening = Listening(error="the listener's process ended")
+        if self.listening.error:
+            self._process.join(5)
+            raise UserError(self.listening.error)
+        self.where = f"{host}:{self.listening.grpc_port} (gRPC)" + (
+            f", {host}:{self.listening.http_port} (HTTP)" if self.listening.http_port is not None else ""
+        )
+        self._reader = threading.Thread(target=self._read, name="specscope-listener-reader", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Drain the pipe at once, so that a slow screen never makes the listener wait."""
+        try:
+            while True:
+                message = self._pipe.recv()
+                if isinstance(message, Heard):
+                    if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
+                        self._lost[message.run] += len(message.records)
+                        message = dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
+                    with self._lock:
+                        self._bytes += message.weight
+                self._heard.append(message)
+        except (EOFError, OSError):
+            if not self._closing:
+                self.error = "the listener's process ended"
+
+    def poll(self, history: History) -> bool:
+        """Take in what has come; True where there was anything."""
+        changed = False
+        while self._heard:
+            message = self._heard.popleft()
+            changed = True
+            if isinstance(message, Odd):
+                self.notices.append(message.text)
+            else:
+                with self._lock:
+                    self._bytes -= message.weight
+                self._take(message, history)
+        if changed:
+            self._trim()
+        return changed
+
+    def _trim(self) -> None:
+        """Let old steps go; the screen stays at the step that it shows."""
+        crowded = sum(run.size for run in self.runs.values()) > BYTES
+        largest = max(self.runs, key=lambda name: self.runs[name].size, default="")
+        for name, run in list(self.runs.items()):
+            gone = run.trim(crowded and name == largest)
+            if gone and self.viewer is not None and self.viewer.history is run.history:
+                self.viewer.position = max(self.viewer.position - gone, 0)
+                self.notices.append(f"the oldest {gone:,} steps were let go")
+            if crowded and not gone and name == largest and name != self._shown:
+                del self.runs[name]  # nothing of it can be let go but all
+
+    def _take(self, heard: Heard, history: History) -> None:
+        if heard.run not in self.runs:
+            if heard.info is None:
+                return  # it was let go for newer ones
+            first = not self.runs
+            if len(self.runs) >= ENGINES:
+                del self.runs[next(iter(self.runs))]
+            self.runs[heard.run] = _Run(history if first else History())
+            if first:
+                self._shown = heard.run
+            else:
+                self.notices.append(f"another engine: {heard.info.target}, {heard.info.drafter} (e shows the next)")
+        self.runs[heard.run].take(heard, self._lost[heard.run])
+
+    def next_engine(self) -> None:
+        """Put the next engine on the screen."""
+        names = list(self.runs)
+        if len(names) < 2 or self.viewer is None:
+            self.notices.append("there is one engine" if names else "no engine has been heard of yet")
+            return
+        self._shown = names[(names.index(self._shown) + 1) % len(names)] if self._shown in names else names[0]
+        self.viewer.show(self.runs[self._shown].history)
+
+    def _only_heard(self) -> None:
+        self.notices.append("this engine runs elsewhere: it can be watched, not commanded")
+
+    def pause(self) -> None:
+        """Not possible from here."""
+        self._only_heard()
+
+    def resume(self) -> None:
+        """Not possible from here."""
+        self._only_heard()
+
+    def step(self) -> None:
+        """Not possible from here."""
+        self._only_heard()
+
+    def debug(self, line: str) -> None:
+        """Not possible from here; the viewer looks through the history instead."""
+        self._only_heard()
+
+    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
+        """Not possible from here."""
+        self._only_heard()
+
+    def cancel(self, request: str) -> None:
+        """Not possible from here."""
+        self._only_heard()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._pipe.send("stop")
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    @property
+    def status(self) -> str:
+        """`loading` until an engine was heard, then `attached`."""
+        return "attached" if self.runs else "loading"
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        """Where it listens."""
+        return f"listening on {self.where}", None
+
+
+def checked_address(text: str, flag: str) -> tuple[str, int]:
+    """HOST:PORT; an IPv6 address stands in brackets. Raises UserError."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    number = whole(port)
+    readable = bare.isprintable() and " " not in bare and (":" not in bare or bare != host)
+    if not bare or not readable or number is None or number > 65535:
+        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, the port at most 65535")
+    return bare, number

@@ -1,0 +1,198 @@
+"""A process that hears engines and sends what it heard down a pipe.
+
+Decoding two thousand spans a second in the screen's process would hold its interpreter while a key waits. So a listener
+receives and decodes, and the screen takes in records that are ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing.connection import Connection
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from specscope.errors import UserError
+from specscope.lifetime import end_with_parent
+from specscope.remote.receiver import Receiver
+from specscope.trace.faults import Faults
+from specscope.trace.history import weight
+from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.unspan import Decoder, run_info
+
+WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
+VALUES = 8_000_000  # and values in them
+ENGINES = 64  # runs that are kept
+HELD = 256 * 2**20  # bytes that their decoders may hold, roughly
+LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The ports are open. Sent once, first; or why they are not."""
+
+    grpc_port: int = 0
+    http_port: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What has come of one engine since the last time."""
+
+    run: str
+    info: RunInfo | None  # the first time
+    records: tuple[StepRecord, ...]
+    pieces: dict[int, bytes] = field(default_factory=dict)  # of the vocabulary, those that are new
+    special: frozenset[int] = frozenset()
+    lost: int = 0  # records and exports that are known to be missing, in all
+    weight: int = 0  # bytes of the records, roughly
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Spans that were left out, how many and why; of each kind of fault only when there are ten times as many."""
+
+    text: str
+
+
+class _Run:
+    """What a listener keeps of one engine."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.info: RunInfo | None = info
+        self.decoder = Decoder()
+        self._told = 0  # pieces of the vocabulary that were sent
+        self._lost = 0
+        self._summaries = False  # whether it was told that evidence is missing
+
+    def feed(self, name: str, spans: Sequence[ReadableSpan], dropped: int) -> Heard | None:
+        """Spans of this run; what there is to tell."""
+        records: list[StepRecord] = []
+        for span in spans:
+            records += self.decoder.feed(span.name, span.start_time or 0, span.end_time or 0, span.attributes or {})
+        lost = self.decoder.lost + dropped
+        if not records and self.info is None and lost == self._lost:
+            return None
+        pieces = self.decoder.vocabulary.pieces
+        new = dict(islice(pieces.items(), self._told, None))
+        special = frozenset(self.decoder.vocabulary.special)
+        heard = Heard(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
+        self.info, self._told, self._lost = None, len(pieces), lost
+        return heard
+
+    def news(self) -> list[str]:
+        """What to tell of spans that were left out."""
+        lines = self.decoder.faults.news()
+        if self.decoder.summaries and not self._summaries:
+            self._summaries = True
+            lines.append("decode steps came without their evidence: export at level `trees`")
+        return lines
+
+
+class _Listener:
+    """The process's side: a receiver fills a queue, one loop decodes and sends."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._exports: deque[tuple[list[ReadableSpan], int]] = deque()  # with their values
+        self._waiting = 0  # spans in them
+        self._values = 0  # values in them
+        self._dropped = 0  # exports
+        self._changed = threading.Condition()  # guards the four
+        self._runs: dict[str, _Run] = {}
+        self._odd = Faults()  # of spans that belong to no run
+
+    def take(self, spans: list[ReadableSpan]) -> None:
+        """On the receiver's threads: keep them, and let it answer."""
+        values = sum(map(_values, spans))
+        with self._changed:
+            self._exports.append((spans, values))
+            self._waiting += len(spans)
+            self._values += values
+            while self._waiting > WAITING or self._values > VALUES:
+                self._pop()
+                self._dropped += 1
+            self._changed.notify()
+
+    def _pop(self) -> list[ReadableSpan]:
+        spans, values = self._exports.popleft()
+        self._waiting -= len(spans)
+        self._values -= values
+        return spans
+
+    def _next(self) -> list[ReadableSpan]:
+        """The eldest export; an empty one where none came for a while."""
+        with self._changed:
+            return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
+
+    def run(self) -> None:
+        """Until the screen closes the pipe."""
+        while not self._pipe.poll():
+            by_run: dict[str, list[ReadableSpan]] = {}
+            for span in self._next():
+                by_run.setdefault(str(span.resource.attributes.get("specscope.run.id", "")), []).append(span)
+            for name, its in by_run.items():
+                try:
+                    self._tell(name, its)
+                except (EOFError, OSError):
+                    raise
+                except Exception as error:  # one odd export must not deafen it for the others
+                    self._wonder(f"{type(error).__name__}: {error}")
+
+    def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:
+        if name not in self._runs:
+            try:
+                info = run_info(spans[0].resource.attributes)
+            except UserError as error:
+                self._wonder(str(error))
+                return
+            if len(self._runs) >= ENGINES:
+                del self._runs[next(iter(self._runs))]
+            self._runs[name] = _Run(info)
+        run = self._runs[name]
+        heard = run.feed(name, spans, self._dropped)
+        if heard is not None:
+            self._pipe.send(heard)
+        for text in run.news():
+            self._pipe.send(Odd(text))
+        while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
+            del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
+
+    def _wonder(self, why: str) -> None:
+        """Spans that belong to no run."""
+        self._odd.add("spans", why)
+        for text in self._odd.news():
+            self._pipe.send(Odd(text))
+
+
+def _values(span: ReadableSpan) -> int:
+    """How much there is in a span, in values of about 8 bytes."""
+    size = 100
+    for value in (span.attributes or {}).values():
+        size += len(value) if isinstance(value, tuple) else len(value) // 8 if isinstance(value, str) else 1
+    return size
+
+
+def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
+    """The listener process's main function. Says Listening, then Heard and Odd, until the pipe's other end closes."""
+    logging.disable()  # standard error is the screen's
+    end_with_parent()
+    listener = _Listener(pipe)
+    receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)
+    try:
+        receiver.start()
+    except UserError as error:
+        pipe.send(Listening(error=str(error)))
+        return
+    try:
+        pipe.send(Listening(receiver.grpc_port or 0, receiver.http_port))
+        listener.run()
+    except (EOFError, OSError):
+        return  # the screen is gone
+    finally:
+        receiver.close()

@@ -1,0 +1,1 @@
+"""Drafters: who guesses, and how trees are built."""

@@ -1,0 +1,96 @@
+"""The drafter protocol: what the engine asks of anything that guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from specscope.model.features import Tap
+from specscope.speculate.adaptive import Size
+from specscope.speculate.verify.distribution import Dense
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import DraftNotes, Phase, Verdict
+from specscope.trace.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a drafter may know of a request. `tokens[-1]` is the root, whose KV nobody has computed yet."""
+
+    request: str
+    tokens: Sequence[int]  # prompt and output; grows between calls, earlier tokens never change
+    prompt_len: int
+    params: SamplingParams
+    size: Size | None = None  # how much to draft where sizes are adaptive; a drafter without sizes ignores it
+
+    @property
+    def position(self) -> int:
+        """The root's position in the request: its coins follow from it."""
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A drafted tree and, where tokens were sampled, the distributions that they were sampled from."""
+
+    tree: DraftTree
+    q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
+    notes: DraftNotes | None = None  # what a drafter that is a model thought of it
+    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are decreed accepted (True) or rejected
+
+
+NO_DRAFT = Draft(DraftTree.empty())
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of requests. A new drafter implements this in a file of its own."""
+
+    name: str
+    max_nodes: int  # the largest tree it may propose: KV room is reserved for it
+    max_depth: int
+    taps: tuple[Tap, ...]  # the target's features that it wants to observe; () for none
+    passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """A draft for each request; NO_DRAFT where it has nothing to say."""
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Learn what became of a draft. `context` is the one it was proposed for, before the tokens grew."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """The target's features at committed positions `start` on, [m, taps * width]. Called where there are taps."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Only the first `tokens` tokens are committed any more. Called between steps; never where there are taps."""
+
+    def release(self, request: str) -> None:
+        """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
+
+
+class NoDrafter:
+    """Never guesses: every step yields one token from the target."""
+
+    name = "none"
+    max_nodes = 0
+    max_depth = 0
+    taps: tuple[Tap, ...] = ()
+    passes: tuple[Phase, ...] = ()
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """Nothing for anybody."""
+        return [NO_DRAFT] * len(contexts)
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Nothing to learn."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """Nothing to see."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Nothing to shorten."""
+
+    def release(self, request: str) -> None:
+        """Nothing to forget."""

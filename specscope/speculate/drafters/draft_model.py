@@ -1,0 +1,76 @@
+"""A smaller causal LM as drafter, with a paged KV cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.model.batch import Segment
+from specscope.model.runner import ModelRunner
+from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Growing, ModelDrafter, State
+from specscope.speculate.drafters.tree_builder import Level
+from specscope.trace.plan import TreePlan
+from specscope.trace.records import Verdict
+from specscope.trace.tree import DraftTree
+
+
+class DraftModel(ModelDrafter):
+    """Drafts with any causal LM of the target's vocabulary.
+
+    Committed tokens lie in its cache at their positions. The root is fed by `propose`, so that the cache then holds
+    every committed token; the tree's nodes follow in the order in which they were fed.
+    """
+
+    name = "draft_model"
+
+    def __init__(self, runner: ModelRunner, plan: TreePlan) -> None:
+        super().__init__(plan, runner.cache, runner.loaded.max_context)
+        self.runner = runner
+
+    def known(self, context: Context, state: State) -> int:
+        """Every token, the root too."""
+        return len(context.tokens)
+
+    def feed_context(self, growing: Sequence[Growing]) -> Level:
+        """Long stretches of committed tokens a chunk at a time, then the rest of every request, the root last."""
+        for g in growing:
+            while g.base - g.state.computed > PREFILL_CHUNK:
+                self.runner.forward([self._pending(g, PREFILL_CHUNK, logits=False)])
+        segments = [self._pending(g, g.base - g.state.computed, logits=True) for g in growing]
+        return self._level(self.runner.forward(segments))
+
+    def _pending(self, g: Growing, count: int, *, logits: bool) -> Segment:
+        start = g.state.computed
+        g.state.computed += count
+        tokens = list(g.context.tokens[start : start + count])
+        return Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
+
+    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+        """One row a node."""
+        return self._level(self.runner.forward([g.growth.segment(g.state.table, g.base) for g in growing]))
+
+    def _level(self, logits: list[Tensor]) -> Level:
+        return Level(torch.cat(logits), self.runner.loaded.vocab_size)
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """It asks for no features."""
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Move the accepted path's KV to its final slots, as far as the drafter has run it.
+
+        The accepted leaf of a fully accepted path was never run; it is fed with the next root.
+        """
+        state = self.states[context.request]
+        base = len(context.tokens)
+        if state.computed != base:
+            return  # nothing was drafted
+        places = state.fed[verdict.path]
+        kept = int((places >= 0).cumprod().sum())
+        slots = state.table.slots(0, base + int(state.fed.max(initial=-1)) + 1)
+        source, target = slots[base + places[:kept]], slots[base : base + kept]
+        if (source != target).any():
+            self.cache.move([(source, target)])
+        state.computed = base + kept

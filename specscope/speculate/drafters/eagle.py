@@ -1,0 +1,115 @@
+"""EAGLE heads as drafters: the target's features and the committed tokens give the next ones.
+
+The head's cache holds pairs: slot t is the feature of position t with the token at t + 1. In a tree below the root a
+node's pair is the hidden state that the head made at its parent, a guess, with the node's token; after the verdict
+the target's true features take their place, so that nothing guessed is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.model.batch import Segment
+from specscope.model.head_runner import HeadRunner
+from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Growing, ModelDrafter, State
+from specscope.speculate.drafters.tree_builder import Level
+from specscope.trace.plan import TreePlan
+from specscope.trace.records import Verdict
+from specscope.trace.tree import DraftTree
+
+
+class Features:
+    """The target's features of one request that the head has not been fed yet, from position `start` on."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._parts: list[Tensor] = []
+
+    @property
+    def end(self) -> int:
+        """The first position whose feature is not known."""
+        return self.start + sum(map(len, self._parts))
+
+    def put(self, start: int, features: Tensor) -> None:
+        """Features from `start` on, [m, F]; they take the place of older ones of those positions."""
+        if start < self.end:
+            have = torch.cat(self._parts)[: max(start - self.start, 0)]
+            self.start, self._parts = min(self.start, start), [have]
+        assert start == self.end, "features are missing"
+        self._parts.append(features)
+
+    def take(self, count: int) -> Tensor:
+        """The first `count` of them, [count, F], which are then forgotten."""
+        together = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
+        self._parts = [together[count:]]
+        self.start += count
+        return together[:count]
+
+
+class Eagle(ModelDrafter):
+    """Drafts with an EAGLE or EAGLE-3 head."""
+
+    name = "eagle"
+
+    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int) -> None:
+        super().__init__(plan, runner.cache, max_context)
+        self.runner = runner
+        self.taps = runner.head.config.taps
+        self._features: dict[str, Features] = {}
+        self._hidden = torch.empty(0)  # [R, width] of the last pass
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """Keep features until the next `propose`."""
+        self._features.setdefault(request, Features()).put(start, features)
+
+    def known(self, context: Context, state: State) -> int:
+        """A pair for every token but the first: its feature is of the token before it.
+
+        The prompt's last token is not drafted from: how the prompt was cut into chunks would decide whether it can be.
+        """
+        if len(context.tokens) == context.prompt_len:
+            return -1
+        features = self._features.get(context.request)
+        pairs = len(context.tokens) - 1
+        return pairs if features is not None and features.end >= pairs > state.computed else -1
+
+    def feed_context(self, growing: Sequence[Growing]) -> Level:
+        """The pairs of all that was committed since the last draft; the last of each is the root's."""
+        for g in growing:
+            while g.base - g.state.computed > PREFILL_CHUNK:
+                self.runner.forward(*self._pending([g], PREFILL_CHUNK, logits=False))
+        return self._level(*self._pending(growing, PREFILL_CHUNK, logits=True))
+
+    def _pending(self, growing: Sequence[Growing], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+        """Segments of the next pairs, at most `most` of each request, and their features."""
+        segments, hidden = [], []
+        for g in growing:
+            start, end = g.state.computed, min(g.base, g.state.computed + most)
+            tokens = list(g.context.tokens[start + 1 : end + 1])
+            segment = Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
+            segments.append(segment)
+            hidden.append(self._features[g.context.request].take(end - start))
+            g.state.computed = end
+        return segments, self.runner.combine(torch.cat(hidden))
+
+    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+        """Each node's token with the hidden state made at its parent."""
+        rows = [g.rows.start + row for g in growing for row in g.growth.origin]
+        hidden = self._hidden[torch.tensor(rows, device=self._hidden.device)]
+        return self._level([g.growth.segment(g.state.table, g.base) for g in growing], hidden)
+
+    def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
+        logits, self._hidden = self.runner.forward(segments, hidden)
+        return Level(logits, self.runner.vocab_size, self.runner.d2t)
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Nothing to keep: the accepted tokens' features come from the target."""
+
+    def release(self, request: str) -> None:
+        """Free the request's blocks and features."""
+        super().release(request)
+        self._features.pop(request, None)

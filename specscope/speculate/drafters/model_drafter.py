@@ -1,0 +1,133 @@
+"""What drafters that are models have in common: a paged KV cache, and trees grown by passes over all requests."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from specscope.model.features import Tap
+from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.tree_builder import Growth, Level, start_growth
+from specscope.trace.plan import DynamicPlan, TreePlan
+from specscope.trace.records import Phase, Verdict
+from specscope.trace.tree import DraftTree, Ints
+
+PREFILL_CHUNK = 512
+
+
+@dataclass
+class State:
+    """What a drafter keeps of a request between steps."""
+
+    table: BlockTable = field(default_factory=BlockTable)
+    computed: int = 0  # slots of the drafter's cache that hold committed tokens
+    fed: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # of the last tree: each node's place, or -1
+
+
+@dataclass
+class Growing:
+    """A request's tree while it is drafted."""
+
+    context: Context
+    state: State
+    growth: Growth
+    base: int  # slots before the tree's
+    rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
+
+
+class ModelDrafter(ABC):
+    """Drafts by passes of a model over all requests' trees at once. Subclasses say how a pass is made."""
+
+    name: str
+    taps: tuple[Tap, ...] = ()
+
+    def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
+        self.plan = plan
+        self.cache = cache
+        self.max_context = max_context
+        self.max_nodes = plan.max_nodes
+        self.max_depth = plan.max_depth
+        self.passes: tuple[Phase, ...] = ()
+        self.states: dict[str, State] = {}
+
+    @abstractmethod
+    def known(self, context: Context, state: State) -> int:
+        """How many slots the committed tokens take in the drafter's cache; -1 where it cannot draft yet."""
+
+    @abstractmethod
+    def feed_context(self, growing: Sequence[Growing]) -> Level:
+        """Feed what is committed but not computed; a row of logits for each request's root."""
+
+    @abstractmethod
+    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+        """Feed every tree's frontier; a row of logits for each of its nodes."""
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """One tree a request. A request for which the drafter's cache has no room gets none."""
+        self.passes = ()
+        growing = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
+        alive, feed = list(growing.values()), self.feed_context
+        while alive:
+            level = self._pass(feed, alive)
+            for g in alive:
+                g.growth.grow(level, g.rows)
+            alive, feed = [g for g in alive if g.growth.frontier], self.feed_frontier
+        return [self._finish(growing[c.request]) if c.request in growing else NO_DRAFT for c in contexts]
+
+    def _begin(self, context: Context) -> Growing | None:
+        plan, size = self.plan, context.size
+        if size is not None and isinstance(plan, DynamicPlan):
+            if size.depth == 0:
+                return None
+            plan = DynamicPlan(size.nodes, size.depth, plan.top)
+        state = self.states.setdefault(context.request, State())
+        base = self.known(context, state)
+        length = base + plan.max_fed
+        if base < 0 or length > self.max_context:
+            return None
+        try:
+            self.cache.reserve(state.table, length, state.computed)
+        except OutOfBlocksError:
+            return None
+        return Growing(context, state, start_growth(context, plan), base)
+
+    def _pass(self, feed: Callable[[Sequence[Growing]], Level], growing: Sequence[Growing]) -> Level:
+        start = time.time_ns()
+        level = feed(growing)
+        at = 0
+        for g in growing:
+            g.rows = slice(at, at + len(g.growth.frontier))
+            at = g.rows.stop
+        self.passes += (Phase(f"pass {len(self.passes) + 1}", start, max(time.time_ns(), start)),)
+        return level
+
+    def _finish(self, g: Growing) -> Draft:
+        draft, g.state.fed = g.growth.finish()
+        return draft
+
+    @abstractmethod
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Learn what became of a draft."""
+
+    @abstractmethod
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """The target's features, where there are taps."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Keep what was computed of them but the root, which is always fed again."""
+        state = self.states.get(request)
+        if state is not None:
+            state.computed = min(state.computed, tokens - 1)
+            self.cache.truncate(state.table, state.computed)
+
+    def release(self, request: str) -> None:
+        """Free the request's blocks."""
+        state = self.states.pop(request, None)
+        if state is not None:
+            self.cache.truncate(state.table, 0)

@@ -1,0 +1,232 @@
+"""A tree while a model drafts it: from the logits of the nodes fed last to their children, level by level."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.sampling import distributions, shaped
+from specscope.speculate.verify.distribution import Dense
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
+from specscope.trace.records import DraftNotes
+from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints
+
+
+@dataclass
+class Level:
+    """The logits of a drafting pass, of every request's nodes; what all need is computed once."""
+
+    logits: Tensor  # [R, draft vocabulary]
+    vocab_size: int  # the target's
+    d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+    _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
+
+    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
+        if count not in self._top:
+            best = self.logits.float().log_softmax(-1).topk(min(count, self.logits.shape[-1]))
+            tokens = best.indices if self.d2t is None else self.d2t[best.indices]
+            both = torch.stack([tokens.double(), best.values.double()]).cpu()  # the pass's one read
+            self._top[count] = both[0].long().tolist(), both[1].tolist()
+        return self._top[count]
+
+    def full(self, rows: slice) -> Tensor:
+        """Rows as logits over the target's vocabulary, float32; least where the drafter does not know a token."""
+        logits = self.logits[rows].float()
+        if self.d2t is None:
+            return logits
+        return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, logits)
+
+
+class Growth(ABC):
+    """One request's tree while it grows. Nodes are numbered as they are found, parents first."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.token: list[int] = []
+        self.parent: list[int] = []
+        self.depth: list[int] = []
+        self.prob: list[float] = []  # log probability of each node's token at its parent, as the drafter has it
+        self.score: list[float] = []  # cumulative: of the whole path
+        self.frontier: list[int] = [ROOT]  # nodes whose logits are asked for next; empty when the tree is grown
+        self.origin: list[int] = []  # for each node of the frontier, the row of the last pass that its parent had
+        self.fed: list[int] = []  # nodes that were run, in order: their KV lies there
+
+    @abstractmethod
+    def grow(self, level: Level, rows: slice) -> None:
+        """Give the frontier children from its rows of `level`, and move it on."""
+
+    @abstractmethod
+    def finish(self) -> tuple[Draft, Ints]:
+        """The draft, and for each of its nodes its place among those fed, -1 where it never was. int32 [n]."""
+
+    def segment(self, table: BlockTable, base: int) -> Segment:
+        """The frontier as rows to feed after the first `base` slots; each sees those, its ancestors and itself."""
+        fed = self.fed + self.frontier
+        place = {node: i for i, node in enumerate(fed)}
+        mask = np.zeros((len(self.frontier), len(fed)), dtype=np.bool_)
+        for row, start in enumerate(self.frontier):
+            node = start
+            while node != ROOT:
+                mask[row, place[node]] = True
+                node = self.parent[node]
+        self.fed = fed
+        return Segment(
+            table=table,
+            tokens=[self.token[node] for node in self.frontier],
+            context=base,
+            positions=np.array([base - 1 + self.depth[node] for node in fed], dtype=np.int64),
+            mask=mask,
+            wanted=range(len(self.frontier)),
+        )
+
+    def _add(self, parent: int, token: int, log_prob: float) -> int:
+        self.token.append(token)
+        self.parent.append(parent)
+        self.prob.append(log_prob)
+        self.score.append(log_prob + (self.score[parent] if parent != ROOT else 0.0))
+        self.depth.append(1 + (self.depth[parent] if parent != ROOT else 0))
+        return len(self.token) - 1
+
+    def _move_on(self, frontier: list[int]) -> None:
+        """The next frontier; each of its nodes is a child of the present one."""
+        row = {node: i for i, node in enumerate(self.frontier)}
+        self.origin = [row[self.parent[node]] for node in frontier]
+        self.frontier = frontier
+
+    def _path(self, node: int) -> list[int]:
+        """Drafted tokens down to a node."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self.token[node])
+            node = self.parent[node]
+        return path[::-1]
+
+    def _top(self, level: Level, rows: slice, count: int) -> list[list[tuple[int, float]]]:
+        """For each node of the frontier its likeliest tokens with their log probabilities.
+
+        After the request's logit bias and penalties, where it has any: they move the target's choice too.
+        """
+        context, params = self.context, self.context.params
+        if params.penalised or params.logit_bias:
+            output = context.tokens[context.prompt_len :]
+            paths = [self._path(node) for node in self.frontier]
+            logits = shaped(level.full(rows), params, context.tokens[: context.prompt_len], output, paths)
+            level, rows = Level(logits, level.vocab_size), slice(None)
+        tokens, log_probs = level.top(count)
+        both = zip(tokens[rows], log_probs[rows], strict=True)
+        return [[(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf] for row in both]
+
+    def _notes(self, kept: Sequence[int], dropped: Sequence[int] = ()) -> DraftNotes:
+        place = {node: i for i, node in enumerate([*kept, *dropped])} | {ROOT: ROOT}
+        return DraftNotes(
+            prob=np.exp(np.asarray([self.prob[i] for i in kept], dtype=np.float32)),
+            score=np.asarray([self.score[i] for i in kept], dtype=np.float32),
+            dropped_token=np.asarray([self.token[i] for i in dropped], dtype=np.int32),
+            dropped_parent=np.asarray([place[self.parent[i]] for i in dropped], dtype=np.int32),
+            dropped_score=np.asarray([self.score[i] for i in dropped], dtype=np.float32),
+        )
+
+    def _places(self, kept: Sequence[int]) -> Ints:
+        place = {node: i for i, node in enumerate(self.fed)}
+        return np.asarray([place.get(node, -1) for node in kept], dtype=np.int32)
+
+
+class StaticGrowth(Growth):
+    """A tree of a given shape. `_behind[i]` is the shape's node behind node i."""
+
+    def __init__(self, context: Context, plan: StaticPlan) -> None:
+        super().__init__(context)
+        self.shape = plan.shape
+        self.sampled = not plan.top and not context.params.greedy
+        self._coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
+        self._behind: list[int] = []
+        self._q: dict[int, Dense] = {}
+
+    def grow(self, level: Level, rows: slice) -> None:
+        """Top tokens, or draws without replacement."""
+        first = len(self.token)
+        wanted = [self.shape.children(ROOT if node == ROOT else self._behind[node]) for node in self.frontier]
+        if self.sampled:
+            for node, children, q in zip(self.frontier, wanted, self._distributions(level, rows), strict=True):
+                self._draw(node, children, q)
+        else:
+            best = self._top(level, rows, max(map(len, wanted)))
+            for node, children, row in zip(self.frontier, wanted, best, strict=True):
+                for shape_node, (token, log_prob) in zip(children, row, strict=False):
+                    self._behind.append(shape_node)
+                    self._add(node, token, log_prob)
+        self._move_on([node for node in range(first, len(self.token)) if self.shape.children(self._behind[node])])
+
+    def _distributions(self, level: Level, rows: slice) -> list[Dense]:
+        """q at each node of the frontier: after all of the request's processing."""
+        context = self.context
+        prompt, output = context.tokens[: context.prompt_len], context.tokens[context.prompt_len :]
+        paths = [self._path(node) for node in self.frontier]
+        found = distributions(level.full(rows), context.params, prompt, output, paths)
+        return [d for d in found if isinstance(d, Dense)]
+
+    def _draw(self, node: int, children: Sequence[int], q: Dense) -> None:
+        self._q[node] = left = q
+        for shape_node in children:
+            token, _ = left.draw(float(self._coin[shape_node]))
+            self._behind.append(shape_node)
+            self._add(node, token, float(np.log(q.prob(token))))
+            left, mass = left.without(token)
+            if mass <= 0:
+                break  # q has no further token to give
+
+    def finish(self) -> tuple[Draft, Ints]:
+        """All nodes, as they were drawn."""
+        nodes = range(len(self.token))
+        if self.sampled:
+            q = [self._q[above].prob(token) for above, token in zip(self.parent, self.token, strict=True)]
+            tree = DraftTree.build(self.token, self.parent, q, Drawn.WITHOUT_REPLACEMENT)
+        else:
+            tree = DraftTree.build(self.token, self.parent)
+        return Draft(tree, self._q, self._notes(nodes)), self._places(nodes)
+
+
+class DynamicGrowth(Growth):
+    """EAGLE-2: expand the likeliest nodes at each depth, then keep the best of all that were seen."""
+
+    def __init__(self, context: Context, plan: DynamicPlan) -> None:
+        super().__init__(context)
+        self.plan = plan
+        self._level = 0
+
+    def grow(self, level: Level, rows: slice) -> None:
+        """Every node of the frontier is expanded; the best of the new ones are the next frontier."""
+        first = len(self.token)
+        for node, row in zip(self.frontier, self._top(level, rows, self.plan.top), strict=True):
+            for token, log_prob in row:
+                self._add(node, token, log_prob)
+        self._level += 1
+        deeper = self._level < self.plan.depth
+        self._move_on(self._best(range(first, len(self.token)), self.plan.top) if deeper else [])
+
+    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
+        """The nodes of highest score, in their order. Of equal ones the earlier: a parent comes before its child."""
+        return sorted(sorted(nodes, key=lambda node: (-self.score[node], node))[:count])
+
+    def finish(self) -> tuple[Draft, Ints]:
+        """The best nodes. A node's score is at most its parent's, so that what is kept is a tree."""
+        kept = self._best(range(len(self.token)), self.plan.nodes)
+        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
+        dropped = sorted(set(range(len(self.token))) - set(kept))
+        return Draft(tree, {}, self._notes(kept, dropped)), self._places(kept)
+
+
+def start_growth(context: Context, plan: TreePlan) -> Growth:
+    """An empty tree for a request, to be grown as the plan says."""
+    return StaticGrowth(context, plan) if isinstance(plan, StaticPlan) else DynamicGrowth(context, plan)

@@ -1,0 +1,1 @@
+"""Verification: a pure function from trees, distributions and coins to verdicts."""

@@ -1,0 +1,113 @@
+"""Ties an engine's bus to where its records go: a capture file, an OTLP endpoint, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specscope.errors import UserError
+from specscope.trace.bus import Bus, Subscription
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RunInfo
+from specscope.trace.spans import Level
+from specscope.trace.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where records go besides the screen. Filled from flags."""
+
+    capture: str | None
+    otlp_endpoint: str | None
+    otlp_protocol: str | None
+    level: Level
+    metrics_port: int | None
+    text: bool
+
+
+class Outputs:
+    """The sinks that the flags asked for. Opened before the run begins, so that a bad path or port fails first.
+
+    The capture is lossless: the engine waits when it is behind. The network may drop, and the drops are counted.
+    """
+
+    def __init__(
+        self,
+        options: OutputOptions,
+        bus: Bus,
+        run: RunInfo,
+        vocabulary: Vocabulary,
+        params: SamplingParams,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed, text=options.text)
+        self._bus = bus
+        self._closers: list[Callable[[], None]] = []
+        self._network: Subscription | None = None
+        self._span_failures: Callable[[], int] = lambda: 0
+        try:
+            self._open_network(options, run, vocabulary)
+            self._open_metrics(options, run, log)
+            if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
+                writer = CaptureWriter(options.capture, run, vocabulary)
+                bus.subscribe(writer, lossless=True)
+                self._closers.append(writer.close)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
+        from specscope.trace.export import SpanSink, endpoint_from_environment, make_exporter
+
+        wanted = options.otlp_endpoint is not None or endpoint_from_environment()
+        if not wanted or options.level is Level.OFF:
+            return
+        try:
+            exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)
+        except ValueError as error:  # of the OTEL_* variables
+            raise UserError(f"the OTLP exporter cannot be made: {error}") from error
+        sink = SpanSink(exporter, run, vocabulary, options.level)
+        self._network = self._bus.subscribe(sink)
+        self._span_failures = lambda: sink.failed
+        self._closers.append(sink.close)
+
+    def _open_metrics(self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None) -> None:
+        if options.metrics_port is None and options.otlp_endpoint is None and log is None:
+            return
+        from specscope.trace.export import pick_protocol
+        from specscope.trace.metrics import Metrics
+
+        endpoint = options.otlp_endpoint or ""
+        protocol = pick_protocol(endpoint or None, options.otlp_protocol)
+        metrics = Metrics(run.target, endpoint=endpoint, protocol=protocol, log=log, dropped=lambda: self._bus.dropped)
+        self._bus.subscribe(metrics)
+        self._closers.append(metrics.close)
+        if options.metrics_port is not None:
+            metrics.serve_prometheus(options.metrics_port)
+
+    def close(self) -> list[str]:
+        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture."""
+        failed: Exception | None = None
+        try:
+            self._bus.close()
+        except Exception as error:
+            failed = error
+        for close in self._closers:
+            try:
+                close()
+            except Exception as error:
+                failed = failed or error
+        self._closers = []
+        if failed is not None:
+            raise failed
+        return self._losses()
+
+    def _losses(self) -> list[str]:
+        lines: list[str] = []
+        if self._network is not None and self._network.dropped:
+            lines.append(f"{self._network.dropped} steps were not sent: the OTLP endpoint was too slow")
+        if failures := self._span_failures():
+            lines.append(f"{failures} spans were not sent: the OTLP endpoint did not take them")
+        return lines

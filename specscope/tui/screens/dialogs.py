@@ -1,0 +1,180 @@
+"""What the main screen asks the user: a step, a prompt, a line for the debugger."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from textual.app import App
+
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.debug.viewer import Control, Viewer
+from specscope.trace.checked import whole
+from specscope.trace.history import RequestHistory
+from specscope.tui.ask import Ask
+from specscope.tui.widgets.console import Console, Talk
+
+
+class Questions(App[None]):
+    """The part of ScopeApp that opens other screens and takes their answers."""
+
+    session: Viewer
+    chosen: str | None
+    playing: bool
+    talk: Talk
+    reference: str  # the file that is shown, "" for a live engine
+
+    def look(self) -> None:
+        """Show the session as it stands."""
+
+    def _say(self, text: str) -> None:
+        """Show a notice."""
+
+    def _goto(self, position: int) -> None:
+        """Look at a step."""
+
+    def _pick(self, name: str) -> None:
+        """Choose a request."""
+
+    def _hear(self, text: str) -> None:
+        """The debugger said something."""
+
+    def action_ask_step(self) -> None:
+        """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
+        steps = self.session.history.steps
+        if not steps:
+            self._say("there are no steps yet")
+            return
+
+        def answered(text: str | None) -> None:
+            number = (text or "").strip().replace(",", "")
+            if not number or self._goto_request(number):
+                return
+            if whole(number) is None:
+                self._say(f"{number!r} is neither a step nor a request: write 17, r3 or r3@17")
+                return
+            at = bisect_left(steps, int(number), key=lambda record: record.step)
+            if at >= len(steps) or steps[at].step != int(number):
+                self._say(f"there is no step {number}; this is the nearest")
+            self._goto(at)
+
+        last = steps[-1].step
+        self.push_screen(Ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last)), answered)
+
+    def _goto_request(self, text: str) -> bool:
+        """Choose the request of that name, and go to the step behind its @; False where it names none."""
+        name, _, index = text.partition("@")
+        request = self.session.history.requests.get(name)
+        if request is None:
+            return False
+        at = None if whole(index) is None else request.position_of(int(index))
+        self._pick(name)
+        if at is not None:
+            self._goto(at)
+        elif index:
+            self._say(f"{name} has no step {index}")
+        return True
+
+    def action_ask_search(self) -> None:
+        """Find a text in the chosen request's output, after the step that is looked at."""
+        request = self.session.history.requests.get(self.chosen or "")
+        if request is None:
+            self._say("no request is chosen")
+            return
+
+        def answered(text: str | None) -> None:
+            if not text:
+                return
+            at = self._find(request, text)
+            if at is None:
+                self._say(f"{request.id} has no {text!r} after this step")
+            else:
+                self._goto(at)
+
+        self.push_screen(Ask(f"Search the output of {request.id}", "a text"), answered)
+
+    def _find(self, request: RequestHistory, text: str) -> int | None:
+        """The position of the first later step with which the text is complete."""
+        vocabulary, out = self.session.history.vocabulary, ""
+        for step, at in zip(request.steps, request.engine_steps, strict=True):
+            before = len(out)
+            out += vocabulary.text(step.output())
+            if at > self.session.position and text in out[max(before - len(text) + 1, 0) :]:
+                return at
+        return None
+
+    def action_copy_reference(self) -> None:
+        """Put what `specscope replay` opens at this step into the clipboard."""
+        found = self.session.history.part(self.chosen or "", self.session.position)
+        if found is None:
+            self._say("no step of a request is shown")
+            return
+        reference = f"{self.reference}#{self.chosen}@{found[1].index}"
+        self.copy_to_clipboard(reference)
+        self._say(f"copied {reference}")
+
+    def action_next_engine(self) -> None:
+        """Another of the engines that are listened to."""
+        following = getattr(self.session.control, "next_engine", None)
+        if following is None:
+            self._say("there is one engine: specscope tui --listen shows several")
+            return
+        following()
+        self.look()
+
+    def action_console(self) -> None:
+        """The debugger's prompt."""
+        self.push_screen(Console(self.talk, self.action_debug_line, Commands(Session()).complete))
+
+    def action_debug_line(self, line: str) -> None:
+        """Give the debugger a line; a live engine answers when it can."""
+        self.playing = False
+        self.session.debug(line)
+        while self.session.said:
+            self._hear(self.session.said.popleft())
+        self.look()
+
+    def action_ask_breakpoint(self) -> None:
+        """Set a breakpoint."""
+
+        def answered(text: str | None) -> None:
+            if text and text.strip():
+                words = text.strip()
+                known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
+                self.action_debug_line(words if known else f"break {words}")
+
+        self.push_screen(Ask("Stop at (or: watch EXPR, tbreak EVENT)", "reject if depth == 1 and p < 0.1"), answered)
+
+    def _engine(self, what: str) -> Control | None:
+        """The engine, or a word on why there is none."""
+        if self.session.live:
+            return self.session.control
+        self._say(f"{what}: the engine has ended" if self.session.control is not None else f"{what}: this is a replay")
+        return None
+
+    def action_ask_prompt(self) -> None:
+        """Give the live engine a prompt."""
+        if self._engine("no new prompts") is None:
+            return
+
+        def answered(text: str | None) -> None:
+            control = self._engine("no new prompts") if text else None
+            if control is not None and text:
+                control.submit(text)
+                self._say("submitted")
+
+        self.push_screen(Ask("New prompt", "what the model is to go on from"), answered)
+
+    def action_cancel(self) -> None:
+        """End the chosen request."""
+        control = self._engine("nothing to cancel")
+        request = self.session.history.requests.get(self.chosen or "")
+        if control is None:
+            return
+        if request is None:
+            self._say("no request is chosen")
+        elif request.end is not None:
+            self._say(f"{request.id} has already ended ({request.state})")
+        else:
+            control.cancel(request.id)
+            self._say(f"cancelling {request.id}")

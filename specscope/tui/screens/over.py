@@ -1,0 +1,43 @@
+"""Over: a screen of panels laid over the main one, fed with the same looks. Esc closes it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from specscope.tui.keys import KEYS
+from specscope.tui.look import Look
+from specscope.tui.widgets.panel import Panel
+
+MOVING = (
+    *("pause", "forward", "back", "jump_forward", "jump_back", "first", "last", "go_to_step"),
+    *("next_rejection", "previous_rejection", "next_request", "previous_request", "search", "copy", "debugger", "help"),
+)
+
+
+def moving() -> list[BindingType]:
+    """The main screen's keys that move about; they work over it too, and show what they moved to."""
+    keys = [key for key in KEYS if key.name in MOVING]
+    return [Binding(key.keys, f"app.{key.action}", key.command, show=False, id=key.name) for key in keys]
+
+
+class Over(ModalScreen[None]):
+    """Subclasses compose the panels; the app shows each look to all of them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", show=False), *moving()]
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self.last = look
+
+    def on_mount(self) -> None:
+        """What is shown now, once the panels have their sizes."""
+        self.call_after_refresh(self.show, self.last)
+
+    def show(self, look: Look) -> None:
+        """A new look."""
+        self.last = look
+        for panel in self.query(Panel):
+            panel.show(look)

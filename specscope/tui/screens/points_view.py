@@ -1,0 +1,122 @@
+"""The breakpoints: what a run stops at, how often it did, and keys to add, switch and take away."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from specscope.debug.events import EventKind
+from specscope.tui.look import Look
+from specscope.tui.screens.over import Over
+from specscope.tui.text import Ink, Line, clean, cut, fit, right
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+EXAMPLES = (
+    ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter was sure, and wrong, at its first token"),
+    ("step if tau < 1.5", "a request's mean acceptance length is low"),
+    ('emit if "def" in text', "a text came out"),
+    ("preempt", "a request lost its KV blocks"),
+)
+NUMBER, HITS = 4, 8
+
+
+class PointsPanel(Panel):
+    """A line a breakpoint, its commands below it; the band is on the picked one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "screen.pick(-1)", "Above", show=False),
+        Binding("down", "screen.pick(1)", "Below", show=False),
+    ]
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.picked = 0
+        self._rows: list[int] = []  # the breakpoint of each line below the head
+
+    def key(self, look: Look) -> Hashable:
+        """The breakpoints, and which is picked."""
+        return look.session.points, self.picked
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The table, or how to set the first one."""
+        points = look.session.points
+        keys = "a add · space on, off · x delete · Esc"
+        title = fit(
+            [(0, [("Breakpoints", "strong")]), (2, [(str(len(points)), "dim")]), (1, [(keys, "faint")])], width - 2
+        )
+        if not points:
+            return Sheet(_none(width), title)
+        self.picked = min(self.picked, len(points) - 1)
+        lines: list[Line] = [[(right("n", NUMBER) + right("hits", HITS) + "  stops at", "faint")]]
+        self._rows, cursor = [], 0
+        for at, point in enumerate(points):
+            if at == self.picked:
+                cursor = len(lines)
+            ink: Ink = "text" if point.enabled else "faint"
+            notes = [*([] if point.enabled else ["off"]), *([f"ignores {point.ignore}"] if point.ignore else [])]
+            text = cut(clean(point.text), width - NUMBER - HITS - 2 - sum(len(note) + 3 for note in notes))
+            line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
+            line += [(right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + text, ink)]
+            lines.append([*line, *((f" · {note}", "warn") for note in notes)])
+            self._rows.append(at)
+            for command in point.commands:
+                lines.append([(" " * (NUMBER + HITS + 4), "text"), (cut(clean(command), width - 16), "dim")])
+                self._rows.append(at)
+        return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
+
+    def on_click(self, event: events.Click) -> None:
+        """Pick the breakpoint under the pointer."""
+        at = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if isinstance(self.screen, PointsScreen) and 0 <= at < len(self._rows):
+            self.screen.action_pick(self._rows[at] - self.picked)
+
+
+def _none(width: int) -> list[Line]:
+    lines: list[Line] = [[("There are none. Press a and type where the run is to stop:", "text")], []]
+    for example, what in EXAMPLES:
+        lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
+    kinds = ", ".join(kind.value for kind in EventKind)
+    lines += [[], [(cut(f"Events: {kinds}", width), "dim")]]
+    return [*lines, [(cut("The names that conditions know: :info names", width), "dim")]]
+
+
+class PointsScreen(Over):
+    """The breakpoints of the debugger that `:` speaks to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("b", "dismiss", "Close", show=False),
+        Binding("a", "app.ask_breakpoint", "Add a breakpoint", show=False),
+        Binding("space", "switch", "Switch it on or off", show=False),
+        Binding("x,delete", "delete", "Take it away", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """One panel."""
+        yield PointsPanel("points")
+
+    def action_pick(self, way: int) -> None:
+        """Another breakpoint."""
+        panel = self.query_one(PointsPanel)
+        panel.picked = min(max(panel.picked + way, 0), max(len(self.last.session.points) - 1, 0))
+        self.show(self.last)
+
+    def action_switch(self) -> None:
+        """On or off."""
+        points = self.last.session.points
+        if points:
+            point = points[min(self.query_one(PointsPanel).picked, len(points) - 1)]
+            self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
+
+    def action_delete(self) -> None:
+        """Take it away."""
+        points = self.last.session.points
+        if points:
+            self._tell(f"delete {points[min(self.query_one(PointsPanel).picked, len(points) - 1)].number}")
+
+    def _tell(self, line: str) -> None:
+        self.run_worker(self.app.run_action(f"debug_line({line!r})"))

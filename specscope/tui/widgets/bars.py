@@ -1,0 +1,135 @@
+"""The rows above and below the panels: state of the run, what went wrong, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from specscope.tui.keys import KEYS
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, bar, clean, cut, fit, line_width, percent
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+STATES: dict[str, tuple[str, Ink]] = {
+    "running": ("● running", "accepted-strong"),
+    "paused": ("‖ paused", "recovered"),
+    "idle": ("○ idle", "accent"),
+    "loading": ("◌ loading", "accent"),
+    "attached": ("● attached", "accepted-strong"),
+    "ended": ("■ ended", "dim"),
+    "reading": ("◌ reading", "accent"),
+    "replay": ("◂▸ replay", "bonus"),
+    "playing": ("▸ playing", "accepted-strong"),
+}
+
+
+class StatusBar(Panel, can_focus=False):
+    """Tokens a second, batch, KV use, dropped records, and why speculation is off where it is."""
+
+    def key(self, look: Look) -> Hashable:
+        """The position, the state, and what is counted outside of steps."""
+        return look.position, look.steps == 0, look.status, look.error != "", look.history.dropped, look.title
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """One line; the least useful goes first where it is narrow."""
+        text, ink = STATES.get(look.status, (look.status, "dim"))
+        if look.error:
+            text, ink = "■ failed", "rejected"
+        parts: list[tuple[int, Line]] = [(0, [(text, ink)])]
+        record = look.record
+        if record is not None:
+            speed = look.ledger.speed(look.position)
+            parts.append((2, [("step ", "dim"), (f"{record.step:,}", "strong")]))
+            parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))
+            batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running), "strong")]
+            if record.waiting:
+                batch.append((f" + {record.waiting} waiting", "warn"))
+            parts.append((4, batch))
+            parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
+            if not record.speculation:
+                parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))
+        dropped = look.history.dropped
+        parts.append((1 if dropped else 6, [(f"dropped {dropped:,}", "rejected" if dropped else "dim")]))
+        line = fit([(rank, part) for rank, part in parts], width - 2, "   ")
+        return Sheet([[(" ", "text"), *line, *_right(look.title, width - 2 - line_width(line))]])
+
+
+def _kv(used: int, total: int, width: int) -> Line:
+    share = used / total if total else 0.0
+    ink: Ink = "rejected" if share > 0.95 else "warn" if share > 0.8 else "strong"
+    line: list[tuple[str, Ink]] = [("KV ", "dim")]
+    if width >= 100:
+        line += [(bar(share, 8), "bar"), ("·" * (8 - len(bar(share, 8))), "rail"), (" ", "dim")]
+    line.append((percent(share), ink))
+    if width >= 100:
+        line.append((f" {used:,}/{total:,} blocks", "dim"))
+    return line
+
+
+def _right(title: str, room: int) -> Line:
+    """The title at the right end, where there is room for a good part of it."""
+    text = cut(clean(title), room - 3)
+    if room < 15 or not text:
+        return []
+    return [(" " * (room - line_width([(text, "dim")])), "text"), (text, "dim")]
+
+
+class Banner(Panel, can_focus=False):
+    """One clear line when the engine ended badly."""
+
+    def key(self, look: Look) -> Hashable:
+        """The error."""
+        return look.error, look.steps == 0
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The error, and that what was recorded is still there."""
+        tail = "what was recorded is below" if look.steps else ""
+        text = clean(f"the engine ended: {look.error}")
+        line = fit([(0, [(text, "rejected")]), (1, [(tail, "dim")])], width - 2)
+        return Sheet([[(" ", "text"), *line]])
+
+
+# How soon it goes where it is narrow, the usual key, a word, the action.
+HINTS: tuple[tuple[int, str, str, str], ...] = (
+    (0, "space", "pause", "app.pause"),
+    (1, ", .", "step", "app.forward"),
+    (3, "n", "rejection", "app.rejection(1)"),
+    (3, ":", "debug", "app.console"),
+    (6, "g", "go to", "app.ask_step"),
+    (7, "s", "scope", "app.scope"),
+    (9, "z", "zoom", "app.zoom"),
+    (5, "i", "prompt", "app.ask_prompt"),
+    (8, "x", "cancel", "app.cancel"),
+    (10, "t", "theme", "app.next_theme"),
+    (11, "^p", "commands", "app.command_palette"),
+    (2, "?", "help", "app.help"),
+    (4, "q", "quit", "app.quit"),
+)
+
+
+NAMES = {f"app.{key.action}": key.name for key in KEYS}  # in the settings
+
+
+class Hints(Panel, can_focus=False):
+    """The keys, as many as fit; each can be clicked."""
+
+    def key(self, look: Look) -> Hashable:
+        """What space does, and whether there is an engine to give prompts to."""
+        return look.session.live, look.session.paused, look.playing
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Keys and words, and where each begins and ends for the mouse."""
+        live = look.session.live
+        space = ("resume" if look.session.paused else "pause") if live else ("stop" if look.playing else "play")
+        hints = [
+            (rank, look.keymap.get(NAMES.get(action, ""), key), space if key == "space" else word, action)
+            for rank, key, word, action in HINTS
+            if live or key not in ("i", "x")
+        ]
+        line = fit([(rank, [(key, "key"), (f" {word}", "dim")]) for rank, key, word, _ in hints], width - 2)
+        spots, at, by_key = [], 1, {key: action for _, key, _, action in hints}
+        for (key, ink), (word, _) in zip(line, [*line[1:], ("", "dim")], strict=True):
+            if ink == "key":
+                spots.append((at, at + len(key + word), by_key[key]))
+            at += len(key)
+        return Sheet([[(" ", "text"), *line]], actions={0: spots})

@@ -1,0 +1,56 @@
+"""Acceptance length over time, as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+from specscope.tui.look import Look
+from specscope.tui.text import LEVELS, Line, clean, plural, right
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+AXIS = 4
+
+
+class LengthsPanel(Panel):
+    """Mean acceptance length of each bucket of steps, from the start of the run to the position."""
+
+    def key(self, look: Look) -> Hashable:
+        """The plot grows with the position."""
+        return look.position, look.scope, look.pooled
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Columns over an axis that says what a column is."""
+        title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
+        known = [value for value in buckets if value is not None]
+        if not known:
+            return Sheet([[("nothing drafted yet", "faint")]], title)
+        rows = max(1, height - 1)
+        top = max(2, math.ceil(max(known)))
+        marks = scale(rows, top)
+        lines: list[Line] = [
+            [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
+            for row, text in enumerate(columns(buckets, rows, top))
+        ]
+        unit = "a step" if size == 1 else plural(size, "step")
+        own = "" if look.pooled else " of its own"
+        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" a column is {unit}{own}", "faint")])
+        return Sheet(lines, title)
+
+
+def columns(buckets: Sequence[float | None], rows: int, top: float) -> list[str]:
+    """Rows of block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
+    eighths = [0 if v is None else max(1, round((v - 1) / (top - 1) * rows * 8)) for v in buckets]
+    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] for e in eighths) for row in range(rows)]
+
+
+def scale(rows: int, top: int) -> dict[int, str]:
+    """Which rows carry which whole number: the row just below the height that stands for it."""
+    marks: dict[int, str] = {}
+    for value in range(top, 1, -max(1, math.ceil((top - 1) * 1.5 / rows))):
+        row = rows - math.floor((value - 1) / (top - 1) * rows + 0.5)
+        if row < rows:
+            marks[row] = str(value)
+    return marks

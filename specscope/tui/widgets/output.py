@@ -1,0 +1,105 @@
+"""The text of the chosen request, each token in the colour of where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from specscope.trace.records import FinishReason, Origin
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, clean, fit, plural
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.wrap import Wrapper
+
+PROMPT_CHARS = 4000  # of a long prompt the end is shown
+INKS: dict[Origin, Ink] = {
+    Origin.ACCEPTED: "accepted",
+    Origin.RECOVERED: "recovered",
+    Origin.BONUS: "bonus",
+    Origin.TARGET: "target",
+}
+
+
+class OutputPanel(Panel):
+    """Prompt, then output up to the position, the newest in view."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._wrapper = Wrapper(1)
+        self._source: Hashable = None  # the request and width that the wrapper holds
+        self._fed = 0  # steps of it that were fed
+
+    def key(self, look: Look) -> Hashable:
+        """The request and how many of its steps; its admission and its end."""
+        request = look.request
+        place = look.ledger.place(look.chosen, look.position) if look.chosen is not None else 0
+        return look.chosen, place, request is not None and request.info is not None, self._end(look)
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The wrapped text; a legend in the title."""
+        if look.request is None or look.chosen is None:
+            return Sheet([[("no text yet", "faint")]], [("Output", "strong")])
+        place = look.ledger.place(look.chosen, look.position)
+        source = (look.chosen, width, look.request.info is not None, id(look.request))
+        if source != self._source or place < self._fed:
+            self._wrapper, self._source, self._fed = Wrapper(width), source, 0
+            self._prompt(look)
+        for step in look.request.steps[self._fed : place]:
+            if step.verdict is not None:
+                pairs = list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
+                for token, origin in pairs:
+                    feed(self._wrapper, look.vocabulary, token, INKS[origin])
+        self._fed = place
+        lines = self._wrapper.lines()
+        if end := self._end(look):
+            lines.append([(f"— {end}", "dim")])
+        return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
+
+    def _prompt(self, look: Look) -> None:
+        info = look.request.info if look.request is not None else None
+        if info is None:
+            return
+        prompt = info.prompt or look.vocabulary.text(info.prompt_tokens[-PROMPT_CHARS:].tolist())
+        self._wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], "prompt")
+        if prompt and not prompt[-1].isspace():
+            self._wrapper.note("▏", "faint")
+
+    def _end(self, look: Look) -> str:
+        """Why the request ended, where it had by the position."""
+        if look.request is None or look.request.end is None or look.chosen is None:
+            return ""
+        ended = look.ledger.requests[look.chosen].ended
+        if ended is None or ended > look.position:
+            return ""
+        end = look.request.end
+        if end.reason is FinishReason.STOP and end.stop:
+            return f"stopped at {clean(end.stop)!r}"
+        return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {end.reason.value}"
+
+
+def feed(wrapper: Wrapper, vocabulary: Vocabulary, token: int, ink: Ink) -> None:
+    """Add a token: its bytes, or its id where they are unknown; special tokens stand apart."""
+    piece = vocabulary.piece(token)
+    if piece is None:
+        wrapper.note(f"#{token} ", ink)
+    elif token in vocabulary.special:
+        wrapper.note(clean(piece.decode("utf-8", "replace")), "dim")
+    else:
+        wrapper.feed(piece, ink)
+
+
+def _title(look: Look, place: int, width: int) -> Line:
+    """The request, its tokens, and the legend where there is room."""
+    tokens = look.ledger.requests[look.chosen].counts.emitted[place] if look.chosen in look.ledger.requests else 0
+    legend: list[tuple[str, Ink]] = []
+    for origin, ink in INKS.items():
+        legend += [("■ ", ink), (f"{origin.value}  ", "dim")]
+    legend[-1] = (legend[-1][0].rstrip(), "dim")
+    name = clean(look.chosen or "")
+    parts: list[tuple[int, Line]] = [
+        (0, [("Output", "strong"), (f"  {name}", "dim")]),
+        (2, [(plural(tokens, "token"), "dim")]),
+        (1, legend),
+    ]
+    return fit(parts, width - 2)

@@ -1,0 +1,126 @@
+"""Acceptance in figures: tau, the rates by depth as bars, and where steps' final tokens came from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from specscope.trace.records import FinalKind
+from specscope.trace.stats import Acceptance
+from specscope.tui.look import Look
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, plural, right
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+
+class RatesPanel(Panel):
+    """Figures up to the position, over all requests or the chosen one. On a single row it draws a summary."""
+
+    def key(self, look: Look) -> Hashable:
+        """Counts change with the position and the scope."""
+        return look.position, look.scope, look.pooled
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """As much as the height allows; bars come first."""
+        counts = look.ledger.acceptance(look.position, look.scope)
+        if height == 1:
+            return Sheet([_summary(look, counts, width)])
+        title: Line = [("Acceptance", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        if not counts.drafts:
+            return Sheet([[("nothing drafted yet", "faint")]], title)
+        bars = _bars(counts, width)
+        spare = height - len(bars) - 1
+        lines: list[Line] = [_headline(counts, width)]
+        if spare >= 2:
+            lines.append(_means(look, counts, width))
+            spare -= 1
+        if spare >= 3:
+            lines += [*_kinds(counts, width)]
+            spare -= 2
+        if spare >= 4:
+            lines.append([])
+            spare -= 1
+        if spare >= 1:
+            lines.append(_bar_head(width))
+        return Sheet([*lines, *bars], title)
+
+
+def _headline(counts: Acceptance, width: int) -> Line:
+    return fit(
+        [
+            (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
+            (1, [(percent(counts.rate), "strong"), (" accepted", "dim")]),
+            (2, [(f"of {plural(counts.drafted, 'node')}", "dim")]),
+        ],
+        width,
+    )
+
+
+def _means(look: Look, counts: Acceptance, width: int) -> Line:
+    """What the pooled figures hide: the mean over requests, and for trees the share of the depth."""
+    parts: list[tuple[int, Line]] = []
+    if look.pooled:
+        mean, over = look.ledger.mean_tau(look.position)
+        parts.append((0, [("per request τ ", "dim"), (figure(mean), "text"), (f" ({over})", "dim")]))
+    else:
+        parts.append((0, [(plural(counts.drafts, "draft"), "dim")]))
+    if counts.depth != counts.drafted:
+        parts.append((1, [("of depth ", "dim"), (percent(counts.depth_rate), "text")]))
+    return fit(parts, width)
+
+
+def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
+    """Final tokens by kind, as one stacked bar and in words."""
+    total = sum(counts.kinds.values())
+    kinds: list[Ink] = ["recovered", "bonus", "target"]
+    strip: list[tuple[str, Ink]] = []
+    words: list[tuple[int, Line]] = []
+    left_over = width
+    shown = [kind for kind in kinds if counts.kinds[FinalKind(kind)]]
+    for kind in shown:
+        share = counts.kinds[FinalKind(kind)] / total
+        cells = left_over if kind == shown[-1] else min(left_over, max(1, round(share * width)))
+        left_over -= cells
+        strip.append(("▄" * cells, kind))
+        words.append((len(words), [(kind, kind), (f" {percent(share)}", "dim")]))
+    if sum(line_width(part) + 2 for _, part in words) - 2 <= width:
+        return fit(words, width), strip
+    short: list[tuple[int, Line]] = [(i, [("■", part[0][1]), (part[1][0], "dim")]) for i, part in words]
+    return fit(short, width), strip
+
+
+def _bar_head(width: int) -> Line:
+    return [(" d" + right("rate  cond", width - 2), "faint")]
+
+
+def _bars(counts: Acceptance, width: int) -> list[Line]:
+    """A line a depth: the bar and the corrected rate, then the rate given that its parent was accepted."""
+    lines: list[Line] = []
+    room = max(4, width - 17)
+    for depth, (rate, given) in enumerate(zip(counts.per_position_corrected, counts.conditional, strict=True), 1):
+        full = bar(rate, room)
+        lines.append(
+            [
+                (f"{depth:>2} ", "dim"),
+                (full, "bar"),
+                ("·" * (room - len(full)), "rail"),
+                (f"  {rate:.3f}", "strong"),
+                (f"  {figure(given, 3)}", "dim"),
+            ]
+        )
+    return lines
+
+
+def _summary(look: Look, counts: Acceptance, width: int) -> Line:
+    """All of it on one line, for screens with no room for more."""
+    rates = counts.per_position_corrected
+    blocks = "".join(LEVELS[max(1, round(rate * 8))] for rate in rates)
+    return fit(
+        [
+            (3, [(clean(look.scope_name), "dim")]),
+            (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
+            (1, [(percent(counts.rate), "strong"), (" accepted", "dim")]),
+            (2, [("by depth ", "dim"), (blocks, "bar")]),
+            (4, [(" ".join(f"{rate:.2f}" for rate in rates), "dim")]),
+        ],
+        width,
+    )

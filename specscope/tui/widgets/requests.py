@@ -1,0 +1,148 @@
+"""The table of requests. Rows are drawn by need: sixty-four requests cost what the visible ones cost."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, clean, cut, figure, left, right
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+STATE_INKS: dict[str, Ink] = {
+    "running": "accepted",
+    "prefill": "accent",
+    "later": "faint",
+    "preempted": "warn",
+    "cancelled": "warn",
+    "error": "rejected",
+}
+PROMPT_CHARS = 400
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request in figures."""
+
+    name: str
+    state: str
+    tokens: int
+    steps: int
+    tau: str
+    kind: str
+    prompt: str
+
+
+def row(look: Look, name: str) -> Row:
+    """A request as it stood at the position looked at."""
+    request, counts = look.history.requests[name], look.ledger.requests.get(name)
+    place = look.ledger.place(name, look.position)
+    info = request.info
+    prompt, kind = "", ""
+    if info is not None:
+        tokens = info.prompt_tokens[: PROMPT_CHARS // 4].tolist()
+        prompt = (info.title or info.prompt)[:PROMPT_CHARS] or look.vocabulary.text(tokens)
+        kind = info.labels.get("kind", "")
+    return Row(
+        name,
+        look.ledger.state(name, look.position),
+        counts.counts.emitted[place] if counts else 0,
+        place,
+        figure(counts.counts.tau(0, place) if counts else None),
+        clean(str(kind)),
+        clean(" ".join(prompt.split())),
+    )
+
+
+class RequestsPanel(Panel):
+    """Id, state, tokens, steps, tau, kind and prompt of each request; the chosen one is on the band."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "app.choose(-1)", "Request above", show=False),
+        Binding("down", "app.choose(1)", "Request below", show=False),
+    ]
+
+    @dataclass
+    class Picked(Message):
+        """A request was clicked."""
+
+        name: str
+
+    def key(self, look: Look) -> Hashable:
+        """The position decides the figures; ends and cancellations arrive with steps."""
+        return look.position, look.steps, look.chosen, len(look.history.requests)
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """A head where there is room for one, then a row a request."""
+        rows = [row(look, name) for name in look.history.requests]
+        title: Line = [("Requests", "strong"), (f"  {len(rows)}", "dim")]
+        if not rows:
+            return Sheet([[("no requests yet", "faint")]], title)
+        head = 1 if height > 3 else 0
+        columns = _columns(rows, width)
+        lines: list[Line] = [_head(columns)] if head else []
+        lines += [_line(item, columns, item.name == look.chosen) for item in rows]
+        chosen = [item.name for item in rows].index(look.chosen) + head if look.chosen in look.history.requests else -1
+        return Sheet(lines, title, cursor=chosen, keep=chosen, head=head)
+
+    def on_click(self, event: events.Click) -> None:
+        """Choose the request under the pointer."""
+        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if self.look is not None and 0 <= at < len(self.look.history.requests):
+            self.post_message(self.Picked(list(self.look.history.requests)[at]))
+
+
+def _columns(rows: list[Row], width: int) -> dict[str, int]:
+    """Width of each column that fits, the prompt taking what is left."""
+    wanted = {
+        "name": max(7, min(16, max(len(item.name) for item in rows))),
+        "state": 9,
+        "tokens": 6,
+        "steps": 5,
+        "tau": 5,
+        "kind": min(12, max((len(item.kind) for item in rows), default=0)),
+    }
+    if width < 70:
+        wanted["name"] = min(wanted["name"], 10)
+    for spare in ("kind", "steps"):
+        if 2 + sum(w + 2 for w in wanted.values() if w) + 20 > width:
+            wanted[spare] = 0
+    used = 2 + sum(w + 2 for w in wanted.values() if w)
+    return {**wanted, "prompt": max(0, width - used)}
+
+
+NUMBERS = ("tokens", "steps", "tau")
+HEADS = {"name": "request", "tau": "τ"}
+
+
+def _head(columns: dict[str, int]) -> Line:
+    cells = [
+        (right if name in NUMBERS else left)(HEADS.get(name, name), wide) for name, wide in columns.items() if wide
+    ]
+    return [("  " + "  ".join(cells), "faint")]
+
+
+def _line(item: Row, columns: dict[str, int], chosen: bool) -> Line:
+    later = item.state == "later"
+    ink: Ink = "faint" if later else "dim"
+    line: list[tuple[str, Ink]] = [("▸ " if chosen else "  ", "accent")]
+    for name, wide in columns.items():
+        if not wide:
+            continue
+        text = str(getattr(item, name))
+        if name in NUMBERS:
+            line.append((right("" if later else text, wide), ink if later else "text"))
+        elif name == "name":
+            line.append((left(clean(text), wide), "strong" if chosen else ink if later else "text"))
+        elif name == "state":
+            line.append((left(text, wide), STATE_INKS.get(text, "dim")))
+        else:
+            line.append((cut(text, wide) if name == "prompt" else left(text, wide), ink))
+        line.append(("  ", ink))
+    return line[:-1]

@@ -1,0 +1,104 @@
+"""The time slider: where in the run the screen looks. Live, its right end follows the newest step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, line_width
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+
+class Slider(Panel):
+    """Click or drag to a place in the run; left and right step while it has the focus."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "app.backward", "Step back", show=False),
+        Binding("right", "app.forward", "Step forward", show=False),
+    ]
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._track = (1, 1)  # first cell and cells of the track
+        self._dragging = False
+
+    @dataclass
+    class Moved(Message):
+        """Someone wants to see this position."""
+
+        position: int
+
+    def key(self, look: Look) -> Hashable:
+        """Position, length, whether it follows, and the focus."""
+        return look.position, look.steps, look.session.follow, look.session.live, self.has_focus
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Track, knob, and in words where it is."""
+        words = _words(look)
+        room = max(1, width - 3 - line_width(words))
+        self._track = (1, room)
+        at = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
+        at = min(max(at, 0), room - 1)
+        knob: Ink = "accent" if self.has_focus or not look.session.follow else "text"
+        if look.steps == 0:
+            return Sheet([[(" ", "text"), ("─" * room, "rail"), ("  ", "text"), *words]])
+        line: Line = [
+            (" ", "text"),
+            ("━" * at, "bar"),
+            ("●", knob),
+            ("─" * (room - 1 - at), "rail"),
+            ("  ", "text"),
+            *words,
+        ]
+        return Sheet([line])
+
+    def on_focus(self) -> None:
+        """The knob shows the focus."""
+        if self.look is not None:
+            self.show(self.look)
+
+    on_blur = on_focus
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Start to drag."""
+        self._dragging = True
+        self.capture_mouse()
+        self._to(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Drag."""
+        if self._dragging:
+            self._to(event.x)
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        """Let go."""
+        self._dragging = False
+        self.release_mouse()
+
+    def _to(self, x: int) -> None:
+        begin, room = self._track
+        if self.look is not None and self.look.steps:
+            share = min(max((x - begin) / max(1, room - 1), 0), 1)
+            self.post_message(self.Moved(round(share * (self.look.steps - 1))))
+
+
+def _words(look: Look) -> list[tuple[str, Ink]]:
+    if not look.steps:
+        return [("no steps", "faint")]
+    last = f"{look.history.steps[-1].step:,}"
+    record = look.record
+    line: list[tuple[str, Ink]] = [
+        (f"{record.step if record is not None else 0:,}".rjust(len(last)), "strong"),
+        (f" / {last}", "dim"),
+        (f"  {look.ledger.elapsed(look.position):.1f} s", "dim"),
+    ]
+    if look.session.live:
+        line.append(("  following", "accepted") if look.session.follow else ("  looking back", "warn"))
+    return line

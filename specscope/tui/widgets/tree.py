@@ -1,0 +1,117 @@
+"""The draft tree of the chosen request and step, with the evidence of every node."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from rich.cells import cell_len
+
+from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, plural, show_token
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.tree_lines import how_drawn, result, tree_lines
+
+
+class TreePanel(Panel):
+    """One line a node: verdict, token, p, q, coin and what the coin had to beat."""
+
+    def key(self, look: Look) -> Hashable:
+        """The step shown, whether it is the position's own, and while loading how far that is."""
+        control = look.session.control
+        progress = control.progress if control is not None and look.status == "loading" else None
+        return look.chosen, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The tree, or why there is none."""
+        if look.status == "loading" and not look.steps:
+            return self._loading(look, width)
+        if look.part is None:
+            return Sheet([[(_absence(look), "dim")]], [("Draft tree", "strong")])
+        step, record = look.part[1], look.history.steps[look.at]
+        title = _title(look, step, record, width - 2)
+        if step.verdict is None:
+            text = f"prefill of {plural(step.prefill_tokens, 'token')}; the end of the prompt was not reached"
+            return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
+        head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
+        blank = line_width(head) - len(head[0][0].lstrip())
+        room = width if height >= len(lines) + 2 else max(blank - 2, 12)
+        root = _root(look, step, room)
+        if room == width:
+            return Sheet([root, head, *lines], title, keep=final + 2, head=2)
+        joined = [*root, (head[0][0][line_width(root) :], head[0][1])]
+        return Sheet([joined, *lines], title, keep=final + 1, head=1)
+
+    def _loading(self, look: Look, width: int) -> Sheet:
+        control = look.session.control
+        stage, share = control.progress if control is not None else ("", None)
+        lines: list[Line] = [[], [("  " + cut(clean(stage or "starting the engine"), width - 2), "strong")]]
+        if share is not None:
+            room = max(8, min(48, width - 12))
+            done = round(min(max(share, 0), 1) * room)
+            lines.append(
+                [("  ", "text"), ("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
+            )
+        return Sheet(lines, [("Loading", "strong")])
+
+
+def _absence(look: Look) -> str:
+    if look.chosen is None:
+        return "no steps yet" if look.session.live else "no steps were recorded"
+    return f"{clean(look.chosen)} has made no step up to here"
+
+
+def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Line:
+    """Request, step and result; what fits of how the tree came about."""
+    parts: list[tuple[int, Line]] = [(0, [(clean(step.request), "strong")])]
+    if look.at == look.position:
+        parts.append((1, [(f"step {record.step}", "text")]))
+    else:
+        parts.append((1, [(f"its last step, {record.step}", "warn")]))
+    if step.verdict is not None:
+        kind: Ink = step.verdict.kind.value
+        token = cut(show_token(look.vocabulary, step.verdict.token), 16)
+        made, long, short = result(step, step.verdict), f" → {kind} {token}", f" → {token}"
+        used = sum(line_width(part) + 3 for _, part in parts) + cell_len(made)
+        final = next((text for text in (long, short) if used + cell_len(text) <= width), "")
+        parts.append((2, [(made, "text"), (final, kind)]))
+    else:
+        parts.append((2, [("prefill", "accent")]))
+    if len(step.tree) > step.tree.max_depth:
+        parts.append((4, [(plural(len(step.tree), "node"), "dim")]))
+    if len(step.tree):
+        parts.append((6, [(how_drawn(step.tree), "dim")]))
+    if step.drafter and step.drafter != "none":
+        parts.append((5, [(clean(step.drafter), "dim")]))
+    return fit(parts, width, " · ")
+
+
+def _root(look: Look, step: RequestStep, width: int) -> Line:
+    """The last committed token, from which the tree grows, and the state it was in."""
+    parts: list[tuple[int, Line]] = [(0, [("● ", "accent"), (cut(_root_token(look, step), 20), "strong")])]
+    parts.append((1, [(f"context {step.context_len:,}", "dim")]))
+    if step.verdict is not None and step.emitted < step.verdict.accepted + 1:
+        parts.append((2, [(f"{step.emitted} of {step.verdict.accepted + 1} emitted", "warn")]))
+    if step.notes is not None and len(step.notes.dropped_token):
+        parts.append((3, [(f"{len(step.notes.dropped_token)} dropped", "dim")]))
+    if step.sizing:
+        parts.append((3, [(clean(step.sizing), "dim")]))
+    parts.append((5, [(f"its step {step.index}", "dim")]))
+    if step.prefill_tokens and step.verdict is not None:
+        parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))
+    return fit(parts, width, " · ")
+
+
+def _root_token(look: Look, step: RequestStep) -> str:
+    """The token before the step's first: the one the step before ended with, or the prompt's last."""
+    if look.request is None or look.part is None:
+        return "root"
+    if look.part[0] > 0:
+        before: Verdict | None = look.request.steps[look.part[0] - 1].verdict
+        if before is not None:
+            return show_token(look.vocabulary, before.token)
+    info = look.request.info
+    if info is None or not len(info.prompt_tokens) or step.verdict is None:
+        return "root"
+    return show_token(look.vocabulary, int(info.prompt_tokens[-1]))

@@ -1,0 +1,89 @@
+"""`specscope debug` as it is run: by a script, over a recording, interrupted, and with lines that cannot be obeyed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
+
+
+def debug(*words, text=None):
+    return subprocess.run(
+        [sys.executable, "-m", "specscope", "debug", *map(str, words)],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_script_over_a_recording(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("# find the first rejection\nbreak reject\ncontinue\n\nprint p_tried @ 0\nquit\nnever reached\n")
+    ran = debug("--over", PLANTED, "--commands", script)
+    assert ran.returncode == 0
+    assert "breakpoint 1 (break reject) at step 3" in ran.stdout
+    assert ran.stdout.splitlines()[-2] == "0"
+    assert "never" not in ran.stdout
+
+
+def test_a_bad_line_of_a_script_ends_it_with_its_number(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("next\nbreak reject if pp > 1\n")
+    ran = debug("--over", PLANTED, "--commands", script)
+    assert ran.returncode == 2
+    assert "line 2: there is no pp here" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_lines_from_a_pipe_go_on_after_a_bad_one():
+    ran = debug("--over", PLANTED, text="frobnicate\nnext\nwhere\n")
+    assert ran.returncode == 0
+    assert "there is no command 'frobnicate'" in ran.stderr
+    assert "step 0" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "what is to be debugged?"),
+        (["--over", "nothing.jsonl"], "nothing.jsonl"),
+        (["--over", PLANTED, "a prompt"], "it takes no prompts"),
+        (["--over", PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(words, why):
+    ran = debug(*words, text="")
+    assert ran.returncode == 2
+    assert why in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):
+    command = ["debug", "abcabcabc", "--target", str(tiny), "--raw", "--drafter", "none", "--max-tokens", "480"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specscope", *command, "--ignore-eos", "--kv-memory", "0.05"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    process.stdin.write("next\ncontinue\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    assert "step 0" in line
+    time.sleep(0.15)
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("info requests\nreverse-next\nnext\n")
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "interrupted" in out or "nothing is left" in out
+    assert "r0" in out
+    assert "Traceback" not in error

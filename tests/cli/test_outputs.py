@@ -1,0 +1,194 @@
+"""Outputs are opened when nothing can fail any more: a start that fails leaves every file as it was."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.trace.outputs import OutputOptions, Outputs
+from specscope.trace.reading import read_capture
+from specscope.trace.spans import Level
+from tests.bad_inputs import PLANTED
+from tests.test_bad_input import run_here
+
+
+@pytest.fixture
+def old(tmp_path):
+    """An older capture, and prompts."""
+    (tmp_path / "p.txt").write_text("abcabcabc\n")
+    return shutil.copy(PLANTED, tmp_path / "old.jsonl")
+
+
+@pytest.fixture
+def capture(tmp_path, tiny):
+    """Runs `specscope capture` in this process with a tiny model."""
+    model = [
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--kv-memory",
+        "0.01",
+        "--threads",
+        "1",
+        "--raw",
+        "--max-tokens",
+        "5",
+    ]
+    return lambda out, *more, prompts="p.txt": run_here(
+        [str(word) for word in ("capture", tmp_path / prompts, "-o", out, *model, "--quiet", *more)]
+    )
+
+
+def test_an_older_capture_is_replaced_by_a_run_that_starts(old, capture):
+    assert capture(old) == (0, "", "")
+    assert len(read_capture(old).history.requests) == 1
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+FAILS = {
+    "no model": (["--target", "./nothing"], "no model at ./nothing"),
+    "a port in use": (["--metrics-port", "TAKEN"], "cannot serve metrics on"),
+    "a protocol of the environment": (["--otlp-endpoint", "http://127.0.0.1:1"], "unknown OTLP protocol"),
+    "more memory than there is": (["--kv-memory", "900000"], "--kv-memory 900000 GiB is more than the machine has"),
+    "a context that the model has not": (["--max-context", "99999"], "max_context must be between"),
+    "a prompt too long": (["--max-context", "5"], "prompt 1: the prompt has 9"),
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_failed_start_leaves_files_as_they_were(name, old, capture, tmp_path, taken_port, monkeypatch):
+    words, why = FAILS[name]
+    if "protocol" in name:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
+    words = [str(taken_port) if word == "TAKEN" else word for word in words]
+    before = old.read_bytes()
+    for out in (old, tmp_path / "new.jsonl"):
+        code, _, err = capture(out, *words)
+        assert code == 2
+        assert why in err
+        assert err.count("\n") == 1
+    assert old.read_bytes() == before
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_a_logit_bias_outside_the_vocabulary_is_refused_with_its_prompt(capture, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "ab"}\n{"prompt": "ab", "logit_bias": {"5": 1, "300": 2}}\n')
+    code, _, err = capture(tmp_path / "new.jsonl", prompts="p.jsonl")
+    assert code == 2
+    assert "prompt 2: logit_bias: token id 300 is outside the vocabulary (0 to 2" in err
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_a_disk_that_is_full_from_the_start(capture, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\n")
+    code, _, err = capture("/dev/full")
+    assert code == 2
+    assert "cannot go on writing /dev/full: No space left on device" in err
+    shell = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
+    out = tmp_path / "new.jsonl"
+    code = "from specscope.trace.capture import CaptureWriter; from tests.trace.strategies import RUN; "
+    code += f"from specscope.trace.vocabulary import Vocabulary; CaptureWriter({str(out)!r}, RUN, Vocabulary())"
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "UserError: cannot go on writing" in done.stderr
+    assert not out.exists()  # no empty file is left
+
+
+def test_standard_input_that_is_the_output_is_not_overwritten(tmp_path):
+    file = tmp_path / "same.txt"
+    file.write_text("a prompt\n")
+    command = [sys.executable, "-m", "specscope", "capture", "-", "-o", str(file), "--target", "./nothing"]
+    with file.open() as given:
+        done = subprocess.run(command, stdin=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "would overwrite the input -" in done.stderr
+    assert file.read_text() == "a prompt\n"
+
+
+def test_prompts_come_through_a_pipe_and_captures_go_into_one(capture, tmp_path):
+    for name in ("in", "out"):
+        os.mkfifo(tmp_path / name)
+    threading.Thread(target=(tmp_path / "in").write_text, args=("abcabcabc\n",), daemon=True).start()
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "out").read_bytes()), daemon=True)
+    reader.start()
+    assert capture(tmp_path / "out", prompts="in") == (0, "", "")
+    reader.join(10)
+    assert read[0].startswith(b'{"resourceSpans":')
+
+
+def test_a_pipe_that_nobody_reads_is_refused(capture, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\n")
+    os.mkfifo(tmp_path / "out")
+    code, _, err = capture(tmp_path / "out")
+    assert code == 2
+    assert "cannot write" in err
+
+
+@pytest.mark.parametrize("size", [10_000_000, 200_000])
+def test_a_prompt_that_cannot_fit_never_reaches_the_tokenizer(tiny, size):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
+
+    class NeverAsked:
+        chat_template = "x"
+
+        def __getattr__(self, name):
+            raise AssertionError("the tokenizer was asked")
+
+    engine.tokenizer = NeverAsked()
+    for prompt in (
+        "x" * size,
+        [{"role": "user", "content": "x" * size}],
+        [{"role": "user", "content": ""}] * size,
+        [1] * size,
+    ):
+        with pytest.raises(UserError, match=r"limit of|the limit is"):
+            engine.add(prompt)
+    assert not engine.busy
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-300, 9e-6, 1e-5, 1e-4])
+def test_the_smallest_temperatures_give_the_greedy_tokens(tiny, temperature):
+    engine = Engine(
+        target=str(tiny), dtype="float32", kv_memory=0.02, drafter="draft_model", draft_model="self:2", tree="3"
+    )
+    greedy, cold = engine.generate(
+        ["abcabcab"] * 2, [SamplingParams(temperature=t, max_tokens=12, ignore_eos=True) for t in (0.0, temperature)]
+    )
+    assert cold.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_a_bad_endpoint_of_the_environment_is_named(name, capture, old, tmp_path, monkeypatch):
+    monkeypatch.setenv(name, "ftp://x")
+    code, _, err = capture(tmp_path / "new.jsonl")
+    assert code == 2
+    assert f"{name} 'ftp://x': write http://HOST:PORT" in err
+
+
+def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, Level.TREES, port, True)
+    with pytest.raises(UserError, match="cannot write"):
+        Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
+    with socket.socket() as again:  # the metrics' port is free again
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))

@@ -1,0 +1,193 @@
+"""The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
+
+import time
+
+import pytest
+
+from specscope.debug.viewer import Viewer
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
+from specscope.live.client import Worker
+from specscope.trace.params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
+
+
+def wait(condition, session=None, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        if session:
+            session.poll()
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def worker(tiny):
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, ngram_min=1, threads=1)
+    made = Worker(config, [PromptSpec("abc abc", PARAMS, raw=True)], PARAMS, raw=True, paused=True)
+    yield made
+    made.close()
+    assert made.status == "ended"
+
+
+@pytest.fixture(scope="module")
+def session(worker):
+    return Viewer(control=worker)
+
+
+def test_it_loads_paused_and_steps_one_at_a_time(worker, session):
+    assert worker.progress[0]
+    wait(lambda: session.paused, session)
+    assert session.history.steps == []
+    for count in (1, 2, 3):
+        session.forward()
+        wait(lambda count=count: len(session.history.steps) == count, session)
+    time.sleep(0.3)
+    session.poll()
+    assert len(session.history.steps) == 3
+    assert session.position == 2
+    session.back()
+    session.back()
+    session.forward()
+    assert (session.position, session.follow) == (1, False)
+    assert session.history.run.target
+
+
+def test_it_runs_to_the_end_and_waits_for_more(worker, session):
+    session.toggle_pause()
+    wait(lambda: worker.status == "idle", session)
+    wait(lambda: session.history.requests["r0"].end is not None, session)
+    assert len(session.history.requests["r0"].output()) == 20
+    worker.submit("more")
+    wait(lambda: "r1" in session.history.requests and session.history.requests["r1"].end, session)
+
+
+def test_refusals_come_back_as_notices(worker, session):
+    worker.submit("a" * 600)
+    wait(lambda: worker.notices)
+    assert "the limit is 511" in worker.notices.popleft()
+    assert worker.status == "idle"
+
+
+def test_cancelling(worker, session):
+    worker.pause()
+    worker.submit("xyz", SamplingParams(max_tokens=400, ignore_eos=True))
+    worker.step()
+    wait(lambda: "r2" in session.history.requests, session)
+    worker.cancel("r2")
+    worker.resume()
+    wait(lambda: session.history.requests["r2"].end, session)
+    assert session.history.requests["r2"].state == "cancelled"
+
+
+def test_unwatched_it_sends_nothing(worker, session):
+    before = len(session.history.steps)
+    worker.watch(False)
+    worker.submit("quiet")
+    worker.submit("a" * 600)  # refused, which tells that the one before was taken
+    wait(lambda: worker.notices)
+    wait(lambda: worker.status == "idle")
+    worker.notices.clear()
+    worker.watch(True)
+    worker.submit("loud")
+    wait(lambda: "r4" in session.history.requests, session)
+    assert "r3" not in session.history.requests
+    assert len(session.history.steps) > before
+
+
+def test_a_model_that_cannot_load_is_an_error_in_a_line():
+    broken = Worker(EngineConfig(target="./nothing"), [], PARAMS)
+    wait(lambda: broken.status == "ended")
+    assert "no model at ./nothing" in broken.error
+    broken.close()
+
+
+def test_a_killed_worker_is_noticed(tiny):
+    config = EngineConfig(target=str(tiny), drafter="none", kv_memory=0.01, threads=1)
+    doomed = Worker(config, [], PARAMS)
+    wait(lambda: doomed.status == "idle")
+    doomed._process.kill()
+    wait(lambda: doomed.status == "ended")
+    assert "ended with code" in doomed.error
+    doomed.submit("nobody hears")
+    doomed.close()
+
+
+def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
+    worker.submit("running on", SamplingParams(max_tokens=400, ignore_eos=True))
+    wait(lambda: worker.status == "running", session)
+    session.debug("break preempt")
+    wait(lambda: session.points, session)
+    wait(lambda: worker.status == "idle", session)  # it was never paused: nobody resumed it
+    session.debug("delete")
+    wait(lambda: not session.points, session)
+
+
+def test_a_bad_line_does_not_end_the_run(worker, session):
+    def ask(line, why):
+        session.said.clear()
+        if line:
+            session.debug(line)
+        wait(lambda: any(why in text for text in session.said), session)
+
+    ask("nonsense", "no command")
+    ask("break emit", "breakpoint")
+    wait(lambda: session.points, session)
+    number = session.points[0].number
+    ask(f"commands {number}", "write commands N LINE")  # lines that follow would be taken from other keys
+    session.debug(f"commands {number} print nosuch")
+    ask("fork seed=inf", "nothing has run yet" if not session.history.steps else "seed=inf")
+    worker.submit("goes on", SamplingParams(max_tokens=5, ignore_eos=True))
+    worker.resume()
+    ask("", "print nosuch: ")
+    session.debug("delete")
+    wait(lambda: not session.points, session)
+    worker.resume()
+    wait(lambda: worker.status == "idle", session)
+
+
+def test_the_debugger_over_a_pipe(tiny):
+    """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
+    prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True), raw=True)]
+    worker = Worker(config, prompts, PARAMS, raw=True, paused=True)
+    published = []
+    worker.bus.subscribe(published.append, lossless=True)
+    session = Viewer(control=worker)
+
+    def ask(line):
+        session.debug(line)
+        wait(lambda: session.said, session)
+        return session.said.popleft()
+
+    try:
+        assert ask("break draft") == "breakpoint 1: break draft"
+        wait(lambda: [point.text for point in session.points] == ["break draft"], session)
+        assert "write ==" in ask("break reject if depth = 1")
+        session.debug("continue")
+        wait(lambda: session.said, session)
+        assert "breakpoint 1 (break draft) at step" in session.said.popleft()
+        wait(lambda: session.paused, session)
+        wait(lambda: session.points[0].hits == 1, session)
+        ask("delete")
+        wait(lambda: session.points == (), session)
+        ask("next 4")
+        wait(lambda: len(session.history.steps) >= 5, session)
+        before = [[step.tokens() for step in record.requests] for record in session.history.steps]
+        where = ask("where")
+        ask("reverse-next 3")
+        wait(lambda: len(session.history.steps) == len(before) - 3, session)
+        ask("next 3")
+        wait(lambda: len(session.history.steps) == len(before), session)
+        assert [[step.tokens() for step in record.requests] for record in session.history.steps] == before
+        assert ask("where") == where
+        assert "the same tokens" in ask("fork tokens=6")
+        wait(lambda: worker.forked is not None, session)
+        assert worker.forked.outputs[0] == worker.forked.outputs[1] != []
+        ask("finish")
+        wait(lambda: session.history.requests["r0"].end is not None, session)
+        worker.bus.flush()
+        assert [record.step for record in published] == list(range(len(session.history.steps)))
+    finally:
+        worker.close()

@@ -1,0 +1,110 @@
+"""Attaching: real exporters of real engines send spans to the screen's receiver."""
+
+import time
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.cli.attach import run_attached
+from specscope.debug.viewer import Viewer
+from specscope.errors import UserError
+from specscope.lifetime import Lifetime
+from specscope.remote.attached import Attached
+from specscope.trace.outputs import OutputOptions, Outputs
+from specscope.trace.spans import Level
+from specscope.tui.app import ScopeApp
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
+
+
+@pytest.fixture
+def attached():
+    made = Attached("127.0.0.1", 0, 0)
+    made.viewer = Viewer(control=made)
+    yield made
+    made.close()
+
+
+def send(tiny, port, protocol, name):
+    """Run a small engine that exports there; its history by hand."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
+    path = "" if protocol == "grpc" else "/v1/traces"
+    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, Level.TREES, None, True)
+    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    engine.generate([name, "xyxyxyxy"], PARAMS)
+    outputs.close()
+    engine.bus.flush()
+    return records
+
+
+def settle(viewer, steps):
+    end = time.monotonic() + 30
+    while len(viewer.history.steps) < steps and time.monotonic() < end:
+        viewer.poll()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
+    assert attached.status == "loading"
+    assert "listening on 127.0.0.1:" in attached.progress[0]
+    receiver = attached.listening
+    port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
+    records = send(tiny, port, protocol, "abcabcabc")
+    settle(attached.viewer, len(records))
+    assert attached.status == "attached"
+    assert attached.viewer.history.steps == records
+    assert attached.viewer.history.run.target
+    attached.viewer.debug("break emit")
+    attached.viewer.goto(0)
+    attached.viewer.debug("continue")
+    assert "breakpoint 1 (break emit)" in attached.viewer.said.pop()
+
+
+async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, attached):
+    port = attached.listening.grpc_port
+    first = send(tiny, port, "grpc", "abcabcabc")
+    settle(attached.viewer, len(first))
+    second = send(tiny, port, "grpc", "qrsqrsqrs")
+    end = time.monotonic() + 30
+    while len(attached.runs) < 2 and time.monotonic() < end:
+        attached.viewer.poll()
+        time.sleep(0.02)
+    attached.viewer.poll()
+    assert any("another engine" in notice for notice in attached.notices)
+    async with ScopeApp(attached.viewer).run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("e")
+        for _ in range(50):
+            await pilot.pause(0.05)
+            if len(attached.viewer.history.steps) == len(second):
+                break
+        assert attached.viewer.history.steps == second
+        assert pilot.app.ledger.history is attached.viewer.history
+        await pilot.press("space")  # it cannot be paused, and says so
+        await pilot.press("e")
+        assert attached.viewer.history.steps == first
+
+
+def test_memory_is_bounded(tiny, attached, monkeypatch):
+    monkeypatch.setattr("specscope.remote.attached.MOST", 8)
+    records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
+    assert len(records) > 9
+    end = time.monotonic() + 30
+    while not attached.notices and time.monotonic() < end:
+        attached.viewer.poll()
+        time.sleep(0.02)
+    history = attached.viewer.history
+    assert len(history.steps) <= 8
+    assert history.steps == records[-len(history.steps) :]
+    assert "were let go" in attached.notices[0]
+    assert all(request.info is not None for request in history.requests.values())
+    assert 0 <= attached.viewer.position < len(history.steps)
+
+
+@pytest.mark.parametrize("address", ["4317", "host", ":4317", "a:b", "127.0.0.1:99999"])
+def test_a_bad_address_is_one_line(address):
+    with pytest.raises(UserError, match="write HOST:PORT"):
+        run_attached(address, None, Lifetime())

@@ -1,0 +1,172 @@
+"""Damaged and hostile exports sent to a real listener: named once, left out, within bounds; the rest is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext
+
+from specscope.debug.viewer import Viewer
+from specscope.remote.attached import Attached
+from specscope.remote.otlp import JSON, PROTOBUF, parse
+from specscope.trace.export import readable
+from specscope.trace.spans import Encoder, resource_attributes
+from specscope.trace.vocabulary import Vocabulary
+from tests.trace.damage import SAMPLES, damaged, small
+from tests.trace.samples import records
+from tests.trace.strategies import RUN
+
+GROWTH = 600  # MB of either process, at most
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+@pytest.fixture
+def attached():
+    made = Attached("127.0.0.1", 0, 0)
+    made.viewer = Viewer(control=made)
+    yield made
+    made.close()
+
+
+def post(attached: Attached, body: bytes, kind: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", attached.listening.http_port, timeout=10)
+    try:
+        connection.request("POST", "/v1/traces", body, {"Content-Type": kind})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+def call(attached: Attached, body: bytes) -> grpc.StatusCode:
+    with grpc.insecure_channel(f"127.0.0.1:{attached.listening.grpc_port}") as channel:
+        try:
+            channel.unary_unary(EXPORT)(body, timeout=10)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def spans(run=RUN, change=lambda span: span.attributes) -> list[ReadableSpan]:
+    """The sample run as an engine would send it, its attributes changed."""
+    resource = Resource(resource_attributes(run))
+    encoded = [span for record in records() for span in Encoder(run, Vocabulary()).encode(record)]
+    return [readable(span._replace(attributes=change(span)), resource) for span in encoded]
+
+
+def settle(attached: Attached, done) -> None:
+    """Take in what comes until `done` says so."""
+    end = time.monotonic() + 20
+    while not done() and time.monotonic() < end:
+        attached.viewer.poll()
+        time.sleep(0.02)
+    assert done()
+
+
+def peak(process: object) -> float:
+    """The most that a process has had resident, in MB."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def mutated(seed: int) -> list[tuple[bytes, str]]:
+    """Exports made of a damaged capture: its lines as JSON, and as protobuf where they can be put so."""
+    bodies = []
+    for line in damaged(small(SAMPLES[seed % 4]), seed).splitlines():
+        bodies.append((line, JSON))
+        try:
+            message = encode_spans(parse(line, JSON)).SerializeToString()
+        except Exception:  # the exporter cannot encode it
+            continue
+        bodies.append((message, PROTOBUF))
+        cut = len(message) * (seed % 7 + 1) // 8
+        bodies.append((message[:cut] + bytes([seed % 256]) + message[cut:], PROTOBUF))
+    return bodies
+
+
+def test_damaged_exports_neither_end_nor_swell_a_listener(attached):
+    before = peak(attached._process.pid), peak("self")
+    statuses = set()
+    for seed in range(12):
+        for body, kind in mutated(seed):
+            statuses.add(post(attached, body, kind))
+            if kind == PROTOBUF:
+                assert call(attached, body) in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+        attached.viewer.poll()
+    assert statuses == {200, 400}
+    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    settle(attached, lambda: RUN.run_id in attached.runs)
+    settle(attached, lambda: len(attached.runs[RUN.run_id].history.steps) == len(records()))
+    assert attached.runs[RUN.run_id].history.steps == records()
+    assert attached.error == ""
+    assert peak(attached._process.pid) - before[0] < GROWTH
+    assert peak("self") - before[1] < GROWTH
+
+
+def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):
+    cycle = {"specscope.tree.parent": [1, 0]}
+    hit = spans(
+        change=lambda span: (
+            span.attributes | (cycle if span.name == "decode_step" and span.attributes["specscope.step"] == 2 else {})
+        )
+    )
+    before = peak(attached._process.pid)
+    assert post(attached, encode_spans(hit).SerializeToString(), PROTOBUF) == 200
+    settle(attached, lambda: attached.notices)
+    assert "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0" in attached.notices[0]
+    assert [record.step for record in attached.viewer.history.steps] == [0, 1]  # the third may still come, in time
+    assert peak(attached._process.pid) - before < 100
+
+
+def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_many(attached):
+    wrong = spans(change=lambda span: span.attributes | {"specscope.step": -1})
+    body = encode_spans([span for span in wrong if span.name == "engine_step"][:1]).SerializeToString()
+    for _ in range(25):
+        assert post(attached, body, PROTOBUF) == 200
+    assert post(attached, encode_spans(spans()).SerializeToString(), PROTOBUF) == 200
+    settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
+    assert [notice.split(":")[0] for notice in attached.notices] == ["left out 1×", "left out 10×"]
+
+
+def test_spans_of_other_programs_are_noticed_once(attached):
+    """What vLLM sends, and what anybody could."""
+    context = SpanContext(1, 2, False)
+    for n in range(30):
+        resource = Resource({"service.name": f"vllm-{n}" if n else "vllm\x1b[2J"})
+        attributes = {"gen_ai.request.id": f"cmpl-{n}", "gen_ai.usage.completion_tokens": 7}
+        one = ReadableSpan("llm_request", context, resource=resource, attributes=attributes, start_time=1, end_time=2)
+        assert post(attached, encode_spans([one]).SerializeToString(), PROTOBUF) == 200
+    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
+    assert len(attached.notices) < 5
+    assert "these are spans of another program (vllm\\x1b[2J), not of specscope" in attached.notices[0]
+
+
+def test_runs_without_end_are_bounded(attached, monkeypatch):
+    monkeypatch.setattr("specscope.remote.attached.BYTES", 2 * 2**20)
+    for n in range(80):
+        run = dataclasses.replace(RUN, run_id=f"run{n}")
+        assert post(attached, encode_spans(spans(run)).SerializeToString(), PROTOBUF) == 200
+        attached.viewer.poll()
+    settle(attached, lambda: "run79" in attached.runs)
+    assert len(attached.runs) <= 64
+    assert sum(run.size for run in attached.runs.values()) < 3 * 2**20
+
+
+def test_evidence_that_is_missing_altogether_is_said(attached):
+    keep = ("specscope.request", "specscope.step", "specscope.context", "specscope.prefill", "specscope.draft")
+    keep += ("specscope.accepted", "specscope.emitted", "specscope.final.kind")
+    summaries = spans(change=lambda span: {k: v for k, v in span.attributes.items() if k.startswith(keep)})
+    body = encode_spans([span for span in summaries if span.name == "decode_step"]).SerializeToString()
+    assert post(attached, body, PROTOBUF) == 200
+    settle(attached, lambda: attached.notices)
+    assert "export at level `trees`" in attached.notices[0]

@@ -1,0 +1,621 @@
+"""The OTLP receiver, fed by the real exporters over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import resource
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.json.common.trace_encoder import encode_spans as encode_json
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # isort: skip
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
+
+from specscope.errors import UserError
+from specscope.remote.receiver import Receiver, from_proto, parse
+from specscope.trace.export import SpanSink, make_exporter
+from specscope.trace.spans import Level
+from specscope.trace.unspan import Decoder, run_info
+from tests.trace.strategies import RUN, runs, vocabularies
+
+RESOURCE = Resource({"service.name": "specscope", "specscope.eos": (1, 2), "ratio": 0.5}, "https://example.test/schema")
+SCOPE = InstrumentationScope("specscope", "0.1.0", "https://example.test/scope", {"level": "trees"})
+ATTRIBUTES = {
+    "text": "naïve ⏎ \x00 \U0001f600",
+    "empty": "",
+    "yes": True,
+    "no": False,
+    "zero": 0,
+    "large": 2**63 - 1,
+    "negative": -(2**63),
+    "double": 0.1,
+    "whole": 3.0,
+    "tokens": (1, 2, -3),
+    "coins": (0.25, 1.0, 5e-324),
+    "flags": (True, False),
+    "pieces": ("a", "", "é"),
+    "nothing": (),
+}
+
+
+def span(number: int = 1, **change: object) -> ReadableSpan:
+    trace_id = 0xABC << 64 | number
+    values: dict = {
+        "name": "decode_step",
+        "context": SpanContext(trace_id, number, False),
+        "parent": SpanContext(trace_id, 77, True),
+        "resource": RESOURCE,
+        "attributes": ATTRIBUTES,
+        "events": [Event("preempted", {"why": "blocks"}, 1_700_000_000_000_000_001)],
+        "links": [Link(SpanContext(5, 6, False), {"kind": "engine_step"}), Link(SpanContext(7, 8, True))],
+        "kind": SpanKind.CLIENT,
+        "status": Status(StatusCode.ERROR, "out of blocks"),
+        "start_time": 1_700_000_000_123_456_789,
+        "end_time": 1_700_000_000_123_456_999,
+        "instrumentation_scope": SCOPE,
+    }
+    return ReadableSpan(**(values | change))
+
+
+def typed(value: object) -> object:
+    """A value with its type beside it, for 1 == True == 1.0."""
+    return (tuple, tuple(map(typed, value))) if isinstance(value, tuple) else (type(value), value)
+
+
+def facts(one: ReadableSpan) -> dict:
+    """Everything about a span that must survive the trip."""
+
+    def attributes(values: object) -> dict:
+        return {key: typed(value) for key, value in (values or {}).items()}
+
+    return {
+        "name": one.name,
+        "context": one.context,
+        "parent": one.parent,
+        "resource": (attributes(one.resource.attributes), one.resource.schema_url),
+        "scope": one.instrumentation_scope,
+        "kind": one.kind,
+        "status": (one.status.status_code, one.status.description),
+        "times": (one.start_time, one.end_time),
+        "attributes": attributes(one.attributes),
+        "events": [(e.name, e.timestamp, attributes(e.attributes)) for e in one.events],
+        "links": [(link.context, attributes(link.attributes)) for link in one.links],
+        "dropped": (one.dropped_attributes, one.dropped_events, one.dropped_links),
+    }
+
+
+class Taken:
+    """Collects what a receiver hands over."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def __call__(self, spans: list[ReadableSpan]) -> None:
+        self.spans += spans
+
+
+@pytest.fixture
+def taken() -> Taken:
+    return Taken()
+
+
+@pytest.fixture
+def receiver(taken: Taken) -> Iterator[Receiver]:
+    with Receiver(taken) as one:
+        yield one
+
+
+def exporter(receiver: Receiver, name: str) -> SpanExporter:
+    url = f"http://127.0.0.1:{receiver.http_port}/v1/traces"
+    if name.startswith("grpc"):
+        compression = grpc.Compression.Gzip if name == "grpc+gzip" else None
+        return GrpcExporter(f"127.0.0.1:{receiver.grpc_port}", insecure=True, compression=compression, timeout=10)
+    kinds = {"http": Compression.NoCompression, "http+gzip": Compression.Gzip, "http+deflate": Compression.Deflate}
+    return HttpExporter(url, compression=kinds[name], timeout=10)
+
+
+WAYS = ["grpc", "grpc+gzip", "http", "http+gzip", "http+deflate"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_span_survives_the_trip(receiver: Receiver, taken: Taken, way: str) -> None:
+    sent = [span(), span(2, parent=None, kind=SpanKind.INTERNAL, status=Status(StatusCode.OK), links=(), events=())]
+    out = exporter(receiver, way)
+    assert out.export(sent) is SpanExportResult.SUCCESS
+    out.shutdown()
+    assert [facts(one) for one in taken.spans] == [facts(one) for one in sent]
+    assert receiver.received == 2
+    assert receiver.refused == 0
+
+
+def test_spans_of_the_sdk_with_what_it_dropped(receiver: Receiver, taken: Taken) -> None:
+    memory = InMemorySpanExporter()
+    limits = SpanLimits(max_links=2, max_span_attributes=3)
+    provider = TracerProvider(resource=RESOURCE, span_limits=limits, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    links = [Link(SpanContext(9, n, False)) for n in range(1, 6)]
+    with provider.get_tracer("specscope").start_as_current_span("step", links=links) as step:
+        step.set_attributes({f"a{n}": n for n in range(7)})
+    [sent] = memory.get_finished_spans()
+    assert exporter(receiver, "grpc").export([sent]) is SpanExportResult.SUCCESS
+    [got] = taken.spans
+    assert (got.dropped_attributes, got.dropped_links) == (4, 3)
+    assert dict(got.attributes) == {"a4": 4, "a5": 5, "a6": 6}
+    assert [link.context.span_id for link in got.links] == [4, 5]
+
+
+values = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+)
+attributes = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+    values | st.lists(st.floats(allow_nan=False)).map(tuple) | st.lists(st.integers(-9, 9)).map(tuple),
+    max_size=6,
+)
+ids = st.tuples(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(attributes, ids, st.lists(ids, max_size=4), st.sampled_from(SpanKind), st.integers(1, 2**63))
+def test_any_span_survives_protobuf_and_json(values, own, links, kind, start) -> None:
+    sent = span(
+        context=SpanContext(own[0], own[1], False),
+        parent=SpanContext(own[0], 3, own[2]),
+        attributes=values,
+        links=[Link(SpanContext(*link), values) for link in links],
+        kind=kind,
+        start_time=start,
+        end_time=start + 1,
+    )
+    [by_proto] = from_proto(encode_spans([sent]))
+    assert facts(by_proto) == facts(sent)
+    [by_json] = parse(encode_json([sent]).to_json().encode(), "application/json")
+    assert facts(by_json) == facts(sent)
+
+
+def test_trace_state_and_sampling_flags_are_kept() -> None:
+    request = encode_spans([span(context=SpanContext(1, 2, False, None, TraceState([("vendor", "x"), ("b", "y")])))])
+    request.resource_spans[0].scope_spans[0].spans[0].flags |= 1
+    [got] = from_proto(request)
+    assert dict(got.context.trace_state) == {"vendor": "x", "b": "y"}
+    assert got.context.trace_flags.sampled
+
+
+def test_an_unknown_kind_and_an_empty_value_are_no_errors() -> None:
+    request = encode_spans([span()])
+    message = request.resource_spans[0].scope_spans[0].spans[0]
+    message.kind = 99
+    message.attributes.add(key="void")
+    message.attributes.add(key="map").value.kvlist_value.values.add(key="k").value.int_value = 3
+    message.attributes.add(key="raw").value.bytes_value = b"\xff"
+    [got] = from_proto(request)
+    assert got.kind is SpanKind.INTERNAL
+    assert (got.attributes["void"], got.attributes["map"], got.attributes["raw"]) == (None, {"k": 3}, b"\xff")
+
+
+def test_many_exporters_at_once(receiver: Receiver, taken: Taken) -> None:
+    def send(number: int) -> bool:
+        out = exporter(receiver, WAYS[number % len(WAYS)])
+        spans = [span(number * 1000 + n + 1) for n in range(20)]
+        results = [out.export(spans[:10]), out.export(spans[10:])]
+        out.shutdown()
+        return all(result is SpanExportResult.SUCCESS for result in results)
+
+    with ThreadPoolExecutor(10) as pool:
+        assert all(pool.map(send, range(10)))
+    assert receiver.received == 200
+    assert {one.context.span_id for one in taken.spans} == {n * 1000 + m + 1 for n in range(10) for m in range(20)}
+
+
+def test_calls_do_not_overlap() -> None:
+    inside, worst = 0, 0
+
+    def slow(spans: list[ReadableSpan]) -> None:
+        nonlocal inside, worst
+        inside += 1
+        worst = max(worst, inside)
+        threading.Event().wait(0.02)
+        inside -= 1
+
+    with Receiver(slow) as one, ThreadPoolExecutor(6) as pool:
+        outs = [exporter(one, way) for way in ["grpc", "http"] * 3]
+        list(pool.map(lambda out: out.export([span()]), outs))
+    assert worst == 1
+    assert one.received == 6
+
+
+GOOD = encode_spans([span()]).SerializeToString()
+GOOD_JSON = encode_json([span()]).to_json().encode()
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+
+
+def post(receiver: Receiver, body: bytes, path: str = "/v1/traces", **headers: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.http_port, timeout=10)
+    connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    got = answer.status, answer.headers["Content-Type"], answer.read()
+    connection.close()
+    return got
+
+
+def test_json_is_answered_in_json(receiver: Receiver, taken: Taken) -> None:
+    assert post(receiver, GOOD_JSON, Content_Type="application/json; charset=utf-8") == (200, JSON, b"{}")
+    assert post(receiver, GOOD, Content_Type=PROTOBUF) == (200, PROTOBUF, b"")
+    assert [facts(one) for one in taken.spans] == [facts(span())] * 2
+
+
+def test_json_ids_are_hex_and_numbers_may_be_strings(receiver: Receiver, taken: Taken) -> None:
+    one = {
+        "traceId": "0123456789abcdef0123456789ABCDEF",
+        "spanId": "00000000000000ff",
+        "parentSpanId": "",
+        "name": "n",
+        "kind": 1,
+        "startTimeUnixNano": "1700000000000000001",
+        "endTimeUnixNano": 1700000000000000002,
+        "attributes": [{"key": "i", "value": {"intValue": "7"}}, {"key": "d", "value": {"doubleValue": 2}}],
+    }
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
+    assert post(receiver, body, Content_Type=JSON)[0] == 200
+    [got] = taken.spans
+    assert got.context.trace_id == 0x0123456789ABCDEF0123456789ABCDEF
+    assert (got.context.span_id, got.parent, got.instrumentation_scope) == (255, None, None)
+    assert (got.start_time, got.end_time) == (1700000000000000001, 1700000000000000002)
+    assert {key: typed(value) for key, value in got.attributes.items()} == {"i": (int, 7), "d": (float, 2.0)}
+
+
+def bad_json(**fields: object) -> bytes:
+    one = {"traceId": "01" * 16, "spanId": "02" * 8, "name": "n"} | fields
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
+
+
+BAD = [
+    (b"\xff\xff not protobuf", {"Content_Type": PROTOBUF}, 400),
+    (GOOD[:-3], {"Content_Type": PROTOBUF}, 400),
+    (b"", {"Content_Type": JSON}, 400),
+    (b"[1, 2]", {"Content_Type": JSON}, 400),
+    (b'{"resourceSpans": 3}', {"Content_Type": JSON}, 400),
+    (b"[" * 100_000, {"Content_Type": JSON}, 400),
+    (b"\xff{}", {"Content_Type": JSON}, 400),
+    (bad_json(traceId="xyz"), {"Content_Type": JSON}, 400),
+    (bad_json(traceId="0102"), {"Content_Type": JSON}, 400),
+    (bad_json(traceId="00" * 16), {"Content_Type": JSON}, 400),
+    (bad_json(kind="SPAN_KIND_CLIENT"), {"Content_Type": JSON}, 400),
+    (bad_json(attributes=[{"key": "k", "value": {"intValue": "one"}}]), {"Content_Type": JSON}, 400),
+    (GOOD, {"Content_Type": "text/plain"}, 415),
+    (GOOD, {}, 415),
+    (GOOD, {"Content_Type": PROTOBUF, "Content_Encoding": "br"}, 415),
+    (GOOD, {"Content_Type": PROTOBUF, "Content_Encoding": "gzip"}, 400),
+    (gzip.compress(GOOD, mtime=0)[:-9], {"Content_Type": PROTOBUF, "Content_Encoding": "gzip"}, 400),
+    (b"", {"Content_Type": PROTOBUF, "Content_Length": "-5"}, 411),
+    (b"", {"Content_Type": PROTOBUF, "Content_Length": "many"}, 411),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "status"), BAD, ids=range(len(BAD)))
+def test_bad_requests_are_refused_in_one_line(receiver: Receiver, taken: Taken, body, headers, status) -> None:
+    got, kind, text = post(receiver, body, **headers)
+    assert got == status
+    assert kind == "text/plain; charset=utf-8"
+    assert text.count(b"\n") == 1
+    assert 10 < len(text) < 400
+    assert (taken.spans, receiver.received, receiver.refused) == ([], 0, 1)
+    assert post(receiver, GOOD, Content_Type=PROTOBUF)[0] == 200  # and it goes on
+
+
+def test_other_paths_and_methods(receiver: Receiver) -> None:
+    assert post(receiver, GOOD, "/v1/metrics", Content_Type=PROTOBUF)[0] == 404
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.http_port, timeout=10)
+    connection.request("GET", "/v1/traces")
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("identity", bytes), ("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_bodies_over_the_limit_are_refused_however_packed(taken: Taken, encoding, pack) -> None:
+    with Receiver(taken, grpc_port=None, max_body=100_000) as one:
+        status, _, text = post(one, pack(bytes(1_000_000)), Content_Type=PROTOBUF, Content_Encoding=encoding)
+        assert (status, b"100000 bytes" in text) == (413, True)
+        assert post(one, pack(GOOD), Content_Type=PROTOBUF, Content_Encoding=encoding)[0] == 200
+
+
+def test_a_body_that_ends_early(receiver: Receiver, taken: Taken) -> None:
+    with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=10) as raw:
+        raw.sendall(
+            b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 999\r\n\r\n\n"
+        )
+        raw.shutdown(socket.SHUT_WR)
+        assert b" 400 " in raw.recv(100)
+    assert taken.spans == []
+
+
+def call(receiver: Receiver, body: bytes) -> bytes:
+    path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+    with grpc.insecure_channel(f"127.0.0.1:{receiver.grpc_port}") as channel:
+        return channel.unary_unary(path)(body, timeout=10)
+
+
+def test_bad_protobuf_over_grpc(receiver: Receiver, taken: Taken) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(receiver, b"\xff\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "\n" not in caught.value.details()
+    assert (taken.spans, receiver.refused) == ([], 1)
+    assert call(receiver, GOOD) == b""
+
+
+def test_a_consumer_that_fails_is_told_to_the_sender_and_counts_nothing() -> None:
+    def fail(spans: list[ReadableSpan]) -> None:
+        raise RuntimeError("full\nup")
+
+    with Receiver(fail) as one:
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 500
+        with pytest.raises(grpc.RpcError) as caught:
+            call(one, GOOD)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert one.received == 0
+
+
+def test_a_port_in_use_is_one_clear_line(receiver: Receiver, taken: Taken) -> None:
+    for ports in ({"grpc_port": receiver.grpc_port}, {"http_port": receiver.http_port}):
+        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{next(iter(ports.values()))}.*choose another port"):
+            Receiver(taken, **ports).start()
+
+
+def test_nothing_stays_open_when_only_one_port_can_be_had(receiver: Receiver, taken: Taken) -> None:
+    second = Receiver(taken, http_port=receiver.http_port)
+    with pytest.raises(UserError):
+        second.start()
+    with Receiver(taken, grpc_port=second.grpc_port, http_port=None):
+        pass
+
+
+def test_protocols_can_be_left_off(taken: Taken) -> None:
+    with Receiver(taken, http_port=None) as one:
+        assert one.http_port is None
+        assert call(one, GOOD) == b""
+    with Receiver(taken, grpc_port=None) as one:
+        assert one.grpc_port is None
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_close_ends_open_connections_too_and_can_be_repeated(taken: Taken) -> None:
+    one = Receiver(taken).start()
+    connection = http.client.HTTPConnection("127.0.0.1", one.http_port, timeout=10)
+    connection.request("POST", "/v1/traces", GOOD, {"Content-Type": PROTOBUF})
+    assert connection.getresponse().read() == b""
+    one.close()
+    one.close()
+    connection.request("POST", "/v1/traces", GOOD, {"Content-Type": PROTOBUF})
+    assert connection.getresponse().status == 503
+    assert len(taken.spans) == 1
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", one.http_port), timeout=5)
+
+
+def test_listens_on_loopback_only_by_default(receiver: Receiver) -> None:
+    assert receiver.host == "127.0.0.1"
+    assert receiver._http.socket.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ipv6(taken: Taken) -> None:
+    try:
+        one = Receiver(taken, host="::1").start()
+    except UserError:
+        pytest.skip("no IPv6 loopback here")
+    out = GrpcExporter(f"[::1]:{one.grpc_port}", insecure=True, timeout=10)
+    assert out.export([span()]) is SpanExportResult.SUCCESS
+    one.close()
+
+
+@settings(max_examples=15)
+@given(runs(), vocabularies, st.sampled_from(["grpc", "http/protobuf"]))
+def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> None:
+    taken, decoder, back = Taken(), Decoder(), []
+    with Receiver(taken) as one:
+        port = one.grpc_port if protocol == "grpc" else one.http_port
+        sink = SpanSink(make_exporter(f"127.0.0.1:{port}", protocol), RUN, vocabulary, Level.TREES)
+        for record in records:
+            sink(record)
+        sink.close()
+    for got in taken.spans:
+        back += decoder.feed(got.name, got.start_time, got.end_time, got.attributes)
+    assert back + decoder.flush() == records
+    assert sink.failed == 0
+    assert all(run_info(got.resource.attributes) == RUN for got in taken.spans)
+
+
+HEAD = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_that_never_comes_is_answered_within_five_seconds(receiver: Receiver) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=10) as raw:
+        raw.sendall(HEAD % 999 + b"x")
+        answer = b"".join(iter(lambda: raw.recv(1000), b""))  # up to its end: it is closed
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.endswith(b"the body did not come in time\n")
+    assert time.monotonic() - began < 5
+    assert post(receiver, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_a_body_that_comes_too_slowly_is_answered(receiver: Receiver, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.remote.receiver.BODY_SECONDS", 1.0)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=10) as raw:
+        raw.sendall(HEAD % 999)
+        raw.settimeout(0.1)
+        answer = b""
+        while not answer and time.monotonic() - began < 10:
+            raw.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                answer = raw.recv(1000)
+    assert b" 408 " in answer
+    assert time.monotonic() - began < 3
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(receiver: Receiver, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.remote.receiver.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("specscope.remote.receiver.HEAD_SECONDS", 0.6)
+    for sent in (b"", b"POST /v1", b"POST /v1/traces HTTP/1.1\r\nA: b\r\n"):
+        with socket.create_connection(("127.0.0.1", receiver.http_port), timeout=3) as raw:
+            raw.sendall(sent)
+            assert raw.recv(1000) == b""
+
+
+def test_there_is_an_end_to_connections_at_once(taken: Taken, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.remote.receiver.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("specscope.remote.receiver.SILENT_SECONDS", 0.5)
+    with Receiver(taken, grpc_port=None) as one, contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        raws = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", one.http_port), timeout=5)) for _ in range(20)
+        ]
+        answers = [raw.recv(1000) for raw in raws]  # the first three are waited for, in vain
+        assert sum(b" 503 " in answer for answer in answers) == 17
+        assert threading.active_count() <= before + 3
+        time.sleep(0.2)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_there_is_an_end_to_bodies_at_once(taken: Taken) -> None:
+    with Receiver(taken, grpc_port=None, max_body=10_000) as one, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", one.http_port), timeout=5))
+            raw.sendall(HEAD % 10_000)
+        time.sleep(0.3)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 503
+        stack.close()
+        time.sleep(0.3)
+        assert post(one, GOOD, Content_Type=PROTOBUF)[0] == 200
+
+
+def test_calls_that_never_send_their_export_do_not_hold_grpc_for_good(taken: Taken, monkeypatch) -> None:
+    monkeypatch.setattr("specscope.remote.receiver.MAX_CALLS", 2)
+    monkeypatch.setattr("specscope.remote.receiver.GRPC_AGE_MS", 500)
+    monkeypatch.setattr("specscope.remote.receiver.GRPC_GRACE_MS", 500)
+    gone = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        gone.wait(30)
+        yield from ()
+
+    path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+    with Receiver(taken, http_port=None) as one, grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
+        stuck = [channel.stream_unary(path).future(nothing()) for _ in range(2)]
+        time.sleep(0.3)
+        end = time.monotonic() + 5
+        while not taken.spans and time.monotonic() < end:
+            with contextlib.suppress(grpc.RpcError):  # it waits behind them, and exporters try again
+                call(one, GOOD)
+        assert len(taken.spans) == 1
+        gone.set()
+        for each in stuck:
+            with pytest.raises(grpc.RpcError):
+                each.result(10)
+
+
+def length_delimited(tag: int, content: bytes) -> bytes:
+    size, prefix = len(content), b""
+    while size > 127:
+        prefix, size = prefix + bytes([size & 127 | 128]), size >> 7
+    return bytes([tag]) + prefix + bytes([size]) + content
+
+
+def deep_protobuf(depth: int) -> bytes:
+    """A span with an attribute whose value is an array in an array in an array."""
+    value = b"\x18\x05"
+    for _ in range(depth):
+        value = length_delimited(0x2A, length_delimited(0x0A, value))
+    pair = length_delimited(0x0A, b"k") + length_delimited(0x12, value)
+    one = length_delimited(0x0A, b"a" * 16) + length_delimited(0x12, b"b" * 8) + length_delimited(0x4A, pair)
+    return length_delimited(0x0A, length_delimited(0x12, length_delimited(0x12, one)))
+
+
+@pytest.mark.parametrize(
+    "nested",
+    ['{"arrayValue":{"values":[%s]}}', '{"kvlistValue":{"values":[{"key":"k","value":%s}]}}'],
+    ids=["array", "kvlist"],
+)
+def test_values_nested_without_end_are_refused(receiver: Receiver, taken: Taken, nested: str) -> None:
+    before, _, after = nested.partition("%s")
+    value = before * 20_000 + '{"intValue":1}' + after * 20_000
+    body = bad_json(attributes=[{"key": "k", "value": "VALUE"}]).decode().replace('"VALUE"', value).encode()
+    assert post(receiver, body, Content_Type=JSON)[0] == 400
+    assert post(receiver, deep_protobuf(20_000), Content_Type=PROTOBUF)[0] == 400
+    with pytest.raises(grpc.RpcError) as caught:
+        call(receiver, deep_protobuf(20_000))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert taken.spans == []
+    assert post(receiver, deep_protobuf(20), Content_Type=PROTOBUF)[0] == 200
+
+
+def test_an_export_over_the_limit_is_refused_over_grpc(taken: Taken) -> None:
+    with Receiver(taken, http_port=None, max_body=100_000) as one:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(one, bytes(200_000))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(one, GOOD) == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"\x0a\x00" * 2**22, PROTOBUF),  # resources
+        (length_delimited(0x0A, length_delimited(0x12, b"\x12\x00" * 2**22)), PROTOBUF),  # spans
+        (b'{"resourceSpans":[' + b"{}," * 2**21 + b"{}]}", JSON),
+        (b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * 2**21 + b"{}]}]}]}", JSON),
+    ],
+    ids=["resources", "spans", "json resources", "json spans"],
+)
+def test_millions_of_empty_messages_are_not_decoded(receiver: Receiver, body: bytes, kind: str) -> None:
+    """Two bytes can stand for a whole message: decoded at once, these take gigabytes."""
+    before, began = memory(), time.monotonic()
+    status, _, text = post(receiver, body, Content_Type=kind)
+    assert (status, b"one export" in text) == (400, True)
+    assert time.monotonic() - began < 5
+    assert memory() - before < 600 * 2**20
+
+
+def memory() -> int:
+    """The most that this process has had resident, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_a_small_body_that_unpacks_to_a_huge_one_is_not_unpacked(taken: Taken) -> None:
+    bomb = gzip.compress(bytes(200 * 2**20), 1)
+    with Receiver(taken, grpc_port=None, max_body=2**20) as one:
+        tracemalloc.start()
+        status = post(one, bomb, Content_Type=PROTOBUF, Content_Encoding="gzip")[0]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert status == 413
+    assert peak < 20 * 2**20

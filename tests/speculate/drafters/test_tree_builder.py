@@ -1,0 +1,294 @@
+"""Trees as they grow, against a brute-force EAGLE-2 and plain drawing: random logits that follow from the path."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.model.kv_cache import BlockTable
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.tree_builder import Level, start_growth
+from specscope.trace.params import SamplingParams
+from specscope.trace.plan import DynamicPlan, StaticPlan, parse_plan
+from specscope.trace.tree import ROOT, Drawn, parse_tree
+from tests.trace.test_tree import shapes
+
+VOCAB = 30
+D2T = torch.tensor([2, 3, 5, 8, 13, 21, 22, 29])  # what a reduced vocabulary of 8 tokens stands for
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """The drafter's logits as a function of the path of drafted tokens."""
+
+    seed: int
+    d2t: torch.Tensor | None = None
+
+    def __call__(self, path):
+        known = VOCAB if self.d2t is None else len(self.d2t)
+        seed = np.random.default_rng([self.seed, *path]).integers(2**31)
+        return torch.randn(known, generator=torch.Generator().manual_seed(int(seed))) * 2
+
+    def full(self, path):
+        """Over the target's vocabulary, in plain torch."""
+        out = torch.full((VOCAB,), -torch.inf)
+        out[torch.arange(VOCAB) if self.d2t is None else self.d2t] = self(path)
+        return out
+
+
+def context(name="r", tokens=(7, 9, 4), **params):
+    return Context(name, list(tokens), 2, SamplingParams(**params))
+
+
+def path_of(growth, node):
+    path = []
+    while node != ROOT:
+        path.append(growth.token[node])
+        node = growth.parent[node]
+    return path[::-1]
+
+
+def grow(oracles, contexts, plan, base=40):
+    """Grow several requests' trees in common passes; their drafts, places, growths and the segments they asked for."""
+    growths = [start_growth(c, plan) for c in contexts]
+    segments = [[] for _ in growths]
+    alive, first = list(range(len(growths))), True
+    while alive:
+        rows, at, slices = [], 0, {}
+        for i in alive:
+            growth = growths[i]
+            if not first:
+                before = list(growth.fed)
+                segments[i].append((before, list(growth.frontier), growth.segment(BlockTable([0]), base)))
+            rows += [oracles[i](path_of(growth, node)) for node in growth.frontier]
+            slices[i] = slice(at, at + len(growth.frontier))
+            at = slices[i].stop
+        level = Level(torch.stack(rows), VOCAB, oracles[0].d2t)
+        for i in alive:
+            growths[i].grow(level, slices[i])
+        alive, first = [i for i in alive if growths[i].frontier], False
+    return [(*growth.finish(), growth, asked) for growth, asked in zip(growths, segments, strict=True)]
+
+
+def log_probs(oracle, path, bias=None):
+    """Log probabilities at a path: over what the drafter knows, in its own dtype."""
+    logits = oracle.full(path)
+    for token, value in (bias or {}).items():
+        logits[token] += value
+    return logits.log_softmax(-1)
+
+
+def eagle2(oracle, plan):
+    """EAGLE-2 by the book, on paths: {path: (log prob of its token, score)} kept, dropped, and run by the drafter."""
+    found, beam, run = {}, [()], []
+    for depth in range(plan.depth):
+        run += beam if depth else []
+        new = {}
+        for path in beam:
+            row = log_probs(oracle, path)
+            for token in row.argsort(descending=True)[: plan.top].tolist():
+                above = found[path][1] if path else 0.0
+                if row[token] > -torch.inf:
+                    new[(*path, token)] = float(row[token]), above + float(row[token])
+        found |= new
+        beam = sorted(new, key=lambda path: -new[path][1])[: plan.top]
+    best = sorted(found, key=lambda path: -found[path][1])[: plan.nodes]
+    kept = {path: found[path] for path in best}
+    return kept, {path: value for path, value in found.items() if path not in kept}, set(run)
+
+
+def paths_of(tree):
+    return [tuple(tree.token[tree.path_to(node)].tolist()) for node in range(len(tree))]
+
+
+plans = st.builds(DynamicPlan, st.integers(1, 40), st.integers(1, 4), st.integers(1, 5))
+
+
+@given(plans, st.integers(0, 2**20), st.booleans())
+@settings(max_examples=60)
+def test_a_dynamic_tree_is_eagle_2_by_the_book(plan, seed, reduced):
+    oracles = [Oracle(seed + i, D2T if reduced else None) for i in range(2)]
+    for oracle, (draft, places, growth, _) in zip(
+        oracles, grow(oracles, [context("a"), context("b")], plan), strict=True
+    ):
+        kept, dropped, run = eagle2(oracle, plan)
+        paths, notes = paths_of(draft.tree), draft.notes
+        assert set(paths) == set(kept)
+        assert len(set(paths)) == len(paths) <= plan.max_nodes
+        assert all(path[:-1] in kept for path in paths if len(path) > 1), "closed under parents"
+        assert (draft.tree.drawn == Drawn.DETERMINISTIC).all()
+        assert (draft.tree.q == 1).all()
+        assert draft.q == {}
+        assert notes.prob == pytest.approx(np.exp([kept[path][0] for path in paths]), rel=1e-5)
+        assert notes.score == pytest.approx([kept[path][1] for path in paths], rel=1e-5, abs=1e-6)
+        assert all(above < node for node, above in enumerate(draft.tree.parent))
+
+        # What was left out: numbered on after the kept nodes.
+        everything = list(paths)
+        for token, parent in zip(notes.dropped_token.tolist(), notes.dropped_parent.tolist(), strict=True):
+            assert -1 <= parent < len(everything)
+            everything.append((*(everything[parent] if parent != ROOT else ()), token))
+        left = everything[len(paths) :]
+        assert set(left) == set(dropped)
+        assert len(left) == len(dropped)
+        assert notes.dropped_score == pytest.approx([dropped[path][1] for path in left], rel=1e-5, abs=1e-6)
+
+        # Where each node's KV lies: those that were run, in their order.
+        fed = [tuple(path_of(growth, node)) for node in growth.fed]
+        assert set(fed) == run
+        assert len(fed) == len(run) <= plan.max_fed
+        assert places.tolist() == [fed.index(path) if path in run else -1 for path in paths]
+
+
+@given(plans | shapes().map(lambda paths: StaticPlan(parse_tree(str(paths)))), st.integers(0, 99), st.floats(0, 1))
+@settings(max_examples=50)
+def test_each_row_of_a_frontier_sees_its_ancestors_and_itself(plan, seed, temperature):
+    base = 40
+    for _, _, growth, segments in grow(
+        [Oracle(seed)] * 2, [context(seed=s, temperature=temperature) for s in (1, 2)], plan
+    ):
+        for before, frontier, segment in segments:
+            fed = before + frontier
+            assert segment.context == base
+            assert segment.length == base + len(fed)
+            assert segment.tokens == [growth.token[node] for node in frontier]
+            assert list(segment.wanted) == list(range(len(frontier)))
+            assert segment.positions.tolist() == [base - 1 + len(path_of(growth, node)) for node in fed]
+            for row, node in enumerate(frontier):
+                line = set()
+                while node != ROOT:
+                    line.add(node)
+                    node = growth.parent[node]
+                assert line <= set(fed), "an ancestor was never run"
+                assert {fed[slot] for slot in np.flatnonzero(segment.mask[row])} == line
+        assert growth.fed == [node for _, frontier, _ in segments for node in frontier]
+        assert len(growth.fed) <= plan.max_fed
+
+
+def test_origins_name_the_parents_row_of_the_pass_before():
+    growth, oracle = start_growth(context(), parse_plan("dynamic:20,depth=4,top=3")), Oracle(5)
+    while growth.frontier:
+        frontier = growth.frontier
+        rows = torch.stack([oracle(path_of(growth, node)) for node in frontier])
+        beside = torch.randn(2, VOCAB)  # rows of another request
+        growth.grow(Level(torch.cat([beside, rows]), VOCAB), slice(2, 2 + len(rows)))
+        assert [frontier[row] for row in growth.origin] == [growth.parent[node] for node in growth.frontier]
+
+
+@given(shapes(), st.integers(0, 2**20), st.booleans(), st.sampled_from(["top", "greedy"]))
+@settings(max_examples=40)
+def test_a_static_tree_of_top_tokens(paths, seed, reduced, why):
+    shape, oracle = parse_tree(str(paths)), Oracle(seed, D2T if reduced else None)
+    params = {"temperature": 0.8} if why == "top" else {}
+    ((draft, places, _, segments),) = grow([oracle], [context(**params)], StaticPlan(shape, top=why == "top"))
+    tree = draft.tree
+    if max(len(shape.children(node)) for node in range(ROOT, len(shape))) <= (len(D2T) if reduced else VOCAB):
+        assert tree.parent.tolist() == list(shape.parent)
+    assert (tree.drawn == Drawn.DETERMINISTIC).all()
+    assert draft.q == {}
+    for node in range(ROOT, len(tree)):
+        path = tree.token[tree.path_to(node)].tolist() if node != ROOT else []
+        children = tree.children(node)
+        row = log_probs(oracle, path)
+        best = row.argsort(descending=True)[: len(children)]
+        assert tree.token[children].tolist() == best.tolist()
+        assert draft.notes.prob[children] == pytest.approx(row[best].exp().numpy(), rel=1e-5)
+    scores = [np.log(draft.notes.prob[tree.path_to(node)]).sum() for node in range(len(tree))]
+    assert draft.notes.score == pytest.approx(scores, rel=1e-4, abs=1e-5)
+    inner = [node for node in range(len(tree)) if tree.children(node)]
+    assert [node for node in range(len(tree)) if places[node] >= 0] == inner
+    assert sorted(places[inner].tolist()) == list(range(len(inner)))
+    assert len(segments) == shape.max_depth - 1
+
+
+def plain_draws(oracle, shape, q_of, coin):
+    """Tokens of a sampled tree, drawn without replacement in plain numpy."""
+    tokens, paths = [], {ROOT: []}
+    for node, above in enumerate(shape.parent):
+        left = q_of(oracle.full(paths[above])).double().numpy()
+        for sibling in shape.children(above):
+            if sibling < node:
+                left = left * (np.arange(VOCAB) != tokens[sibling])
+        cumulative = np.cumsum(left / left.sum())
+        tokens.append(int(np.searchsorted(cumulative, coin[node], side="right")))
+        paths[node] = [*paths[above], tokens[-1]]
+    return tokens
+
+
+@given(
+    st.sampled_from(["1", "4", "3x3", "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "8x1"]),
+    st.integers(0, 2**20),
+    st.booleans(),
+    st.floats(0.3, 1.5),
+    st.integers(0, 5),
+)
+@settings(max_examples=60)
+def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, reduced, temperature, longer):
+    plan, oracle = parse_plan(text), Oracle(seed, D2T if reduced else None)
+    asked = context(tokens=[7, 9, *[4] * (1 + longer)], temperature=temperature, seed=seed)
+    ((draft, _, _, _),) = grow([oracle], [asked], plan)
+    tree = draft.tree
+    assert tree.parent.tolist() == list(plan.shape.parent)
+    assert (tree.drawn == Drawn.WITHOUT_REPLACEMENT).all()
+    assert set(draft.q) == set(tree.parent.tolist())
+    for node, q in draft.q.items():
+        path = tree.token[tree.path_to(node)].tolist() if node != ROOT else []
+        wanted = (oracle.full(path) / temperature).softmax(-1)
+        torch.testing.assert_close(q.probs, wanted)
+        known = torch.arange(VOCAB) if oracle.d2t is None else oracle.d2t
+        assert q.probs[np.setdiff1d(np.arange(VOCAB), known)].tolist() == [0.0] * (VOCAB - len(known))
+        children = tree.token[tree.children(node)].tolist()
+        assert len(set(children)) == len(children), "siblings differ"
+        assert set(children) <= set(known.tolist())
+        # q stands as the tensor that was sampled from, before anything was taken out of it.
+        assert tree.q[tree.children(node)].tolist() == [q.prob(token) for token in children]
+    assert draft.notes.prob == pytest.approx(tree.q, rel=1e-5)
+    coin = coins(seed, Stream.DRAFT, len(asked.tokens) - 1, len(plan.shape))
+    assert tree.token.tolist() == plain_draws(oracle, plan.shape, lambda x: (x / temperature).softmax(-1), coin)
+    # Again, beside another request: the same draws. With another seed: others.
+    (other, again) = grow(
+        [Oracle(seed + 1, oracle.d2t), oracle], [dataclasses.replace(asked, request="b"), asked], plan
+    )
+    assert again[0].tree == tree
+    assert other[0].tree.drawn.tolist() == tree.drawn.tolist()
+
+
+def test_sampling_parameters_shape_q_and_a_q_that_runs_dry_ends_the_siblings():
+    (draft, places, _, _) = grow([Oracle(3)], [context(temperature=1.0, top_k=2)], parse_plan("4x2"))[0]
+    top = Oracle(3).full([]).topk(2)
+    assert sorted(draft.tree.token[draft.tree.children(ROOT)].tolist()) == sorted(top.indices.tolist())
+    torch.testing.assert_close(draft.q[ROOT].probs[top.indices], top.values.softmax(-1))
+    # Each of the two still gets its own child of the shape.
+    assert draft.tree.parent.tolist() == [ROOT, ROOT, 0, 1]
+    assert places.tolist() == [0, 1, -1, -1]
+
+
+@pytest.mark.parametrize(("tree", "width"), [("4", 1), ("2x3", 2), ("dynamic:8,depth=3,top=2", 2)])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_logit_bias_moves_the_greedy_choice(tree, width, reduced):
+    """Token 6 is outside the reduced vocabulary: no bias brings it there."""
+    oracle, bias = Oracle(11, D2T if reduced else None), {6: 200, 13: 150, 29: 100}
+    ((draft, _, _, _),) = grow([oracle], [context(logit_bias=bias)], parse_plan(tree))
+    first = draft.tree.children(ROOT)
+    assert draft.tree.token[first].tolist() == ([13, 29] if reduced else [6, 13])[:width]
+    row = log_probs(oracle, [], bias)
+    assert draft.notes.score[first] == pytest.approx(row[draft.tree.token[first]].numpy(), rel=1e-5)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_penalties_count_the_path(reduced):
+    """A chain under a penalty so strong that nothing may come twice, nor anything of prompt and output."""
+    oracle = Oracle(2, D2T if reduced else None)
+    asked = context(tokens=(22, 9, 3), repetition_penalty=1e9)
+    ((draft, _, _, _),) = grow([oracle], [asked], parse_plan("5"))
+    seen, expected = {22, 9, 3}, []
+    for _ in range(5):
+        row = oracle.full(expected)
+        best = max((t for t in range(VOCAB) if t not in seen and row[t] > -torch.inf), key=lambda t: row[t].item())
+        expected.append(best)
+        seen.add(best)
+    assert draft.tree.token.tolist() == expected

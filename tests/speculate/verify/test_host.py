@@ -1,0 +1,306 @@
+"""Losslessness by exact enumeration, and every known mistake put in on purpose and caught."""
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.host import judge, verify
+from specscope.trace.records import FinalKind, Outcome
+from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
+
+ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
+
+
+class Model:
+    """A random conditional distribution over a small vocabulary: one row for each prefix of tokens."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self.vocab = vocab
+        self.generator = np.random.default_rng(seed)
+        self.rows: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, prefix: tuple[int, ...]) -> np.ndarray:
+        if prefix not in self.rows:
+            self.rows[prefix] = self.generator.dirichlet(np.full(self.vocab, 0.5))
+        return self.rows[prefix]
+
+
+def dense(row: np.ndarray) -> Dense:
+    return Dense(torch.tensor(row, dtype=torch.float64))
+
+
+def sampled_children(q: np.ndarray, count: int, drawn: Drawn):
+    """Every way to draw `count` siblings from q in order: (tokens, probability)."""
+    if drawn == Drawn.DETERMINISTIC:
+        yield tuple(np.argsort(-q, kind="stable")[:count].tolist()), 1.0
+        return
+    for tokens in itertools.product(range(len(q)), repeat=count):
+        left, weight = q.copy(), 1.0
+        for token in tokens:
+            weight *= left[token]
+            if drawn == Drawn.WITHOUT_REPLACEMENT and weight:
+                left[token] = 0
+                left = left / left.sum() if left.sum() else left
+        if weight:
+            yield tokens, weight
+
+
+def draws(shape, q: Model, drawn: Drawn):
+    """Every token assignment of a tree with its probability: (tokens by node, weight)."""
+    nodes = [ROOT, *range(len(shape))]
+    inner = [node for node in nodes if shape.children(node)]
+
+    def go(at: int, tokens: dict[int, int], weight: float):
+        if at == len(inner):
+            yield dict(tokens), weight
+            return
+        node, path = inner[at], []
+        while node != ROOT:
+            path.insert(0, tokens[node])
+            node = shape.parent[node]
+        children = shape.children(inner[at])
+        for chosen, share in sampled_children(q(tuple(path)), len(children), drawn):
+            yield from go(at + 1, tokens | dict(zip(children, chosen, strict=True)), weight * share)
+
+    yield from go(0, {}, 1.0)
+
+
+def coin_outcomes(tree, p, q):
+    """Every outcome of the coins: (probability, judgement), by following the trials as `judge` makes them."""
+
+    def explore(forced: dict[int, bool], weight: float):
+        coin = [ACCEPT if forced.get(node) else REJECT for node in range(len(tree))]
+        judgement = judge(tree, p, q, coin)
+        fresh = next((node for node in judgement.outcome if node not in forced), None)
+        if fresh is None:
+            yield weight, judgement
+            return
+        accept = judgement.accept_prob[fresh]
+        if accept > 0:
+            yield from explore(forced | {fresh: True}, weight * accept)
+        if accept < 1:
+            yield from explore(forced | {fresh: False}, weight * (1 - accept))
+
+    yield from explore({}, 1.0)
+
+
+def emitted(shape, p_model, q_model, drawn, rearrange=lambda tree, q: tree):
+    """Joint distribution of the first tokens, as many as the tree is deep plus one, by exact enumeration.
+
+    What a step does not emit is continued by the target itself.
+    """
+    length = shape.max_depth + 1
+    joint: dict[tuple[int, ...], float] = defaultdict(float)
+
+    def continue_by_target(prefix, weight):
+        if len(prefix) == length:
+            joint[prefix] += weight
+            return
+        for token, share in enumerate(p_model(prefix)):
+            continue_by_target((*prefix, token), weight * share)
+
+    for tokens, weight in draws(shape, q_model, drawn):
+        tree = DraftTree.build([tokens[i] for i in range(len(shape))], shape.parent, drawn=drawn)
+        paths = {ROOT: ()} | {i: tuple(tokens[j] for j in tree.path_to(i)) for i in range(len(tree))}
+        q = {n: dense(q_model(paths[n])) for n in paths if shape.children(n)}
+        tree = rearrange(tree, q)
+        paths = {ROOT: ()} | {i: tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree))}
+        p = [dense(p_model(paths[n])) for n in [ROOT, *range(len(tree))]]
+        for share, judgement in coin_outcomes(tree, p, {} if drawn == Drawn.DETERMINISTIC else q):
+            prefix = tuple(tree.token[judgement.path].tolist())
+            last = judgement.left.probs.numpy()
+            for token, final in enumerate(last / last.sum()):
+                continue_by_target((*prefix, token), weight * share * final)
+    return joint
+
+
+def total_variation(shape, seed, vocab, drawn, rearrange=lambda tree, q: tree):
+    p_model, q_model = Model(vocab, seed), Model(vocab, seed + 1000)
+    joint = emitted(shape, p_model, q_model, drawn, rearrange)
+    assert abs(sum(joint.values()) - 1) < 1e-9
+    truth = 0.0
+    for prefix in itertools.product(range(vocab), repeat=shape.max_depth + 1):
+        weight = np.prod([p_model(prefix[:i])[prefix[i]] for i in range(len(prefix))])
+        truth += abs(joint[prefix] - weight)
+    return truth / 2
+
+
+SHAPES = [
+    ("1", 5),
+    ("2x1", 5),
+    ("3x1", 5),
+    ("2", 4),
+    ("[(0,), (1,), (0, 0), (1, 0)]", 3),
+    ("[(0,), (0, 0), (0, 1)]", 3),
+]
+
+
+@pytest.mark.parametrize("drawn", list(Drawn), ids=lambda d: d.name.lower())
+@pytest.mark.parametrize(("text", "vocab"), SHAPES)
+def test_what_is_emitted_has_the_targets_distribution(text, vocab, drawn):
+    """Total variation from the target, over every draw and coin outcome, for many random p and q."""
+    worst = max(total_variation(parse_tree(text), seed, vocab, drawn) for seed in range(6))
+    assert worst < 1e-12
+
+
+def worst_of(shape="2x1", vocab=5, drawn=Drawn.WITHOUT_REPLACEMENT, rearrange=lambda tree, q: tree):
+    return max(total_variation(parse_tree(shape), seed, vocab, drawn, rearrange) for seed in range(6))
+
+
+def test_mistake_ratio_test_on_deterministic_top_k_is_caught():
+    def pretend_sampled(tree, q):
+        return DraftTree.build(tree.token, tree.parent, drawn=Drawn.WITHOUT_REPLACEMENT)
+
+    original = sampled_children
+
+    def top_k(q, count, drawn):
+        yield from original(q, count, Drawn.DETERMINISTIC)
+
+    globals()["sampled_children"] = top_k
+    try:
+        assert worst_of() > 0.05
+    finally:
+        globals()["sampled_children"] = original
+
+
+def test_mistake_siblings_sorted_by_q_after_sampling_is_caught():
+    def sort_siblings(tree, q):
+        order = np.argsort([-q[ROOT].prob(int(t)) for t in tree.token], kind="stable")
+        return DraftTree.build(tree.token[order], tree.parent, drawn=Drawn.WITHOUT_REPLACEMENT)
+
+    assert worst_of(rearrange=sort_siblings) > 0.05
+
+
+def test_mistake_pruning_a_sampled_sibling_is_caught():
+    def prune_least_likely(tree, q):
+        kept = int(np.argmax([q[ROOT].prob(int(t)) for t in tree.token]))
+        return DraftTree.build([tree.token[kept]], [ROOT], drawn=Drawn.WITHOUT_REPLACEMENT)
+
+    assert worst_of(rearrange=prune_least_likely) > 0.05
+
+
+def test_mistake_residual_not_renormalised_is_caught(monkeypatch):
+    def residual(self, other):
+        left = (self.probs - other.probs).clamp(min=0)
+        return Dense(left), float(left.sum())
+
+    monkeypatch.setattr(Dense, "residual", residual)
+    assert worst_of() > 0.05
+
+
+def test_mistake_q_not_renormalised_without_replacement_is_caught(monkeypatch):
+    def without(self, token):
+        left = self.probs.clone()
+        left[token] = 0
+        return Dense(left), float(left.sum())
+
+    monkeypatch.setattr(Dense, "without", without)
+    assert worst_of("3x1") > 0.05
+
+
+def test_mistake_residual_forgotten_is_caught(monkeypatch):
+    monkeypatch.setattr(Dense, "residual", lambda self, other: (self, 1.0))
+    assert worst_of() > 0.05
+
+
+# The verdict and its evidence
+
+
+def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
+    tree = DraftTree.build([7, 3, 9, 4], [ROOT, ROOT, 1, 2])
+    p = [Point(3), Point(0), Point(9), Point(5), Point(8)]
+    verdict = verify(tree, p, {}, np.full(5, 0.5))
+    assert verdict.path.tolist() == [1, 2]
+    assert (verdict.token, verdict.kind) == (5, FinalKind.RECOVERED)
+    assert verdict.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.REJECTED]
+    assert verdict.p.tolist() == [0, 1, 1, 0]
+
+
+def test_kinds_of_final_tokens():
+    nothing = verify(DraftTree.empty(), [Point(3)], {}, np.array([0.5]))
+    assert (nothing.token, nothing.kind, nothing.accepted) == (3, FinalKind.TARGET, 0)
+    whole = verify(DraftTree.build([3], [ROOT]), [Point(3), Point(4)], {}, np.full(2, 0.5))
+    assert (whole.token, whole.kind) == (4, FinalKind.BONUS)
+    # An accepted leaf that is not the deepest: its bonus comes from its own row.
+    tree = DraftTree.build([1, 3, 5], [ROOT, ROOT, 0])
+    shallow = verify(tree, [Point(3), Point(9), Point(4), Point(9)], {}, np.full(4, 0.5))
+    assert (shallow.token, shallow.kind, shallow.path.tolist()) == (4, FinalKind.BONUS, [1])
+    assert shallow.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.UNTRIED]
+
+
+@given(st.integers(0, 10_000))
+def test_a_verdict_can_be_recomputed_from_its_evidence(seed):
+    """accept_prob follows from p_i and q_i, outcomes from the coins, q_i and residual mass from p and q alone."""
+    p_model, q_model = Model(6, seed), Model(6, seed + 77)
+    q = dense(q_model(()))
+    left, tokens = q, []
+    for coin in coins(seed, Stream.DRAFT, 0, 3):
+        tokens.append(left.draw(float(coin))[0])
+        left, _ = left.without(tokens[-1])
+    tree = DraftTree.build(tokens, [ROOT] * 3, [q.prob(t) for t in tokens], Drawn.WITHOUT_REPLACEMENT)
+    p = [dense(p_model(())), *(dense(p_model((t,))) for t in tokens)]
+    verdict = verify(tree, p, {ROOT: q}, coins(seed, Stream.VERIFY, 0, 4))
+    p_left, q_left = p_model(()), q_model(())
+    for node, token in enumerate(tokens):
+        if verdict.outcome[node] == Outcome.UNTRIED:
+            assert verdict.path.tolist() == [0] or verdict.path[0] < node
+            continue
+        assert verdict.p_trial[node] == pytest.approx(p_left[token], rel=1e-5, abs=1e-7)
+        assert verdict.q_trial[node] == pytest.approx(q_left[token], rel=1e-5, abs=1e-7)
+        assert verdict.accept_prob[node] == pytest.approx(min(1, p_left[token] / q_left[token]), rel=1e-4)
+        accepted = verdict.coin[node] < verdict.accept_prob[node]
+        assert verdict.outcome[node] == (Outcome.ACCEPTED if accepted else Outcome.REJECTED)
+        p_left = np.maximum(p_left - q_left, 0)
+        if not accepted:
+            assert verdict.residual_mass[node] == pytest.approx(p_left.sum(), rel=1e-5)
+        p_left /= p_left.sum()
+        q_left = np.where(np.arange(6) == token, 0, q_left)
+        q_left /= q_left.sum()
+
+
+def test_a_residual_of_zeros_falls_back_to_p_and_never_gives_nan():
+    p = q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float32)
+    left, mass = Dense(p).residual(Dense(q))
+    assert mass == 0
+    assert torch.equal(left.probs, p)
+    left, mass = Dense(torch.tensor([1.0, 0.0])).without(0)
+    assert mass == 0
+    assert not left.probs.isnan().any()
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20).filter(sum), st.floats(2**-54, 1 - 2**-53))
+def test_a_draw_never_gives_a_token_of_probability_zero(weights, coin):
+    row = torch.tensor(weights, dtype=torch.float32)
+    row = row / row.sum()
+    if row.isnan().any():
+        return
+    assert row[Dense(row).draw(coin)[0]] > 0
+
+
+def test_draws_follow_the_distribution():
+    row = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    made = np.bincount([Dense(row).draw(u)[0] for u in (np.arange(1000) + 0.5) / 1000], minlength=4)
+    assert made.tolist() == [100, 0, 600, 300]
+
+
+def test_a_decreed_verdict_says_so_and_keeps_the_true_evidence():
+    tree = DraftTree.build([1, 2, 3], [ROOT, ROOT, 0])
+    p = [Dense(torch.tensor([0.1, 0.2, 0.3, 0.4]))] * 4
+    coin = np.array([0.5, 0.01, 0.99, 0.01])
+    free = verify(tree, p, {}, coin)
+    assert free.path.tolist() == [0, 2]
+    assert free.forced.tolist() == []
+    forced = verify(tree, p, {}, coin, {0: False, 1: True}, final=2)
+    assert forced.path.tolist() == [1]
+    assert forced.forced.tolist() == [0, 1, 3]
+    assert forced.token == 2
+    assert forced.kind is FinalKind.BONUS
+    assert forced.accept_prob[0] == free.accept_prob[0]
+    assert forced.p_trial[1] == pytest.approx(0.3 / 0.8)
