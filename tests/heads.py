@@ -27,7 +27,9 @@ CONFIG = {
 DRAFT_VOCAB = 60
 
 
-def head_tensors(version=3, width=48, target=48, taps=3, draft=DRAFT_VOCAB, vocab=300, mlp=80, bias=False, seed=0):
+def head_tensors(
+    version=3, width=48, target=48, aux_layers=3, draft=DRAFT_VOCAB, vocab=300, mlp=80, bias=False, seed=0
+):
     """Random tensors by their published names: 4 query heads and 2 key heads."""
     generator = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator) * 0.2  # noqa: E731
@@ -35,7 +37,7 @@ def head_tensors(version=3, width=48, target=48, taps=3, draft=DRAFT_VOCAB, voca
     rows = {"q": width, "k": 2 * size, "v": 2 * size}
     tensors = {f"midlayer.self_attn.{p}_proj.weight": normal(n, wide) for p, n in rows.items()}
     tensors |= {
-        "fc.weight": normal(width, taps * target if version == 3 else 2 * width),
+        "fc.weight": normal(width, aux_layers * target if version == 3 else 2 * width),
         "midlayer.self_attn.o_proj.weight": normal(width, width),
         "midlayer.mlp.gate_proj.weight": normal(mlp, width),
         "midlayer.mlp.up_proj.weight": normal(mlp, width),

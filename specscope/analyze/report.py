@@ -240,10 +240,10 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
             f"{open_ended} of {len(requests)} requests have no end: they were still running, or it was cut off"
         )
     verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
-    decreed = sum(1 for verdict in verdicts if len(verdict.forced))
-    if decreed:
+    forced = sum(1 for verdict in verdicts if len(verdict.forced))
+    if forced:
         notes.append(
-            f"{decreed} of {len(verdicts)} verdicts were decreed, not judged (a synthetic drafter, or what-if): their "
+            f"{forced} of {len(verdicts)} verdicts were forced, not judged (a synthetic drafter, or what-if): their "
             "acceptance is no measurement, and the output is not the target's"
         )
     missing = [one.missing_tokens for one in requests if one.missing_tokens]

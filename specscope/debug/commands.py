@@ -82,10 +82,10 @@ class Commands:
         line = line.strip()
         return "" if line.startswith("#") else line or self._last
 
-    def keeps_books(self, line: str) -> bool:
+    def is_passive(self, line: str) -> bool:
         """Whether a line neither moves the run nor looks at where it stands. Raises UserError for no command."""
         meant = "" if self._for is not None else self._meant(line)
-        return not meant or find(meant.split()[0]).name in BOOKS
+        return not meant or find(meant.split()[0]).name in PASSIVE
 
     def complete(self, line: str) -> list[str]:
         """What a line may go on with: commands, events, names of the evidence."""
@@ -377,7 +377,7 @@ COMMANDS = (
 
 
 # Commands that neither move a run nor look at where it stands: an engine that runs goes on over them.
-BOOKS = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
+PASSIVE = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
 
 
 def find(name: str) -> Command:

@@ -53,7 +53,7 @@ STEP_NAMES: dict[str, tuple[type, str]] = {
     "final_coin": (float, "the coin that drew it"),
     "final_margin": (float, "how far p would have to move for another final token"),
     "near_tie": (bool, "whether rounding could flip the decision: at the node, or any in the step"),
-    "forced": (bool, "whether anything was decreed and not judged"),
+    "forced": (bool, "whether anything was forced and not judged"),
 }
 NODE_NAMES: dict[str, tuple[type, str]] = {
     **STEP_NAMES,

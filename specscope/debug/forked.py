@@ -24,7 +24,7 @@ class Forked:
     fork: tuple[RequestStep, ...]
     tokens: int  # how many of each are compared
     dtype: str  # of the target
-    decreed: bool  # whether a verdict, a coin or a token was decreed in the fork: it is not lossless
+    forced: bool  # whether a verdict, a coin or a token was forced in the fork: it is not lossless
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
@@ -75,8 +75,8 @@ class Forked:
         lines.append(self.difference(vocabulary))
         if self.gained is not None:
             lines.append(f"acceptance length {self.gained:+.3f}")
-        if self.decreed:
-            lines.append("something was decreed: this fork is not lossless")
+        if self.forced:
+            lines.append("something was forced: this fork is not lossless")
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:

@@ -28,7 +28,7 @@ def where(session: Session, node: int | None = None) -> str:
     text = session.history.vocabulary.show(verdict.token)
     line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
     if len(verdict.forced):
-        line += "  (decreed: not lossless)"
+        line += "  (forced: not lossless)"
     if len(part.tree) in session.history.near_ties(part):
         line += f"  ({NEAR_TIE}: margin {verdict.final_margin:.1e})"
     return line if node is None else line + "\n" + _node_line(session, part, node)
@@ -46,7 +46,7 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
         return line
     sign = "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
     if node in verdict.forced.tolist():
-        line += " by decree"
+        line += " by force"
     line += (
         f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
         f"a {verdict.accept_prob[node]:.4f}"

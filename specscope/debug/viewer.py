@@ -116,7 +116,7 @@ class Viewer:
             self._commands = Commands(Session(history=self.history), many_lines=False)
         if self.control is not None and self.live and self.control.obeys:
             with suppress(UserError):  # what is no command, the engine's debugger says
-                self.follow = self.follow or not self._commands.keeps_books(line)
+                self.follow = self.follow or not self._commands.is_passive(line)
             self.control.debug(line)
             return
         session = self._commands.session

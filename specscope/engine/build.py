@@ -73,7 +73,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
     blocks = count_blocks(target, config.kv_memory)
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
-    runner = ModelRunner(target, blocks, drafter.taps, backend)
+    runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
         ran_by += ", " + record_graphs(config, runner, drafter, max_context, CudaRecord, progress)

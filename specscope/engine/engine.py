@@ -16,8 +16,8 @@ from torch import Tensor
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
+from specscope.engine.generate import GenerateMixin, Prompt, check_length
 from specscope.engine.request import Request
-from specscope.engine.runs import Prompt, Runs, check_length
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
@@ -28,7 +28,7 @@ from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.host import verify_all
-from specscope.speculate.verify.inputs import Question, changed_question
+from specscope.speculate.verify.inputs import VerifyInput, changed_input
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
@@ -57,7 +57,7 @@ class StepState:
     sizes: dict[str, Size] = field(default_factory=dict)  # by request, where sizes are adaptive
 
 
-class Engine(Runs):
+class Engine(GenerateMixin):
     """A target, a drafter, and the requests that they serve.
 
     Engine(target="folder", drafter="ngram") or Engine(EngineConfig(...)). Not thread-safe: one thread steps it.
@@ -76,7 +76,7 @@ class Engine(Runs):
             raise UserError("give Engine a config or settings, not both")
         self.config = config or EngineConfig(**settings)
         parts = parts or build_parts(self.config, progress)
-        self.changes = changes  # what is decreed in it, where it is a fork
+        self.changes = changes  # what is forced in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
         self.tokenizer = parts.tokenizer
@@ -90,7 +90,7 @@ class Engine(Runs):
             self.config.max_batch,
             self.config.max_step_tokens,
             self.drafter.max_nodes,
-            root_alone=bool(self.drafter.taps),
+            root_alone=bool(self.drafter.aux_layers),
         )
         plan = self.config.plan
         self.sizer = Sizer(plan) if self.config.adaptive and isinstance(plan, DynamicPlan) else None
@@ -289,11 +289,11 @@ class Engine(Runs):
 
     def _verify(self, now: StepState) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
-        asked = [self._question(part.request, draft, x) for part, draft, x in parts if part.decodes]
+        asked = [self._verify_input(part.request, draft, x) for part, draft, x in parts if part.decodes]
         verdicts = iter(verify_all(asked, self.runner.cache.backend))
         now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
 
-    def _question(self, request: Request, draft: Draft, logits: Tensor) -> Question:
+    def _verify_input(self, request: Request, draft: Draft, logits: Tensor) -> VerifyInput:
         """What is asked about one request's tree. logits [n + 1, V]: the root's row, then each node's."""
         tree, params, context = draft.tree, request.params, request.context
         tokens = tree.token.tolist()
@@ -302,16 +302,16 @@ class Engine(Runs):
             if params.penalised
             else [()] * (len(tree) + 1)
         )
-        decreed = draft.forced or self.changes is not None  # such verdicts are found on the host
-        backend = Backend.TORCH if decreed else self.runner.cache.backend
+        forced = draft.forced or self.changes is not None  # such verdicts are found on the host
+        backend = Backend.TORCH if forced else self.runner.cache.backend
         p = distributions(logits, params, request.prompt_tokens, request.output, paths, backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
-        question = Question(tree, p, draft.q, coin, draft.forced)
-        return question if self.changes is None else changed_question(question, self.changes, context.position)
+        asked = VerifyInput(tree, p, draft.q, coin, draft.forced)
+        return asked if self.changes is None else changed_input(asked, self.changes, context.position)
 
     def _commit(self, now: StepState) -> None:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
-            if self.drafter.taps:
+            if self.drafter.aux_layers:
                 self._show_features(part, verdict, now.features[i])
             now.parts.append(self._commit_one(now, part, draft, verdict))
             if part.request.finish is not None:

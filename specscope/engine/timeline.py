@@ -119,7 +119,7 @@ class Timeline:
         del request.tokens[mark.tokens :]
         request.finish, request.stop, request.error = None, "", ""
         request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
-        if request.kv_life == mark.kv_life and not engine.drafter.taps:
+        if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
             engine.runner.cache.truncate(request.table, mark.computed)
             engine.drafter.rewind(request.id, mark.tokens)
             return True
@@ -152,5 +152,5 @@ def _compute_again(engine: Engine, mark: Mark) -> None:
         tokens = request.tokens[start : min(start + CHUNK, mark.computed)]
         segment = Segment.of_tree(request.table, start, tokens, DraftTree.empty(), logits=False)
         _, features = engine.runner.forward_with_features([segment])
-        if engine.drafter.taps:
+        if engine.drafter.aux_layers:
             engine.drafter.observe(request.id, start, features[0])

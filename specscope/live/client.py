@@ -13,7 +13,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.messages import Command, Points, Ready, Rewound, Word
+from specscope.live.messages import Command, Points, Ready, Rewound, Status
 from specscope.live.server import serve
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
@@ -94,7 +94,7 @@ class Worker:
             self._send("stop")
         self._status = "ended"
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, word: Status) -> None:
         if word.kind == "loading":
             self._stage = word.text
         elif word.kind == "status":

@@ -28,7 +28,7 @@ def fork(engine: Engine, request: Request, step: RequestStep, changes: Changes) 
     if changes.tail is not None:
         shared = min(shared, before - changes.tail[0] - 1)
     owns = engine.requests.get(request.id) is request and request.computed >= shared
-    if owns and shared > 0 and not beside.drafter.taps:
+    if owns and shared > 0 and not beside.drafter.aux_layers:
         cache = engine.runner.cache
         twin.table, twin.computed = cache.fork(request.table), shared
         cache.truncate(twin.table, shared)
@@ -76,7 +76,7 @@ def _beside(engine: Engine, changes: Changes) -> Engine:
     blocks = drafter_blocks(config, cache.pool.blocks)
     drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None)
     parts = Parts(
-        runner=ModelRunner(loaded, 0, drafter.taps, cache=cache),
+        runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,
         tokenizer=engine.tokenizer,
         vocabulary=engine.vocabulary,

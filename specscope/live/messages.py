@@ -19,7 +19,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Word:
+class Status:
     """A line of news from the worker."""
 
     kind: str  # loading (text: the stage), status (text: running, paused, idle), refused or failed (text: why), said

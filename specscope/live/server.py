@@ -21,7 +21,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import Command, Points, Ready, Rewound, Word
+from specscope.live.messages import Command, Points, Ready, Rewound, Status
 from specscope.live.start import start_engine
 from specscope.trace.records import StepRecord
 
@@ -48,7 +48,7 @@ class _Server:
             self.news.send(message)
 
     def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
-        engine = start_engine(config, lambda stage: self.send(Word("loading", stage)))
+        engine = start_engine(config, lambda stage: self.send(Status("loading", stage)))
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
 
@@ -78,7 +78,7 @@ class _Server:
         stop = commands.session.next()
         if stop.hits:
             self.paused, self.single = True, 0
-            self.send(Word("said", commands.stopped(stop)))
+            self.send(Status("said", commands.stopped(stop)))
         hits = sum(point.hits for point in commands.session.breakpoints.points.values())
         if stop.hits or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
@@ -102,7 +102,7 @@ class _Server:
         status = "paused" if self.paused else "running" if engine.busy else "idle"
         if status != self.status:
             self.status = status
-            self.send(Word("status", status))
+            self.send(Status("status", status))
         while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.commands.recv()
@@ -114,20 +114,20 @@ class _Server:
     def _debug(self, commands: Commands, line: str) -> None:
         """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
         try:
-            books, words = commands.keeps_books(line), line.split()
+            books, words = commands.is_passive(line), line.split()
             if words and not books and find(words[0]).name == "continue":
                 self.paused = False
                 return
             if not books:
                 self.paused, self.single = True, 0
             before = commands.forked
-            self.send(Word("said", commands.run(line)))
+            self.send(Status("said", commands.run(line)))
             if commands.forked is not None and commands.forked is not before:
                 self.send(commands.forked)
         except UserError as error:
-            self.send(Word("said", str(error)))
+            self.send(Status("said", str(error)))
         except Exception as error:  # a line that was typed must not end the run
-            self.send(Word("said", f"the debugger failed: {type(error).__name__}: {error}"))
+            self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
         self._send_points(commands)
 
     def _send_points(self, commands: Commands) -> None:
@@ -154,7 +154,7 @@ class _Server:
         try:
             engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
         except UserError as error:
-            self.send(Word("refused", str(error)))
+            self.send(Status("refused", str(error)))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.ending = True
@@ -178,8 +178,8 @@ def serve(
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except UserError as error:
-        server.send(Word("failed", str(error)))
+        server.send(Status("failed", str(error)))
     except Exception as error:
-        server.send(Word("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+        server.send(Status("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
     news.close()
     os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save

@@ -66,11 +66,11 @@ class EngineWhatIf(WhatIf):
         request = self._request(part.request)
         changes, tokens = self._parse(words, part)
         original, changed = (self._run(request, part, these, tokens) for these in (Changes(), changes))
-        decreed = bool(changes.outcomes or changes.coins or changes.tokens)
+        forced = bool(changes.outcomes or changes.coins or changes.tokens)
         judged = (s.index for s in session.history.requests[part.request].steps if s.verdict is not None)
         index = next((i for i in judged if i >= part.index), part.index)
         dtype = self.engine.run_info.dtype
-        return Forked(part.request, index, changes.describe(), original, changed, tokens, dtype, decreed)
+        return Forked(part.request, index, changes.describe(), original, changed, tokens, dtype, forced)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline

@@ -58,7 +58,7 @@ class EagleHead(nn.Module):
         super().__init__()
         self.config = config
         llama = llama_config(config)
-        joined = len(config.taps) * config.target_width if config.version == 3 else 2 * config.width
+        joined = len(config.aux_layers) * config.target_width if config.version == 3 else 2 * config.width
         self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
         self.midlayer = HeadLayer(llama, config.version)
         self.rotary = LlamaRotaryEmbedding(llama)
@@ -85,7 +85,7 @@ class EagleHead(nn.Module):
         return d2t + torch.arange(len(d2t), device=d2t.device)
 
     def combine(self, features: Tensor) -> Tensor:
-        """Features [..., taps * target width] as hidden states [..., width]; EAGLE takes them as they are."""
+        """Features [..., aux_layers * target width] as hidden states [..., width]; EAGLE takes them as they are."""
         return self.fc(features) if self.config.version == 3 else features
 
     def prepare(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from specscope.errors import UserError
 
-Tap = int | Literal["final"]  # j: what enters layer j (0 is the embedding); "final": what enters the head, normalised
+AuxLayer = (
+    int | Literal["final"]
+)  # j: what enters layer j (0 is the embedding); "final": what enters the head, normalised
 
 
-def published_taps(layers: int) -> tuple[int, int, int]:
+def published_aux_layers(layers: int) -> tuple[int, int, int]:
     """Where EAGLE-3's authors take features from a target of that many layers: a low, a middle and a high one.
 
     Li et al. 2025; the places are those of their modeling_llama_kv.py, and vLLM's and SGLang's default.
@@ -23,25 +25,27 @@ def published_taps(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
-class FeatureTaps:
+class AuxHiddenStates:
     """Collects hidden states while a model runs. One forward pass at a time."""
 
-    def __init__(self, model: Any, taps: Sequence[Tap]) -> None:  # noqa: ANN401
+    def __init__(self, model: Any, aux_layers: Sequence[AuxLayer]) -> None:  # noqa: ANN401
         layers = decoder_layers(model)
-        for tap in taps:
-            if tap != "final" and not 0 <= tap < len(layers):
-                raise UserError(f"features are asked of layer {tap}, but the target has layers 0 to {len(layers) - 1}")
-        self.taps = tuple(taps)
-        self._seen: dict[Tap, Tensor] = {}
-        for tap in set(taps):
-            if tap == "final":
+        for aux_layer in aux_layers:
+            if aux_layer != "final" and not 0 <= aux_layer < len(layers):
+                raise UserError(
+                    f"features are asked of layer {aux_layer}, but the target has layers 0 to {len(layers) - 1}"
+                )
+        self.aux_layers = tuple(aux_layers)
+        self._seen: dict[AuxLayer, Tensor] = {}
+        for aux_layer in set(aux_layers):
+            if aux_layer == "final":
                 _base(model).register_forward_hook(self._keep_final)
             else:
-                layers[tap].register_forward_pre_hook(self._keeper(tap), with_kwargs=True)
+                layers[aux_layer].register_forward_pre_hook(self._keeper(aux_layer), with_kwargs=True)
 
-    def _keeper(self, tap: Tap) -> Any:  # noqa: ANN401
+    def _keeper(self, aux_layer: AuxLayer) -> Any:  # noqa: ANN401
         def keep(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._seen[tap] = (args[0] if args else named["hidden_states"])[0]
+            self._seen[aux_layer] = (args[0] if args else named["hidden_states"])[0]
 
         return keep
 
@@ -49,8 +53,8 @@ class FeatureTaps:
         self._seen["final"] = out[0][0]
 
     def take(self) -> Tensor:
-        """The last pass's features, [N, taps * width], the taps side by side."""
-        return torch.cat([self._seen[tap] for tap in self.taps], dim=-1)
+        """The last pass's features, [N, aux_layers * width], the aux layers side by side."""
+        return torch.cat([self._seen[aux_layer] for aux_layer in self.aux_layers], dim=-1)
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401

@@ -11,7 +11,7 @@ import msgspec
 
 from specscope.errors import UserError
 from specscope.model.checkpoint import Size, read_json_object
-from specscope.model.features import Tap, published_taps
+from specscope.model.features import AuxLayer, published_aux_layers
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -24,7 +24,7 @@ class HeadConfig:
     layer: Mapping[str, Any]  # sizes, rotary and norms, by the names of a Llama config
     target_width: int  # of a hidden state of the target
     draft_vocab: int  # tokens that the head can draft; the target's vocabulary where it is not reduced
-    taps: tuple[Tap, ...]
+    aux_layers: tuple[AuxLayer, ...]
     norm_before_residual: bool = False  # the residual is the normalised feature: a variant of EAGLE-3
 
     @property
@@ -48,7 +48,7 @@ class HeadConfig:
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
             "norm_before_residual": self.norm_before_residual,
-            LAYER_IDS: list(self.taps),
+            LAYER_IDS: list(self.aux_layers),
         }
 
 
@@ -110,12 +110,12 @@ def read_config(folder: Path, version: int, target_layers: int) -> HeadConfig:
         layer=layer,
         target_width=told.target_hidden_size or sizes.hidden_size,
         draft_vocab=told.draft_vocab_size or sizes.vocab_size,
-        taps=choose_taps(told, target_layers) if version == 3 else ("final",),
+        aux_layers=choose_aux_layers(told, target_layers) if version == 3 else ("final",),
         norm_before_residual=bool(told.norm_before_residual),
     )
 
 
-def choose_taps(told: HeadJson, target_layers: int) -> tuple[Tap, ...]:
+def choose_aux_layers(told: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
     """Which layers feed an EAGLE-3 head.
 
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is
@@ -125,4 +125,4 @@ def choose_taps(told: HeadJson, target_layers: int) -> tuple[Tap, ...]:
         return tuple(told.eagle_aux_hidden_state_layer_ids)
     if told.eagle_config is not None and told.eagle_config.eagle_aux_hidden_state_layer_ids:
         return tuple(j + 1 for j in told.eagle_config.eagle_aux_hidden_state_layer_ids)
-    return published_taps(target_layers)
+    return published_aux_layers(target_layers)

@@ -106,7 +106,9 @@ def _check_fit(config: HeadConfig, target: LoadedModel, path: Path) -> None:
         raise UserError(
             f"the head in {path} was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
         )
-    high = [tap for tap in config.taps if tap != "final" and not 0 <= tap < len(target.layers)]
+    high = [
+        aux_layer for aux_layer in config.aux_layers if aux_layer != "final" and not 0 <= aux_layer < len(target.layers)
+    ]
     if high:
         raise UserError(
             f"the head in {path} asks for layer {high[0]}, but {target.name} has {len(target.layers)} layers"

@@ -61,7 +61,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
-        """The target's features [N, taps * target width] as hidden states [N, width] for `forward`."""
+        """The target's features [N, aux_layers * target width] as hidden states [N, width] for `forward`."""
         return self.head.combine(features)
 
     @torch.inference_mode()

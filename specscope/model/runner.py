@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
-from specscope.model.features import FeatureTaps, Tap
+from specscope.model.features import AuxHiddenStates, AuxLayer
 from specscope.model.graphs import Graphs, Record, Shape
 from specscope.model.kv_cache import KVCache
 from specscope.model.loader import LoadedModel
@@ -22,7 +22,7 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         blocks: int,
-        taps: Sequence[Tap] = (),
+        aux_layers: Sequence[AuxLayer] = (),
         backend: Backend = Backend.TORCH,
         *,
         cache: KVCache | None = None,
@@ -31,7 +31,7 @@ class ModelRunner:
         self.loaded = loaded
         self.cache = cache or KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
         self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without
-        self._taps = FeatureTaps(loaded.model, taps) if taps else None
+        self._aux = AuxHiddenStates(loaded.model, aux_layers) if aux_layers else None
 
     def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
         """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
@@ -48,9 +48,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward_with_features(self, segments: Sequence[Segment]) -> tuple[list[Tensor], list[Tensor]]:
-        """As `forward`; besides the logits the features of every fed row, [rows, taps * width] for each segment.
+        """As `forward`; besides the logits the features of every fed row, [rows, aux_layers * width] for each segment.
 
-        No features where the runner has no taps.
+        No features where the runner has no aux_layers.
         """
         replayed = None if self.graphs is None else self.graphs.replay(segments)
         if replayed is None:
@@ -63,7 +63,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits of the wanted rows, [R, vocabulary]; where there are taps the features of all, [N, taps * width]."""
+        """Logits of the wanted rows, [R, vocabulary]; with aux layers the features of all, [N, their widths]."""
         logits = self.loaded.model(
             input_ids=batch.tokens,
             position_ids=batch.positions,
@@ -72,4 +72,4 @@ class ModelRunner:
             batch=batch,
             cache=self.cache,
         ).logits[0]
-        return (logits,) if self._taps is None else (logits, self._taps.take())
+        return (logits,) if self._aux is None else (logits, self._aux.take())

@@ -13,7 +13,7 @@ from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.remote.listener import ENGINES, Heard, Listening, Odd, listen
+from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable, listen
 from specscope.trace.checked import short, whole
 from specscope.trace.history import History, weight
 from specscope.trace.params import SamplingParams
@@ -38,7 +38,7 @@ class _Run:
         """Bytes that it takes, roughly."""
         return self.bytes + self._words
 
-    def take(self, heard: Heard, lost: int) -> None:
+    def take(self, heard: RunUpdate, lost: int) -> None:
         """Records that are new; `lost`: those that were dropped before they could be taken."""
         self.history.run = heard.info or self.history.run
         self.history.vocabulary.pieces.update(heard.pieces)
@@ -73,7 +73,7 @@ class Attached:
         self.viewer: Viewer | None = None
         self.runs: dict[str, _Run] = {}
         self._shown = ""
-        self._heard: deque[Heard | Odd] = deque()
+        self._heard: deque[RunUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
         self._lock = threading.Lock()  # guards it
         self._lost: Counter[str] = Counter()  # records of each run that were dropped here
@@ -102,7 +102,7 @@ class Attached:
         try:
             while True:
                 message = self._pipe.recv()
-                if isinstance(message, Heard):
+                if isinstance(message, RunUpdate):
                     if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
                         self._lost[message.run] += len(message.records)
                         message = dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
@@ -119,7 +119,7 @@ class Attached:
         while self._heard:
             message = self._heard.popleft()
             changed = True
-            if isinstance(message, Odd):
+            if isinstance(message, Unreadable):
                 self.notices.append(message.text)
             else:
                 with self._lock:
@@ -141,7 +141,7 @@ class Attached:
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # nothing of it can be let go but all
 
-    def _take(self, heard: Heard, history: History) -> None:
+    def _take(self, heard: RunUpdate, history: History) -> None:
         if heard.run not in self.runs:
             if heard.info is None:
                 return  # it was let go for newer ones

@@ -41,7 +41,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RunUpdate:
     """What has come of one engine since the last time."""
 
     run: str
@@ -54,7 +54,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Odd:
+class Unreadable:
     """Spans that were left out, how many and why; of each kind of fault only when there are ten times as many."""
 
     text: str
@@ -70,7 +70,7 @@ class _Run:
         self._lost = 0
         self._summaries = False  # whether it was told that evidence is missing
 
-    def feed(self, name: str, spans: Sequence[ReadableSpan], dropped: int) -> Heard | None:
+    def feed(self, name: str, spans: Sequence[ReadableSpan], dropped: int) -> RunUpdate | None:
         """Spans of this run; what there is to tell."""
         records: list[StepRecord] = []
         for span in spans:
@@ -81,7 +81,7 @@ class _Run:
         pieces = self.decoder.vocabulary.pieces
         new = dict(islice(pieces.items(), self._told, None))
         special = frozenset(self.decoder.vocabulary.special)
-        heard = Heard(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
+        heard = RunUpdate(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
         self.info, self._told, self._lost = None, len(pieces), lost
         return heard
 
@@ -159,7 +159,7 @@ class _Listener:
         if heard is not None:
             self._pipe.send(heard)
         for text in run.news():
-            self._pipe.send(Odd(text))
+            self._pipe.send(Unreadable(text))
         while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
             del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
 
@@ -167,7 +167,7 @@ class _Listener:
         """Spans that belong to no run."""
         self._odd.add("spans", why)
         for text in self._odd.news():
-            self._pipe.send(Odd(text))
+            self._pipe.send(Unreadable(text))
 
 
 def _values(span: ReadableSpan) -> int:
@@ -179,7 +179,7 @@ def _values(span: ReadableSpan) -> int:
 
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
-    """The listener process's main function. Says Listening, then Heard and Odd, until the pipe's other end closes."""
+    """The listener process's main function. Says Listening, then RunUpdates, until the pipe closes."""
     logging.disable()  # standard error is the screen's
     end_with_parent()
     listener = _Listener(pipe)

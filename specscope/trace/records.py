@@ -102,7 +102,7 @@ class Verdict(_ArrayEq):
     # How far the target's probabilities would have to move for another final token; 1 where none other has mass, and
     # where it is not known.
     final_margin: float = 1.0
-    # Nodes whose outcome was decreed and not judged, and n where the final token was: such a run is not lossless.
+    # Nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless.
     forced: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
@@ -136,7 +136,7 @@ class Verdict(_ArrayEq):
 
 @dataclass(frozen=True, eq=False)
 class DraftNotes(_ArrayEq):
-    """What a drafter that is a model thought of its tree, and what it looked at and left out. Filled by growth.py.
+    """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py.
 
     Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
     """

@@ -17,7 +17,8 @@ def card(training: Training, command: str, source: str) -> str:
     parameters = sum(p.numel() for p in training.head.parameters())
     return f"""# EAGLE-3 head for {training.target.name}
 
-One decoder layer over what enters layers {", ".join(map(str, config.taps))} of the target; {parameters / 1e6:.1f} M
+One decoder layer over what enters layers {", ".join(map(str, config.aux_layers))} of the target;
+{parameters / 1e6:.1f} M
 parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of the published EAGLE-3 checkpoints.
 Made by
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
-from specscope.model.features import published_taps
+from specscope.model.features import published_aux_layers
 from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
@@ -179,7 +179,7 @@ def going_on(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
     head = load_head(recipe.start, target).head.float().requires_grad_(True)
     tokens = head.target_tokens()
     wanted, found = head_config(target, head.config.draft_vocab), head.config
-    if found.version != 3 or (found.taps, found.width) != (wanted.taps, wanted.width):
+    if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
         raise UserError(f"{recipe.start} is no head that was trained here: it cannot be gone on from")
     rows = target.output.weight if tokens is None else target.output.weight[tokens]
     return head, Heads(target.embedding.weight.float(), rows.float())
@@ -191,12 +191,12 @@ def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[in
     All are scaled by their size in the data (the median over tokens: a few tokens have features a thousand times as
     large), so that the residual stream begins near 1 and the layer's own output counts from the first step on.
     """
-    width, taps = head.config.target_width, len(head.config.taps)
-    some = torch.cat([data[i].features for i in samples[:64]]).float().view(-1, taps, width)
+    width, aux_layers = head.config.target_width, len(head.config.aux_layers)
+    some = torch.cat([data[i].features for i in samples[:64]]).float().view(-1, aux_layers, width)
     sizes = some.pow(2).mean(-1).sqrt().median(0).values.tolist()
-    for tap, size in enumerate(sizes):
-        block = head.fc.weight[:, tap * width : (tap + 1) * width]
-        if tap == taps - 1:
+    for aux_layer, size in enumerate(sizes):
+        block = head.fc.weight[:, aux_layer * width : (aux_layer + 1) * width]
+        if aux_layer == aux_layers - 1:
             torch.nn.init.eye_(block)
             block /= size
         else:
@@ -222,7 +222,7 @@ def head_config(target: LoadedModel, draft_vocab: int) -> HeadConfig:
         "eos_token_id": target.eos[0] if target.eos else None,
         "pad_token_id": 0,
     }
-    return HeadConfig(3, layer, config.hidden_size, draft_vocab, published_taps(len(target.layers)))
+    return HeadConfig(3, layer, config.hidden_size, draft_vocab, published_aux_layers(len(target.layers)))
 
 
 def batches_of(data: Shards, samples: Sequence[int], tokens: int, seed: int) -> list[list[int]]:

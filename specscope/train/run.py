@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from specscope.errors import UserError
 from specscope.interrupt import INTERRUPTED, Interrupt, StoppedError, interruptible
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.features import Tap, published_taps
+from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
@@ -93,11 +93,11 @@ def _bar(console: Console, interrupt: Interrupt) -> Iterator[Callable[[str, int,
 def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], None]) -> Path:
     """The folder of data, made or completed. What a killed run has written is kept."""
     folder = task.out / "data"
-    taps: tuple[Tap, ...] = (*published_taps(len(target.layers)), "final")
+    aux_layers: tuple[AuxLayer, ...] = (*published_aux_layers(len(target.layers)), "final")
     done = folder / "done"
     about = {
         "target": target.revision,
-        "taps": list(taps),
+        "aux_layers": list(aux_layers),
         "source": "" if task.data is None else _digest(task.data),
         "longest": task.longest,
         "seed": task.recipe.seed,
@@ -107,7 +107,7 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
     if done.exists() and (task.data is not None or have >= task.tokens):
         return folder
     blocks = (task.rows + 2) * (-(-(task.longest + LONGEST_OPENING) // BLOCK_SIZE) + 1)
-    runner = ModelRunner(target, blocks, taps)
+    runner = ModelRunner(target, blocks, aux_layers)
     tokenizer = load_tokenizer(task.target)
     count = [have]
 

@@ -26,7 +26,7 @@ class Padded:
     tokens: Tensor  # int64 [B, T]
     real: Tensor  # bool [B, T]
     learn: Tensor  # bool [B, T] False in what was given to the target
-    features: Tensor  # [B, T, taps * target width]
+    features: Tensor  # [B, T, aux_layers * target width]
     final: Tensor  # [B, T, target width]
 
 

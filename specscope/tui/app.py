@@ -40,7 +40,7 @@ PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay t
 
 
 class ScopeApp(Screens):
-    """Shows `session.history` at `session.position`; keys move the session, a timer lets it take in what is new."""
+    """Shows `viewer.history` at `viewer.position`; keys move the viewer, a timer lets it take in what is new."""
 
     TITLE = "specscope"
     CSS_PATH = "scope.tcss"
@@ -50,7 +50,7 @@ class ScopeApp(Screens):
 
     def __init__(
         self,
-        session: Viewer,
+        viewer: Viewer,
         *,
         title: str = "",
         settings: Settings | None = None,
@@ -58,13 +58,13 @@ class ScopeApp(Screens):
         start: str = "",
     ) -> None:
         super().__init__()
-        self.session = session
+        self.viewer = viewer
         self.scope_title = title
         self.reference = reference
         self._start = start  # REQUEST@STEP to begin at, as soon as it has been read
         self.settings = settings or Settings()
         self.governor = FrameGovernor(self.settings.fps)
-        self.ledger = Ledger(session.history)
+        self.ledger = Ledger(viewer.history)
         self.chosen: str | None = None
         self.pooled = True
         self.playing = False
@@ -131,10 +131,10 @@ class ScopeApp(Screens):
         """Look again after the governor's interval; over a capture that stands still there is nothing to look for."""
         if self._timer is not None:
             return
-        if self.session.reading and not self.lost:
+        if self.viewer.reading and not self.lost:
             self.governor.start()  # reading is no frame, and there is no engine to spare
             self._timer = self.set_timer(READING, self._tick)
-        elif self.session.control is not None or self.playing:
+        elif self.viewer.control is not None or self.playing:
             self._timer = self.set_timer(self.governor.tick(), self._tick)
 
     def _tick(self) -> None:
@@ -149,11 +149,11 @@ class ScopeApp(Screens):
     def _begin_at(self) -> None:
         """Go to the step that the command line asked for, once it is there."""
         name, _, index = self._start.rpartition("@")
-        request = self.session.history.requests.get(name)
-        if not self._start or (request is None and self.session.reading):
+        request = self.viewer.history.requests.get(name)
+        if not self._start or (request is None and self.viewer.reading):
             return
         at = None if request is None else request.position_of(int(index))
-        if at is None and self.session.reading:
+        if at is None and self.viewer.reading:
             return
         if at is None:
             self._say(f"there is no {self._start} in this run")
@@ -166,45 +166,45 @@ class ScopeApp(Screens):
         if self.lost:
             return
         try:
-            self.session.poll()
-            while self.session.control is not None and self.session.control.notices:
-                self._say(self.session.control.notices.popleft())
-            if self.session.notices:
-                self._say("\n".join(self.session.notices))
-                self.session.notices.clear()
-            while self.session.said:
-                self._hear(self.session.said.popleft())
+            self.viewer.poll()
+            while self.viewer.control is not None and self.viewer.control.notices:
+                self._say(self.viewer.control.notices.popleft())
+            if self.viewer.notices:
+                self._say("\n".join(self.viewer.notices))
+                self.viewer.notices.clear()
+            while self.viewer.said:
+                self._hear(self.viewer.said.popleft())
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
     def _play(self) -> None:
         """Move a playing replay on, in the time the run took."""
-        steps, now = self.session.history.steps, time.monotonic()
+        steps, now = self.viewer.history.steps, time.monotonic()
         if not self.playing or now < self._due:
             return
-        at = self.session.position + 1
+        at = self.viewer.position + 1
         if at >= len(steps):
             self.playing = False
             return
-        self.session.goto(at)
+        self.viewer.goto(at)
         took = (steps[at].end_ns - steps[at].start_ns) / 1e9 if steps[at].phases else 0.0
         self._due = now + min(max(took, PLAY_SHORTEST), PLAY_LONGEST)
 
     def _moved(self) -> bool:
         """Whether anything on the screen could have changed since the last look."""
-        session, history = self.session, self.session.history
-        control = session.control
+        viewer, history = self.viewer, self.viewer.history
+        control = viewer.control
         engine = (control.status, control.progress, control.error) if control is not None else None
         stamp = (
             *(
                 len(history.steps),
-                session.position,
-                session.follow,
+                viewer.position,
+                viewer.follow,
                 history.rewinds,
                 history.dropped,
                 len(history.requests),
             ),
-            *(engine, self.lost, self.playing, session.points),
+            *(engine, self.lost, self.playing, viewer.points),
         )
         if stamp == self._stamp:
             return False
@@ -214,11 +214,11 @@ class ScopeApp(Screens):
     # -- what is shown ------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Show the session as it stands; panels draw what changed for them."""
+        """Show the viewer as it stands; panels draw what changed for them."""
         if not self._panels or not self._panels[0].is_attached:  # not there yet, or being taken down
             return
-        if not self.ledger.counts_for(self.session.history):
-            self.ledger = Ledger(self.session.history)
+        if not self.ledger.counts_for(self.viewer.history):
+            self.ledger = Ledger(self.viewer.history)
         self.ledger.update()
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
@@ -231,7 +231,7 @@ class ScopeApp(Screens):
     def _look(self) -> Look:
         self._choose_request()
         return Look(
-            self.session,
+            self.viewer,
             self.ledger,
             self.chosen,
             self.pooled,
@@ -244,10 +244,10 @@ class ScopeApp(Screens):
 
     def _choose_request(self) -> None:
         """Keep to the request chosen by hand; else the eldest in the batch of the position."""
-        history = self.session.history
+        history = self.viewer.history
         if self._picked and self.chosen in history.requests:
             return
-        at = self.session.position
+        at = self.viewer.position
         batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
         if batch:
             self.chosen = batch[0].request
@@ -263,41 +263,41 @@ class ScopeApp(Screens):
 
     def action_pause(self) -> None:
         """Pause or resume the engine; where there is none, play or stop."""
-        if self.session.live:
-            self.session.toggle_pause()
-        elif not self.session.history.steps:
+        if self.viewer.live:
+            self.viewer.toggle_pause()
+        elif not self.viewer.history.steps:
             self._say("nothing was recorded")
         else:
             self.playing = not self.playing
-            if self.playing and self.session.position >= len(self.session.history.steps) - 1:
-                self.session.goto(0)
+            if self.playing and self.viewer.position >= len(self.viewer.history.steps) - 1:
+                self.viewer.goto(0)
             self._due = 0.0
             self._wait()
         self.look()
 
     def _goto(self, position: int) -> None:
         self.playing = False
-        self.session.goto(position)
+        self.viewer.goto(position)
         self.look()
 
     def action_forward(self) -> None:
         """The next step."""
         self.playing = False
-        before = self.session.position
-        self.session.forward()
-        if self.session.position == before and not self.session.live:
+        before = self.viewer.position
+        self.viewer.forward()
+        if self.viewer.position == before and not self.viewer.live:
             self._say("this is the last step")
         self.look()
 
     def action_backward(self) -> None:
         """The step before."""
-        if self.session.position <= 0:
+        if self.viewer.position <= 0:
             self._say("this is the first step")
-        self._goto(self.session.position - 1)
+        self._goto(self.viewer.position - 1)
 
     def action_jump(self, way: int) -> None:
         """A twentieth of the run."""
-        self._goto(self.session.position + way * max(1, len(self.session.history.steps) // 20))
+        self._goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
 
     def action_first(self) -> None:
         """The first step."""
@@ -306,17 +306,17 @@ class ScopeApp(Screens):
     def action_last(self) -> None:
         """The newest step, and follow."""
         self.playing = False
-        self.session.goto_end()
+        self.viewer.goto_end()
         self.look()
 
     def action_rejection(self, way: int) -> None:
         """The next or previous step of the chosen request whose path ended in a rejection."""
-        request = self.session.history.requests.get(self.chosen or "")
+        request = self.viewer.history.requests.get(self.chosen or "")
         if request is None:
             self._say("no request is chosen")
             return
-        place = self.ledger.place(request.id, self.session.position) - 1
-        if way < 0 and place >= 0 and request.engine_steps[place] < self.session.position:
+        place = self.ledger.place(request.id, self.viewer.position) - 1
+        if way < 0 and place >= 0 and request.engine_steps[place] < self.viewer.position:
             place += 1  # its last step lies behind the position: that one is the first candidate
         for at in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
             verdict = request.steps[at].verdict
@@ -328,7 +328,7 @@ class ScopeApp(Screens):
 
     def action_choose(self, way: int) -> None:
         """The request below or above."""
-        names = list(self.session.history.requests)
+        names = list(self.viewer.history.requests)
         if not names:
             self._say("no requests yet")
             return
@@ -364,7 +364,7 @@ class ScopeApp(Screens):
 
     def on_slider_moved(self, event: Slider.Moved) -> None:
         """The slider was clicked or dragged."""
-        if event.position >= len(self.session.history.steps) - 1:
+        if event.position >= len(self.viewer.history.steps) - 1:
             self.action_last()
         else:
             self._goto(event.position)

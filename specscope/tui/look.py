@@ -17,7 +17,7 @@ from specscope.tui.widgets.ledger import Ledger
 class Look:
     """One moment of a session, and what of it was chosen."""
 
-    session: Viewer
+    viewer: Viewer
     ledger: Ledger
     chosen: str | None = None  # the request whose tree and text are shown
     pooled: bool = True  # figures over all requests, or over the chosen one
@@ -28,13 +28,13 @@ class Look:
     keymap: Mapping[str, str] = field(default_factory=dict)  # keys that the settings bind otherwise, by action
 
     def __post_init__(self) -> None:
-        self.position = self.session.position
+        self.position = self.viewer.position
         self.steps = len(self.history.steps)
 
     @property
     def history(self) -> History:
         """The records."""
-        return self.session.history
+        return self.viewer.history
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -78,8 +78,8 @@ class Look:
     @property
     def status(self) -> str:
         """`reading`, `replay`, `playing`, or the state of the engine."""
-        control = self.session.control
-        if self.session.reading:
+        control = self.viewer.control
+        if self.viewer.reading:
             return "reading"
         if control is None:
             return "playing" if self.playing else "replay"
@@ -90,5 +90,5 @@ class Look:
     @property
     def error(self) -> str:
         """Why the engine ended, where it ended badly."""
-        control = self.session.control
+        control = self.viewer.control
         return self.lost or (control.error if control is not None else "")

@@ -17,8 +17,8 @@ from specscope.tui.settings import read_settings
 class Program(ScopeApp):
     """ScopeApp, where it is all that the process runs."""
 
-    def __init__(self, session: Viewer, lifetime: Lifetime, *, title: str, reference: str, start: str) -> None:
-        super().__init__(session, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
+    def __init__(self, viewer: Viewer, lifetime: Lifetime, *, title: str, reference: str, start: str) -> None:
+        super().__init__(viewer, title=title, settings=read_settings(ACTIONS), reference=reference, start=start)
         self._lifetime = lifetime
         self._own_loop: asyncio.AbstractEventLoop | None = None
 
@@ -38,12 +38,12 @@ class Program(ScopeApp):
             self._own_loop.call_soon_threadsafe(self.exit, None, 128 + number)
 
 
-def run_app(session: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
-    """Show a session until the user leaves, or a signal ends it: SystemExit then.
+def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
+    """Show a viewer until the user leaves, or a signal ends it: SystemExit then.
 
     Ending its engine is left to the caller. Raises UserError.
     """
-    app = Program(session, lifetime, title=title, reference=reference, start=start)
+    app = Program(viewer, lifetime, title=title, reference=reference, start=start)
     # Not asyncio's own handlers: when its loop ends it leaves the signals' defaults, and the next one kills.
     with handled_by(app.end_by):
         app.run()

@@ -255,7 +255,7 @@ def test_an_unchanged_fork_is_the_original(engine):
     said = engine.run("fork tokens=10")
     assert "the same tokens" in said
     assert "acceptance length +0.000" in said
-    assert "decreed" not in said
+    assert "forced" not in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.tree_builder import Level, StaticGrowth
+from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
 from specscope.speculate.verify.host import verify
@@ -108,13 +108,13 @@ class Sampler:
         fixed = self.contexts.setdefault(made, FixedContext(self.engine, [*self.prompt, *made]))
         params = SamplingParams(temperature=PARAMS.temperature, top_k=PARAMS.top_k, seed=seed)
         context = Context("r", fixed.tokens, len(self.prompt), params)
-        growth, runner = StaticGrowth(context, PLAN), self.engine.drafter.runner
-        while growth.frontier:
-            paths = [tuple(growth._path(node)) for node in growth.frontier]
+        builder, runner = StaticTreeBuilder(context, PLAN), self.engine.drafter.runner
+        while builder.frontier:
+            paths = [tuple(builder._path(node)) for node in builder.frontier]
             level = Level(torch.stack([fixed.head(path) for path in paths]), runner.vocab_size, runner.d2t)
-            growth.grow(level, slice(0, len(paths)))
-            growth.fed += growth.frontier
-        draft, _ = growth.finish()
+            builder.grow(level, slice(0, len(paths)))
+            builder.fed += builder.frontier
+        draft, _ = builder.finish()
         tree = draft.tree
         assert set(tree.drawn) == {Drawn.WITHOUT_REPLACEMENT}
         paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]

@@ -5,7 +5,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.model.features import published_taps
+from specscope.model.features import published_aux_layers
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
@@ -20,15 +20,15 @@ TREE = DraftTree.build([50, 60, 61, 51, 70], [ROOT, ROOT, 1, 0, 2])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_features_are_transformers_hidden_states(name):
     """Taps in any order, one of them twice; a prefill chunk, then the rest with a tree, two requests at once."""
-    taps = (2, "final", 0, 3, 2)
-    model, runner = build(name), ModelRunner(adopt(build(name), name), blocks=8, taps=taps)
+    aux_layers = (2, "final", 0, 3, 2)
+    model, runner = build(name), ModelRunner(adopt(build(name), name), blocks=8, aux_layers=aux_layers)
 
     def wanted(tokens):
         """Features of every token of a sequence."""
         with torch.inference_mode():
             states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         assert len(states) == 5  # what enters each of 4 layers, and what enters the head
-        return torch.cat([states[-1 if tap == "final" else tap][0] for tap in taps], dim=-1)
+        return torch.cat([states[-1 if aux_layer == "final" else aux_layer][0] for aux_layer in aux_layers], dim=-1)
 
     tables = [BlockTable(), BlockTable()]
     for table in tables:
@@ -66,16 +66,16 @@ def test_without_taps_there_are_no_features():
     assert features == []
 
 
-@pytest.mark.parametrize("tap", [4, 7, -1])
-def test_a_layer_that_is_not_there_is_refused(tap):
+@pytest.mark.parametrize("aux_layer", [4, 7, -1])
+def test_a_layer_that_is_not_there_is_refused(aux_layer):
     loaded = adopt(build("llama"), "llama")
-    with pytest.raises(UserError, match=f"asked of layer {tap}, but the target has layers 0 to 3"):
-        ModelRunner(loaded, blocks=2, taps=(0, tap))
+    with pytest.raises(UserError, match=f"asked of layer {aux_layer}, but the target has layers 0 to 3"):
+        ModelRunner(loaded, blocks=2, aux_layers=(0, aux_layer))
 
 
 def test_the_published_places():
     """Of Llama-3.1-8B, Llama-3.3-70B and Vicuna-13B, as in the authors' code; a target needs six layers."""
-    assert [published_taps(layers) for layers in (32, 80, 40)] == [(2, 16, 29), (2, 40, 77), (2, 20, 37)]
-    assert published_taps(6) == (2, 3, 3)
+    assert [published_aux_layers(layers) for layers in (32, 80, 40)] == [(2, 16, 29), (2, 40, 77), (2, 20, 37)]
+    assert published_aux_layers(6) == (2, 3, 3)
     with pytest.raises(UserError, match="the target has 5 layers"):
-        published_taps(5)
+        published_aux_layers(5)

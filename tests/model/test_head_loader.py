@@ -37,7 +37,7 @@ def run(loaded, target, hidden, tokens=TOKENS):
 
 
 def features(loaded):
-    width = loaded.head.config.target_width * len(loaded.head.config.taps)
+    width = loaded.head.config.target_width * len(loaded.head.config.aux_layers)
     return torch.randn(len(TOKENS), width, generator=torch.Generator().manual_seed(3))
 
 
@@ -61,7 +61,7 @@ def test_a_head_gives_what_its_tensors_say(tmp_path, target, version, bias):
     loaded = same_as_published(write_head(tmp_path / "h", head_tensors(version, bias=bias)), target)
     assert loaded.name == "h"
     assert loaded.head.config.version == version
-    assert loaded.head.config.taps == ((2, 3, 4) if version == 3 else ("final",))
+    assert loaded.head.config.aux_layers == ((2, 3, 4) if version == 3 else ("final",))
     assert loaded.embedding is target.embedding
     assert not any(p.requires_grad for p in loaded.head.parameters())
 
@@ -123,7 +123,7 @@ def test_an_unreduced_vocabulary_needs_no_map(tmp_path, target):
 
 
 @pytest.mark.parametrize(
-    ("told", "taps"),
+    ("told", "aux_layers"),
     [
         ({}, (2, 3, 4)),  # the authors' rule for 7 layers
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 6]}, (0, 3, 6)),  # vLLM: j enters layer j
@@ -132,8 +132,10 @@ def test_an_unreduced_vocabulary_needs_no_map(tmp_path, target):
         ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": None}, (2, 3, 4)),
     ],
 )
-def test_which_layers_feed_the_head(tmp_path, target, told, taps):
-    assert load_head(str(write_head(tmp_path / "h", head_tensors(), **told)), target).head.config.taps == taps
+def test_which_layers_feed_the_head(tmp_path, target, told, aux_layers):
+    assert (
+        load_head(str(write_head(tmp_path / "h", head_tensors(), **told)), target).head.config.aux_layers == aux_layers
+    )
 
 
 def test_a_huge_context_takes_no_memory(tmp_path, target):
@@ -146,7 +148,7 @@ def test_the_authors_rule_needs_six_layers(tmp_path, tiny):
     with pytest.raises(UserError, match=r"the target has 3 layers: EAGLE-3 .* needs 6"):
         load_head(str(write_head(tmp_path / "h", head_tensors())), shallow)
     folder = write_head(tmp_path / "told", head_tensors(), eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    assert load_head(str(folder), shallow).head.config.taps == (0, 1, 2)
+    assert load_head(str(folder), shallow).head.config.aux_layers == (0, 1, 2)
 
 
 def without(name):
@@ -372,7 +374,7 @@ def test_a_saved_head_comes_back_and_computes_the_same(tmp_path, target, more):
     head = made(target, **more)
     save_head(head, tmp_path / "head")
     back = same_as_published(tmp_path / "head", target)
-    assert back.head.config.taps == (1, 3, 5)
+    assert back.head.config.aux_layers == (1, 3, 5)
     assert back.head.config.norm_before_residual == head.config.norm_before_residual
     for name, tensor in head.state_dict().items():
         assert torch.equal(load_file(tmp_path / "head" / "model.safetensors")[name].to(tensor.dtype), tensor), name

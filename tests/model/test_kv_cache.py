@@ -17,7 +17,7 @@ def cache(blocks=12):
 
 
 class Tables(RuleBasedStateMachine):
-    """Random growth, truncation, forks and writes; each table's contents are tracked beside it."""
+    """Random builder, truncation, forks and writes; each table's contents are tracked beside it."""
 
     def __init__(self):
         super().__init__()

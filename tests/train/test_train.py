@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.features import published_taps
+from specscope.model.features import published_aux_layers
 from specscope.model.loader import load_model
 from specscope.model.runner import ModelRunner
 from specscope.train.eagle3 import Recipe, Training, batches_of
@@ -36,7 +36,7 @@ def target(deep):
 def data(deep, target, tmp_path_factory):
     """Some 6,000 tokens that the tiny target wrote."""
     folder = tmp_path_factory.mktemp("data")
-    runner = ModelRunner(target, 200, (*published_taps(7), "final"))
+    runner = ModelRunner(target, 200, (*published_aux_layers(7), "final"))
     writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=100, seed=1)
     made = []
     writer.write(6000, ShardWriter(folder, {"made": "here"}), made.append)
@@ -52,7 +52,7 @@ def test_what_the_target_writes_comes_with_its_true_features(deep, data):
     for index in (0, len(data) // 2, len(data) - 1):
         sample = data[index]
         out = model(sample.tokens.long()[None], output_hidden_states=True)
-        features = torch.cat([out.hidden_states[tap][0] for tap in (2, 3, 4)], dim=-1)
+        features = torch.cat([out.hidden_states[aux_layer][0] for aux_layer in (2, 3, 4)], dim=-1)
         assert torch.allclose(sample.features.float(), features, rtol=0.02, atol=0.02)
         assert torch.allclose(sample.final.float(), out.hidden_states[-1][0], rtol=0.02, atol=0.02)
         assert sample.tokens[: len(opening)].tolist() == opening
@@ -62,7 +62,7 @@ def test_what_the_target_writes_comes_with_its_true_features(deep, data):
 
 def test_greedy_answers_are_the_targets_own(deep, target, tmp_path):
     """With temperature 0 everywhere, every learnt token is the argmax after the tokens before it."""
-    runner = ModelRunner(target, 100, (*published_taps(7), "final"))
+    runner = ModelRunner(target, 100, (*published_aux_layers(7), "final"))
     writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=3, longest=100, seed=2)
     writer.turns = Turns(writer.turns.opening, [], (2,))  # no template: it simply goes on
     writer.random.choice = lambda options: 0.0 if isinstance(options[0], float) else options[0]
@@ -237,7 +237,7 @@ def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
 
 
 def test_too_little_room_is_refused_at_once(deep, target):
-    runner = ModelRunner(target, 20, (*published_taps(7), "final"))
+    runner = ModelRunner(target, 20, (*published_aux_layers(7), "final"))
     with pytest.raises(UserError, match="raise it"):
         Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=1, longest=40, seed=0)
 

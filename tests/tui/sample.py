@@ -267,15 +267,15 @@ def maker(seed: int = 7) -> Maker:
 def replay(position: int | None = None, seed: int = 7) -> Viewer:
     """A finished run, looked at from `position`, from its end by default."""
     history = maker(seed).run()
-    session = Viewer(history)
-    session.position = len(history.steps) - 1
+    viewer = Viewer(history)
+    viewer.position = len(history.steps) - 1
     if position is not None:
-        session.goto(position)
-    return session
+        viewer.goto(position)
+    return viewer
 
 
 def forked(seed: int = 7) -> Forked:
-    """Two runs of one request that part after a few steps, the second by decree."""
+    """Two runs of one request that part after a few steps, the second by force."""
     first, second = (maker(s).run().requests["r1"].steps for s in (seed, seed + 1))
     start = next(i for i, step in enumerate(first) if step.verdict is not None)
     original = tuple(first[start : start + 9])
@@ -348,6 +348,6 @@ class FakeEngine:
 
 
 def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:
-    """An engine that has made `ready` steps, and the session over it."""
+    """An engine that has made `ready` steps, and the viewer over it."""
     engine = FakeEngine(maker(), status, ready)
     return Viewer(engine.made.history, engine), engine

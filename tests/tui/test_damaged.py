@@ -31,4 +31,4 @@ async def test_a_replay_says_what_was_left_out(tmp_path, seed):
             assert drawn
             assert not [text for text in drawn if "cannot draw this" in text]
         assert app.lost == ""
-        assert len(app.session.history.steps) > 2
+        assert len(app.viewer.history.steps) > 2

@@ -155,13 +155,13 @@ def odd_history() -> History:
 
 @pytest.mark.parametrize("size", [(20, 6), (60, 20), (120, 40)])
 async def test_odd_records_do_not_stop_the_screen(size):
-    session = Viewer(odd_history())
-    session.goto_end()
-    app = ScopeApp(session, title="[i]title")
+    viewer = Viewer(odd_history())
+    viewer.goto_end()
+    app = ScopeApp(viewer, title="[i]title")
     async with app.run_test(size=size) as pilot:
-        for name in list(session.history.requests):
+        for name in list(viewer.history.requests):
             app._pick(name)
-            for _ in range(2 * len(session.history.steps)):
+            for _ in range(2 * len(viewer.history.steps)):
                 await pilot.press(",")
             await pilot.press("n", "s", *"......")
             for panel in app._panels:
@@ -170,11 +170,11 @@ async def test_odd_records_do_not_stop_the_screen(size):
 
 
 async def test_a_panel_that_fails_says_so_and_recovers():
-    session = replay(5)
-    broken = session.history.requests["r0"].steps[5]
+    viewer = replay(5)
+    broken = viewer.history.requests["r0"].steps[5]
     bad = dataclasses.replace(broken.verdict, outcome=np.zeros(0, np.uint8)) if broken.verdict else None
-    session.history.requests["r0"].steps[5] = dataclasses.replace(broken, verdict=bad)
-    app = ScopeApp(session)
+    viewer.history.requests["r0"].steps[5] = dataclasses.replace(broken, verdict=bad)
+    app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert any("cannot draw this" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
@@ -183,8 +183,8 @@ async def test_a_panel_that_fails_says_so_and_recovers():
 
 
 async def test_only_lines_that_changed_are_redrawn(monkeypatch):
-    session = replay(5)
-    app = ScopeApp(session)
+    viewer = replay(5)
+    app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         drawn: list[str] = []

@@ -20,8 +20,8 @@ from .sample import live, replay
 
 
 @asynccontextmanager
-async def running(session: Viewer, size: tuple[int, int] = (120, 40)):
-    app = ScopeApp(session)
+async def running(viewer: Viewer, size: tuple[int, int] = (120, 40)):
+    app = ScopeApp(viewer)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
@@ -34,24 +34,24 @@ def notes(app: ScopeApp) -> list[str]:
 async def test_stepping_through_a_replay():
     async with running(replay(5)) as (app, pilot):
         await pilot.press(".")
-        assert app.session.position == 6
+        assert app.viewer.position == 6
         await pilot.press(",", ",")
-        assert app.session.position == 4
+        assert app.viewer.position == 4
         await pilot.press("end")
-        assert app.session.position == len(app.session.history.steps) - 1
+        assert app.viewer.position == len(app.viewer.history.steps) - 1
         await pilot.press(".")
         assert "last step" in notes(app)[-1]
         await pilot.press("home")
-        assert app.session.position == 0
+        assert app.viewer.position == 0
         await pilot.press(",")
         assert "first step" in notes(app)[-1]
         await pilot.press("pagedown")
-        assert app.session.position == max(1, len(app.session.history.steps) // 20)
+        assert app.viewer.position == max(1, len(app.viewer.history.steps) // 20)
 
 
 async def test_space_pauses_and_resumes_the_engine():
-    session, engine = live(3, "running")
-    async with running(session) as (_, pilot):
+    viewer, engine = live(3, "running")
+    async with running(viewer) as (_, pilot):
         await pilot.press("space")
         assert engine.state == "paused"
         await pilot.press("p")
@@ -59,16 +59,16 @@ async def test_space_pauses_and_resumes_the_engine():
 
 
 async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
-    session, _ = live(5, "paused")
-    async with running(session) as (_, pilot):
-        assert session.position == 4
+    viewer, _ = live(5, "paused")
+    async with running(viewer) as (_, pilot):
+        assert viewer.position == 4
         await pilot.press(".")
         await pilot.pause(0.3)
-        assert session.position == 5
+        assert viewer.position == 5
         await pilot.press(",")
-        assert (session.position, session.follow) == (4, False)
+        assert (viewer.position, viewer.follow) == (4, False)
         await pilot.press(".")
-        assert len(session.history.steps) == 6  # that step was there already
+        assert len(viewer.history.steps) == 6  # that step was there already
 
 
 async def test_space_plays_a_replay():
@@ -76,11 +76,11 @@ async def test_space_plays_a_replay():
         await pilot.press("space")
         assert app.playing
         await pilot.pause(0.5)
-        assert app.session.position > 3
+        assert app.viewer.position > 3
         await pilot.press("space")
-        at = app.session.position
+        at = app.viewer.position
         await pilot.pause(0.3)
-        assert app.session.position == at
+        assert app.viewer.position == at
 
 
 async def test_go_to_a_step_by_its_number():
@@ -88,9 +88,9 @@ async def test_go_to_a_step_by_its_number():
         await pilot.press("g")
         assert isinstance(app.screen, Ask)
         await pilot.press("1", "7", "enter")
-        assert app.session.history.steps[app.session.position].step == 17
+        assert app.viewer.history.steps[app.viewer.position].step == 17
         await pilot.press("g", "9", "9", "9", "9", "enter")
-        assert app.session.position == len(app.session.history.steps) - 1
+        assert app.viewer.position == len(app.viewer.history.steps) - 1
         assert "no step 9999" in notes(app)[-1]
         await pilot.press("g", "x", "enter")
         assert "neither a step nor a request" in notes(app)[-1]
@@ -101,15 +101,15 @@ async def test_go_to_a_step_by_its_number():
 async def test_next_and_previous_rejection():
     async with running(replay(0)) as (app, pilot):
         await pilot.press("n")
-        first = app.session.position
-        part = app.session.history.part(app.chosen or "", first)
+        first = app.viewer.position
+        part = app.viewer.history.part(app.chosen or "", first)
         assert part is not None
         assert part[1].verdict is not None
         assert part[1].verdict.kind is FinalKind.RECOVERED
         await pilot.press("n")
-        assert app.session.position > first
+        assert app.viewer.position > first
         await pilot.press("N")
-        assert app.session.position == first
+        assert app.viewer.position == first
         await pilot.press("N")
         assert "no earlier rejection" in notes(app)[-1]
 
@@ -118,13 +118,13 @@ async def test_the_rejection_before_a_position_that_the_request_had_no_part_in()
     async with running(replay()) as (app, pilot):
         app._pick("r3")  # ended long before the end of the run
         await pilot.press("N")
-        request = app.session.history.requests["r3"]
+        request = app.viewer.history.requests["r3"]
         rejected = [
             at
             for at, step in zip(request.engine_steps, request.steps, strict=True)
             if step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
         ]
-        assert app.session.position == rejected[-1]
+        assert app.viewer.position == rejected[-1]
 
 
 async def test_choosing_a_request_by_key_and_mouse():
@@ -140,7 +140,7 @@ async def test_choosing_a_request_by_key_and_mouse():
 
 async def test_without_a_choice_the_eldest_in_the_batch_is_shown():
     async with running(replay()) as (app, pilot):
-        last = app.session.history.steps[-1].requests[0].request
+        last = app.viewer.history.steps[-1].requests[0].request
         assert app.chosen == last
         await pilot.press("home")
         assert app.chosen == "r0"
@@ -159,21 +159,21 @@ async def test_the_slider_by_mouse_and_keys():
     async with running(replay(5)) as (app, pilot):
         slider = app.query_one(Slider)
         await pilot.click("#slider", offset=(1, 0))
-        assert app.session.position == 0
+        assert app.viewer.position == 0
         await pilot.press("right")
-        assert app.session.position == 1
+        assert app.viewer.position == 1
         await pilot.press("left")
         await pilot.mouse_down("#slider", offset=(1, 0))
         await pilot.hover("#slider", offset=(1 + slider._track[1] // 2, 0))
-        assert abs(app.session.position - len(app.session.history.steps) // 2) <= 1
+        assert abs(app.viewer.position - len(app.viewer.history.steps) // 2) <= 1
         await pilot.mouse_up("#slider", offset=(slider._track[1], 0))
         await pilot.click("#slider", offset=(slider._track[1], 0))
-        assert app.session.follow
+        assert app.viewer.follow
 
 
 async def test_a_new_prompt_and_cancel_go_to_the_engine():
-    session, engine = live(5)
-    async with running(session) as (_, pilot):
+    viewer, engine = live(5)
+    async with running(viewer) as (_, pilot):
         await pilot.press("i", *"hey", "enter")
         assert engine.submitted == ["hey"]
         await pilot.press("i", "enter")  # nothing typed, nothing sent
@@ -190,8 +190,8 @@ async def test_a_replay_says_what_it_cannot_do(key, word):
 
 
 async def test_a_request_that_has_ended_is_not_cancelled():
-    session, engine = live(40)
-    async with running(session) as (app, pilot):
+    viewer, engine = live(40)
+    async with running(viewer) as (app, pilot):
         app._pick("r3")
         await pilot.press("x")
         assert not engine.cancelled
@@ -224,7 +224,7 @@ async def test_every_key_is_a_command():
         await pilot.pause(0.3)
         await pilot.press("enter")
         await pilot.pause(0.2)
-        assert app.session.position == 4
+        assert app.viewer.position == 4
 
 
 async def test_a_builtin_theme_does_not_break_the_style_sheet():
@@ -241,12 +241,12 @@ async def test_keys_over_nothing():
         await pilot.press(*"pnNgsjkzx", ".", ",", "home", "end", "pageup", "pagedown", "right", "t", "i")
         await pilot.click("#slider", offset=(10, 0))
         await pilot.click("#requests", offset=(10, 1))
-        assert app.session.position == -1
+        assert app.viewer.position == -1
 
 
 async def test_an_engine_that_breaks_while_polled_leaves_the_records():
-    session, engine = live(10, "running")
-    async with running(session) as (app, pilot):
+    viewer, engine = live(10, "running")
+    async with running(viewer) as (app, pilot):
 
         def broken(history: History) -> bool:
             raise BrokenPipeError("the worker is gone")
@@ -256,41 +256,41 @@ async def test_an_engine_that_breaks_while_polled_leaves_the_records():
         assert app.query_one("#banner").display
         assert "the worker is gone" in app.lost
         await pilot.press(",")
-        assert session.position >= 8
+        assert viewer.position >= 8
 
 
 async def test_loading_then_running():
-    session, engine = live(0, "loading")
+    viewer, engine = live(0, "loading")
     engine.stage = ("reading weights", None)
-    async with running(session) as (app, pilot):
+    async with running(viewer) as (app, pilot):
         assert any("reading weights" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
         engine.state, engine.pending = "paused", 4
         await pilot.pause(0.5)
-        assert session.position == 3
+        assert viewer.position == 3
         assert app.chosen == "r0"
 
 
 async def test_the_debuggers_prompt_moves_the_replay():
-    session = replay(14)
-    async with ScopeApp(session).run_test(size=(120, 40)) as pilot:
+    viewer = replay(14)
+    async with ScopeApp(viewer).run_test(size=(120, 40)) as pilot:
         await pilot.press("colon", *"goto", "space", "3", "enter")
-        assert session.history.steps[session.position].step == 3
+        assert viewer.history.steps[viewer.position].step == 3
         await pilot.press(*"break", "space", *"rej", "tab")
         assert pilot.app.screen.query_one("#line").value == "break reject "
         await pilot.press("enter", *"c", "enter")
-        assert session.position > 3
+        assert viewer.position > 3
         await pilot.press("up", "up")
         assert pilot.app.screen.query_one("#line").value == "break reject "
         await pilot.press("escape")
         assert any("breakpoint 1" in line for _, line in pilot.app.talk.said)
-        at = session.position
+        at = viewer.position
         await pilot.press("comma")
-        assert session.position == at - 1
+        assert viewer.position == at - 1
 
 
 async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
-    session, engine = live(20)
-    async with ScopeApp(session).run_test(size=(80, 24)) as pilot:
+    viewer, engine = live(20)
+    async with ScopeApp(viewer).run_test(size=(80, 24)) as pilot:
         await pilot.press("colon", *"rn", "enter")
         for _ in range(50):
             await pilot.pause(0.1)
@@ -308,29 +308,29 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
 
 
 async def test_search_goes_to_the_step_that_completes_the_text():
-    session = replay(0)
-    app = ScopeApp(session)
+    viewer = replay(0)
+    app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
-        request = session.history.requests[app.chosen]
+        request = viewer.history.requests[app.chosen]
         await pilot.press("slash")
         app.screen.query_one("Input").value = "b, a + b"
         await pilot.press("enter")
-        at = session.history.part(app.chosen, session.position)[1]
+        at = viewer.history.part(app.chosen, viewer.position)[1]
         out = [token for step in request.steps[: at.index + 1] for token in step.tokens()[: step.emitted]]
-        assert "b, a + b" in session.history.vocabulary.text(out)
+        assert "b, a + b" in viewer.history.vocabulary.text(out)
         before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
-        assert "b, a + b" not in session.history.vocabulary.text(before)
+        assert "b, a + b" not in viewer.history.vocabulary.text(before)
         await pilot.press("slash", *"zzzz", "enter")
-        assert session.history.part(app.chosen, session.position)[1] is at
+        assert viewer.history.part(app.chosen, viewer.position)[1] is at
 
 
 async def test_a_reference_is_copied_and_opens_at_its_step():
-    session = replay(5)
-    app = ScopeApp(session, reference="run.jsonl")
+    viewer = replay(5)
+    app = ScopeApp(viewer, reference="run.jsonl")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("j", "y")
         copied = app.clipboard
-        index = session.history.part(app.chosen, session.position)[1].index
+        index = viewer.history.part(app.chosen, viewer.position)[1].index
         assert copied == f"run.jsonl#{app.chosen}@{index}"
     file, start = split_reference(copied)
     assert file == "run.jsonl"
@@ -338,7 +338,7 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
     other = ScopeApp(again, reference=file, start=start)
     async with other.run_test(size=(120, 40)) as pilot:
         await pilot.pause(0.2)
-        assert (other.chosen, again.position) == (app.chosen, session.position)
+        assert (other.chosen, again.position) == (app.chosen, viewer.position)
 
 
 def test_a_bad_reference_is_one_line(tmp_path):

@@ -90,9 +90,9 @@ def test_speed_is_tokens_over_the_wall_clock_of_the_records(history, ledger):
 
 
 def test_it_takes_in_steps_as_they_come(history):
-    growing = History(vocabulary=history.vocabulary)
-    ledger = Ledger(growing)
+    drafting = History(vocabulary=history.vocabulary)
+    ledger = Ledger(drafting)
     for record in history.steps:
-        growing.append(record)
+        drafting.append(record)
         ledger.update()
     assert ledger.acceptance(len(history.steps) - 1, None) == history.acceptance

@@ -23,11 +23,11 @@ async def test_arrows_in_the_timeline_move_the_run():
     async with running(replay(30)) as (app, pilot):
         await pilot.press("j", "r")
         assert isinstance(app.screen, RequestScreen)
-        request = app.session.history.requests[app.chosen]
-        before = app.ledger.place(app.chosen, app.session.position)
+        request = app.viewer.history.requests[app.chosen]
+        before = app.ledger.place(app.chosen, app.viewer.position)
         await pilot.press("up")
-        assert app.ledger.place(app.chosen, app.session.position) == before - 1
-        assert app.session.position == request.engine_steps[before - 2]
+        assert app.ledger.place(app.chosen, app.viewer.position) == before - 1
+        assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
         assert not isinstance(app.screen, RequestScreen)
@@ -41,8 +41,8 @@ async def test_a_click_in_the_timeline_goes_to_that_step():
         top = panel.scroll_offset.y
         await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
         await pilot.pause()
-        request = app.session.history.requests[app.chosen]
-        assert app.session.position == request.engine_steps[top + 2]
+        request = app.viewer.history.requests[app.chosen]
+        assert app.viewer.position == request.engine_steps[top + 2]
 
 
 async def test_the_inspector_tells_of_every_node():
@@ -65,8 +65,8 @@ async def test_the_inspector_tells_of_every_node():
 
 
 async def test_enter_asks_the_debugger_for_the_distributions():
-    session, engine = live(12, "paused")
-    async with running(session) as (app, pilot):
+    viewer, engine = live(12, "paused")
+    async with running(viewer) as (app, pilot):
         await pilot.press("j", "d", "enter")
         for _ in range(40):
             await pilot.pause(0.05)
@@ -81,8 +81,8 @@ async def test_enter_asks_the_debugger_for_the_distributions():
 
 
 async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
-    session, engine = live(12, "paused")
-    async with running(session) as (app, pilot):
+    viewer, engine = live(12, "paused")
+    async with running(viewer) as (app, pilot):
         await pilot.press("d")
         engine.said.append("breakpoint 1 (break draft) at step 12, r1")
         for _ in range(40):
@@ -94,8 +94,8 @@ async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
 
 
 async def test_a_running_engine_is_not_asked_about_a_node():
-    session, engine = live(12, "running")
-    async with running(session) as (app, pilot):
+    viewer, engine = live(12, "running")
+    async with running(viewer) as (app, pilot):
         await pilot.press("d", "enter")
         await pilot.pause()
         assert engine.lines == []
@@ -103,14 +103,14 @@ async def test_a_running_engine_is_not_asked_about_a_node():
 
 
 async def test_another_history_at_the_same_position_is_drawn_anew():
-    session = replay(20)
+    viewer = replay(20)
     other = replay(20, seed=8)
-    async with running(session) as (app, pilot):
+    async with running(viewer) as (app, pilot):
         await pilot.press("r")
         await pilot.pause()
         before = text_of(app.screen.query_one(TimelinePanel))
-        session.show(other.history)
-        session.goto(20)
+        viewer.show(other.history)
+        viewer.goto(20)
         app.look()
         await pilot.pause()
         assert text_of(app.screen.query_one(TimelinePanel)) != before
@@ -128,24 +128,24 @@ async def test_breakpoints_are_added_switched_and_taken_away():
         await pilot.press(*"bonus", "enter")
         await pilot.press("a", *"watch tau < 2".replace(" ", "␣"), "escape")
         assert isinstance(app.screen, PointsScreen)
-        assert [point.text for point in app.session.points] == ["break bonus"]
+        assert [point.text for point in app.viewer.points] == ["break bonus"]
         await pilot.press("space")
         await pilot.pause()
-        assert not app.session.points[0].enabled
+        assert not app.viewer.points[0].enabled
         await pilot.press("space")
         await pilot.pause()
-        assert app.session.points[0].enabled
+        assert app.viewer.points[0].enabled
         await pilot.press("x")
         await pilot.pause()
-        assert app.session.points == ()
+        assert app.viewer.points == ()
 
 
 async def test_going_to_a_request_and_to_its_step():
     async with running(replay(4)) as (app, pilot):
-        request = app.session.history.requests["r2"]
+        request = app.viewer.history.requests["r2"]
         await pilot.press("g", *"r2@3", "enter")
         assert app.chosen == "r2"
-        assert app.session.position == next(
+        assert app.viewer.position == next(
             at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
         )
         await pilot.press("g", *"r1", "enter")
@@ -160,13 +160,13 @@ async def test_a_breakpoint_that_cannot_be_is_said():
     async with running(replay(4)) as (app, pilot):
         await pilot.press("b", "a", *"nonsense", "enter")
         await pilot.pause()
-        assert app.session.points == ()
+        assert app.viewer.points == ()
         assert "is no event" in notes(app)[-1]
 
 
 async def test_a_fork_opens_at_its_first_difference():
-    session, engine = live(40, "paused")
-    async with running(session) as (app, pilot):
+    viewer, engine = live(40, "paused")
+    async with running(viewer) as (app, pilot):
         await pilot.press("f")
         assert "nothing was forked yet" in notes(app)[-1]
         engine.forked = forked()
@@ -186,7 +186,7 @@ def test_a_fork_says_where_it_parts():
     assert one.outputs[0][: one.same] == one.outputs[1][: one.same]
     assert one.outputs[0][one.same] != one.outputs[1][one.same]
     assert (one.parting(one.original), one.parting(one.fork)) == (3, 3)
-    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, "float32", decreed=False)
+    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, "float32", forced=False)
     assert not same.differ
     assert same.gained == 0
     assert same.parting(same.fork) == len(same.fork)

@@ -58,11 +58,11 @@ def test_what_is_refused(tmp_path, text, why):
 async def test_a_key_bound_otherwise_does_its_work_and_is_named():
     app = ScopeApp(replay(14), settings=Settings({"back": "f7", "quit": "f10"}))
     async with app.run_test(size=(200, 60)) as pilot:
-        at = app.session.position
+        at = app.viewer.position
         await pilot.press("comma")
-        assert app.session.position == at
+        assert app.viewer.position == at
         await pilot.press("f7")
-        assert app.session.position == at - 1
+        assert app.viewer.position == at - 1
     text = "".join(part for line in help_lines(120, app.settings.keys) for part, _ in line)
     assert "f7     the step before" in text
     assert "f10    leave" in text

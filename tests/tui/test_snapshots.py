@@ -26,8 +26,8 @@ def test_replay(snap_compare, size):
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=names)
 def test_live_paused(snap_compare, size):
-    session, _ = live(20)
-    assert snap_compare(ScopeApp(session, title="SmolLM2-135M-Instruct"), terminal_size=size)
+    viewer, _ = live(20)
+    assert snap_compare(ScopeApp(viewer, title="SmolLM2-135M-Instruct"), terminal_size=size)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=names)
@@ -65,10 +65,10 @@ def test_step(snap_compare, size):
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
 def test_breakpoints(snap_compare, size):
-    session = replay(4)
+    viewer = replay(4)
     for line in (*BREAKPOINTS, "ignore 1 2", "commands 1 tree; where", "disable 3", "continue"):
-        session.debug(line)
-    assert snap_compare(ScopeApp(session, title=TITLE), terminal_size=size, press=["b", "down"])
+        viewer.debug(line)
+    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, press=["b", "down"])
 
 
 def test_no_breakpoints(snap_compare):
@@ -77,9 +77,9 @@ def test_no_breakpoints(snap_compare):
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
 def test_fork(snap_compare, size):
-    session, engine = live(40, "paused")
+    viewer, engine = live(40, "paused")
     engine.forked = forked()
-    assert snap_compare(ScopeApp(session, title=TITLE), terminal_size=size, press=["f"])
+    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, press=["f"])
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
@@ -93,15 +93,15 @@ def test_light(snap_compare):
 
 
 def test_loading(snap_compare):
-    session, engine = live(0, "loading")
+    viewer, engine = live(0, "loading")
     engine.stage = ("loading SmolLM2-135M-Instruct: weights", 0.43)
-    assert snap_compare(ScopeApp(session, title="SmolLM2-135M-Instruct"), terminal_size=(80, 24))
+    assert snap_compare(ScopeApp(viewer, title="SmolLM2-135M-Instruct"), terminal_size=(80, 24))
 
 
 def test_an_engine_that_failed(snap_compare):
-    session, engine = live(12, "ended")
+    viewer, engine = live(12, "ended")
     engine.failure = "RuntimeError: out of memory [b]in block 7[/b]"
-    assert snap_compare(ScopeApp(session), terminal_size=(80, 24))
+    assert snap_compare(ScopeApp(viewer), terminal_size=(80, 24))
 
 
 def test_prefill_and_a_request_that_was_not_in_the_step(snap_compare):
@@ -122,13 +122,13 @@ def test_zoom_on_the_tree(snap_compare):
 async def test_live_and_replay_show_the_same():
     """The panels' text is the same for the same records and position, whoever made them."""
     made = maker()
-    session, _ = live(20)
+    viewer, _ = live(20)
     for _ in range(20):
         made.history.append(made.step())
     recorded = Viewer(made.history)
     recorded.goto_end()
     shown = []
-    for each in (session, recorded):
+    for each in (viewer, recorded):
         app = ScopeApp(each)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specscope.model.features import Tap
+from specscope.model.features import AuxLayer
 from specscope.speculate.adaptive import Size
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.params import SamplingParams
@@ -39,7 +39,7 @@ class Draft:
     tree: DraftTree
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
-    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are decreed accepted (True) or rejected
+    forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
 
 
 NO_DRAFT = Draft(DraftTree.empty())
@@ -51,7 +51,7 @@ class Drafter(Protocol):
     name: str
     max_nodes: int  # the largest tree it may propose: KV room is reserved for it
     max_depth: int
-    taps: tuple[Tap, ...]  # the target's features that it wants to observe; () for none
+    aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
@@ -61,10 +61,10 @@ class Drafter(Protocol):
         """Learn what became of a draft. `context` is the one it was proposed for, before the tokens grew."""
 
     def observe(self, request: str, start: int, features: Tensor) -> None:
-        """The target's features at committed positions `start` on, [m, taps * width]. Called where there are taps."""
+        """The target's features at committed positions `start` on, [m, their widths]. Called with aux layers only."""
 
     def rewind(self, request: str, tokens: int) -> None:
-        """Only the first `tokens` tokens are committed any more. Called between steps; never where there are taps."""
+        """Only the first `tokens` tokens are committed any more. Called between steps; never with aux layers."""
 
     def release(self, request: str) -> None:
         """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
@@ -76,7 +76,7 @@ class NoDrafter:
     name = "none"
     max_nodes = 0
     max_depth = 0
-    taps: tuple[Tap, ...] = ()
+    aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Growing, ModelDrafter, State
+from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
@@ -34,23 +34,23 @@ class DraftModel(ModelDrafter):
         """Every token, the root too."""
         return len(context.tokens)
 
-    def feed_context(self, growing: Sequence[Growing]) -> Level:
+    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
         """Long stretches of committed tokens a chunk at a time, then the rest of every request, the root last."""
-        for g in growing:
+        for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
                 self.runner.forward([self._pending(g, PREFILL_CHUNK, logits=False)])
-        segments = [self._pending(g, g.base - g.state.computed, logits=True) for g in growing]
+        segments = [self._pending(g, g.base - g.state.computed, logits=True) for g in drafting]
         return self._level(self.runner.forward(segments))
 
-    def _pending(self, g: Growing, count: int, *, logits: bool) -> Segment:
+    def _pending(self, g: Drafting, count: int, *, logits: bool) -> Segment:
         start = g.state.computed
         g.state.computed += count
         tokens = list(g.context.tokens[start : start + count])
         return Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
 
-    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """One row a node."""
-        return self._level(self.runner.forward([g.growth.segment(g.state.table, g.base) for g in growing]))
+        return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
 
     def _level(self, logits: list[Tensor]) -> Level:
         return Level(torch.cat(logits), self.runner.loaded.vocab_size)

@@ -15,7 +15,7 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.head_runner import HeadRunner
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Growing, ModelDrafter, State
+from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
@@ -58,7 +58,7 @@ class Eagle(ModelDrafter):
     def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int) -> None:
         super().__init__(plan, runner.cache, max_context)
         self.runner = runner
-        self.taps = runner.head.config.taps
+        self.aux_layers = runner.head.config.aux_layers
         self._features: dict[str, Features] = {}
         self._hidden = torch.empty(0)  # [R, width] of the last pass
 
@@ -77,17 +77,17 @@ class Eagle(ModelDrafter):
         pairs = len(context.tokens) - 1
         return pairs if features is not None and features.end >= pairs > state.computed else -1
 
-    def feed_context(self, growing: Sequence[Growing]) -> Level:
+    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
         """The pairs of all that was committed since the last draft; the last of each is the root's."""
-        for g in growing:
+        for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
                 self.runner.forward(*self._pending([g], PREFILL_CHUNK, logits=False))
-        return self._level(*self._pending(growing, PREFILL_CHUNK, logits=True))
+        return self._level(*self._pending(drafting, PREFILL_CHUNK, logits=True))
 
-    def _pending(self, growing: Sequence[Growing], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+    def _pending(self, drafting: Sequence[Drafting], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
         """Segments of the next pairs, at most `most` of each request, and their features."""
         segments, hidden = [], []
-        for g in growing:
+        for g in drafting:
             start, end = g.state.computed, min(g.base, g.state.computed + most)
             tokens = list(g.context.tokens[start + 1 : end + 1])
             segment = Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
@@ -96,11 +96,11 @@ class Eagle(ModelDrafter):
             g.state.computed = end
         return segments, self.runner.combine(torch.cat(hidden))
 
-    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""
-        rows = [g.rows.start + row for g in growing for row in g.growth.origin]
+        rows = [g.rows.start + row for g in drafting for row in g.builder.origin]
         hidden = self._hidden[torch.tensor(rows, device=self._hidden.device)]
-        return self._level([g.growth.segment(g.state.table, g.base) for g in growing], hidden)
+        return self._level([g.builder.segment(g.state.table, g.base) for g in drafting], hidden)
 
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from specscope.model.features import Tap
+from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.tree_builder import Growth, Level, start_growth
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Ints
@@ -31,12 +31,12 @@ class State:
 
 
 @dataclass
-class Growing:
+class Drafting:
     """A request's tree while it is drafted."""
 
     context: Context
     state: State
-    growth: Growth
+    builder: TreeBuilder
     base: int  # slots before the tree's
     rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
 
@@ -45,7 +45,7 @@ class ModelDrafter(ABC):
     """Drafts by passes of a model over all requests' trees at once. Subclasses say how a pass is made."""
 
     name: str
-    taps: tuple[Tap, ...] = ()
+    aux_layers: tuple[AuxLayer, ...] = ()
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
         self.plan = plan
@@ -61,26 +61,26 @@ class ModelDrafter(ABC):
         """How many slots the committed tokens take in the drafter's cache; -1 where it cannot draft yet."""
 
     @abstractmethod
-    def feed_context(self, growing: Sequence[Growing]) -> Level:
+    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
         """Feed what is committed but not computed; a row of logits for each request's root."""
 
     @abstractmethod
-    def feed_frontier(self, growing: Sequence[Growing]) -> Level:
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree a request. A request for which the drafter's cache has no room gets none."""
         self.passes = ()
-        growing = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
-        alive, feed = list(growing.values()), self.feed_context
+        drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
+        alive, feed = list(drafting.values()), self.feed_context
         while alive:
             level = self._pass(feed, alive)
             for g in alive:
-                g.growth.grow(level, g.rows)
-            alive, feed = [g for g in alive if g.growth.frontier], self.feed_frontier
-        return [self._finish(growing[c.request]) if c.request in growing else NO_DRAFT for c in contexts]
+                g.builder.grow(level, g.rows)
+            alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
+        return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
-    def _begin(self, context: Context) -> Growing | None:
+    def _begin(self, context: Context) -> Drafting | None:
         plan, size = self.plan, context.size
         if size is not None and isinstance(plan, DynamicPlan):
             if size.depth == 0:
@@ -95,20 +95,20 @@ class ModelDrafter(ABC):
             self.cache.reserve(state.table, length, state.computed)
         except OutOfBlocksError:
             return None
-        return Growing(context, state, start_growth(context, plan), base)
+        return Drafting(context, state, start_tree(context, plan), base)
 
-    def _pass(self, feed: Callable[[Sequence[Growing]], Level], growing: Sequence[Growing]) -> Level:
+    def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
-        level = feed(growing)
+        level = feed(drafting)
         at = 0
-        for g in growing:
-            g.rows = slice(at, at + len(g.growth.frontier))
+        for g in drafting:
+            g.rows = slice(at, at + len(g.builder.frontier))
             at = g.rows.stop
         self.passes += (Phase(f"pass {len(self.passes) + 1}", start, max(time.time_ns(), start)),)
         return level
 
-    def _finish(self, g: Growing) -> Draft:
-        draft, g.state.fed = g.growth.finish()
+    def _finish(self, g: Drafting) -> Draft:
+        draft, g.state.fed = g.builder.finish()
         return draft
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ModelDrafter(ABC):
 
     @abstractmethod
     def observe(self, request: str, start: int, features: Tensor) -> None:
-        """The target's features, where there are taps."""
+        """The target's features, where there are aux layers."""
 
     def rewind(self, request: str, tokens: int) -> None:
         """Keep what was computed of them but the root, which is always fed again."""

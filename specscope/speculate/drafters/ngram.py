@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from specscope.model.features import Tap
+from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Ints
@@ -21,7 +21,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    taps: tuple[Tap, ...] = ()
+    aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
 
     def __init__(self, depth: int = 5, width: int = 1, longest: int = 4, shortest: int = 2) -> None:

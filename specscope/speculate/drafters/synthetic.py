@@ -1,6 +1,6 @@
 """A drafter whose drafts are accepted at given rates: throughput at a known acceptance, with no head to train.
 
-Its tokens mean nothing and its verdicts are decreed, so what comes out is not the target's text. Every verdict says so
+Its tokens mean nothing and its verdicts are forced, so what comes out is not the target's text. Every verdict says so
 (Verdict.forced), and so does every step (the drafter's name).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specscope.model.features import Tap
+from specscope.model.features import AuxLayer
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.trace.plan import StaticPlan
@@ -22,7 +22,7 @@ class Synthetic:
     """Drafts a tree of a given shape; the eldest child at depth d is accepted in `rates[d - 1]` of all drafts."""
 
     name = "synthetic"
-    taps: tuple[Tap, ...] = ()
+    aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
 
     def __init__(self, plan: StaticPlan, rates: Sequence[float], vocab_size: int) -> None:

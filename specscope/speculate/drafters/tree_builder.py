@@ -47,7 +47,7 @@ class Level:
         return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, logits)
 
 
-class Growth(ABC):
+class TreeBuilder(ABC):
     """One request's tree while it grows. Nodes are numbered as they are found, parents first."""
 
     def __init__(self, context: Context) -> None:
@@ -141,7 +141,7 @@ class Growth(ABC):
         return np.asarray([place.get(node, -1) for node in kept], dtype=np.int32)
 
 
-class StaticGrowth(Growth):
+class StaticTreeBuilder(TreeBuilder):
     """A tree of a given shape. `_behind[i]` is the shape's node behind node i."""
 
     def __init__(self, context: Context, plan: StaticPlan) -> None:
@@ -196,7 +196,7 @@ class StaticGrowth(Growth):
         return Draft(tree, self._q, self._notes(nodes)), self._places(nodes)
 
 
-class DynamicGrowth(Growth):
+class DynamicTreeBuilder(TreeBuilder):
     """EAGLE-2: expand the likeliest nodes at each depth, then keep the best of all that were seen."""
 
     def __init__(self, context: Context, plan: DynamicPlan) -> None:
@@ -227,6 +227,6 @@ class DynamicGrowth(Growth):
         return Draft(tree, {}, self._notes(kept, dropped)), self._places(kept)
 
 
-def start_growth(context: Context, plan: TreePlan) -> Growth:
+def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:
     """An empty tree for a request, to be grown as the plan says."""
-    return StaticGrowth(context, plan) if isinstance(plan, StaticPlan) else DynamicGrowth(context, plan)
+    return StaticTreeBuilder(context, plan) if isinstance(plan, StaticPlan) else DynamicTreeBuilder(context, plan)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from specscope.model.backend import Backend
 from specscope.speculate.verify.distribution import Dense, Distribution
-from specscope.speculate.verify.inputs import Question
+from specscope.speculate.verify.inputs import VerifyInput
 from specscope.trace.records import FinalKind, Outcome, Verdict
 from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
 
@@ -53,7 +53,7 @@ def judge(
     """Walk from the root down, trying children in draw order.
 
     p: [n + 1] the target's distribution at the root and at each node; q: the drafter's at each parent of sampled
-    nodes (ROOT for the first level); coin: [n] one for each node; forced: nodes whose outcome is decreed.
+    nodes (ROOT for the first level); coin: [n] one for each node; forced: nodes whose outcome is given, not judged.
     """
     judgement = Judgement(left=p[0], kind=FinalKind.TARGET)
     node = ROOT
@@ -116,12 +116,12 @@ def verify(
 ) -> Verdict:
     """Judge a tree and draw the final token.
 
-    p, q and forced as in `judge`; final: the final token, where it is decreed; coin float64 [n + 1]: coin[0] draws the
+    p, q and forced as in `judge`; final: the final token, where it is forced; coin float64 [n + 1]: coin[0] draws the
     final token, coin[i + 1] is node i's, so that a node's coin does not depend on how many nodes follow it.
     """
     judgement = judge(tree, p, q, coin[1:].tolist(), forced)
     n = len(tree)
-    decreed = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
+    was_forced = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
     final, margin = judgement.left.draw(float(coin[0])) if final is None else (final, 1.0)
 
     def spread(values: Mapping[int, float], dtype: type) -> NDArray[Any]:
@@ -147,23 +147,21 @@ def verify(
         final_p=judgement.left.prob(final),
         final_coin=float(coin[0]),
         final_margin=margin,
-        forced=np.asarray(decreed, dtype=np.int32),
+        forced=np.asarray(was_forced, dtype=np.int32),
     )
 
 
-def verify_all(questions: Sequence[Question], backend: Backend = Backend.TORCH) -> list[Verdict]:
-    """A verdict for each question. On a device they are judged together, but for those where a node is decreed."""
+def verify_all(inputs: Sequence[VerifyInput], backend: Backend = Backend.TORCH) -> list[Verdict]:
+    """A verdict for each one. On a device they are judged together, but for those where a node is forced."""
     together: set[int] = set()
     if backend is Backend.TRITON:
-        together = {
-            i for i, x in enumerate(questions) if isinstance(x.p[0], Dense) and not x.forced and x.final is None
-        }
+        together = {i for i, x in enumerate(inputs) if isinstance(x.p[0], Dense) and not x.forced and x.final is None}
     alone = [
-        None if i in together else verify(x.tree, x.p, x.q, x.coin, x.forced, x.final) for i, x in enumerate(questions)
+        None if i in together else verify(x.tree, x.p, x.q, x.coin, x.forced, x.final) for i, x in enumerate(inputs)
     ]
     if not together:
         return [verdict for verdict in alone if verdict is not None]
     from specscope.speculate.verify.device import verify_on_device  # triton is imported only where it runs
 
-    judged = iter(verify_on_device([questions[i] for i in sorted(together)]))
+    judged = iter(verify_on_device([inputs[i] for i in sorted(together)]))
     return [next(judged) if verdict is None else verdict for verdict in alone]

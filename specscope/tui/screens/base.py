@@ -56,7 +56,7 @@ class Screens(Questions):
 
     def action_fork(self) -> None:
         """The last fork beside its original."""
-        forked = None if self.session.control is None else self.session.control.forked
+        forked = None if self.viewer.control is None else self.viewer.control.forked
         if forked is None:
             self._say("nothing was forked yet: type :fork temperature=0.7, say, over a live engine")
         else:
@@ -82,7 +82,7 @@ class Screens(Questions):
     def action_ask_node(self, node: int) -> None:
         """Ask the debugger for a node's distributions."""
         look = self._look()
-        session = self.session
+        session = self.viewer
         if look.part is None:
             return
         waiting = self._waiting()

@@ -18,14 +18,14 @@ from specscope.tui.widgets.console import Console, Talk
 class Questions(App[None]):
     """The part of ScopeApp that opens other screens and takes their answers."""
 
-    session: Viewer
+    viewer: Viewer
     chosen: str | None
     playing: bool
     talk: Talk
     reference: str  # the file that is shown, "" for a live engine
 
     def look(self) -> None:
-        """Show the session as it stands."""
+        """Show the viewer as it stands."""
 
     def _say(self, text: str) -> None:
         """Show a notice."""
@@ -41,7 +41,7 @@ class Questions(App[None]):
 
     def action_ask_step(self) -> None:
         """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
-        steps = self.session.history.steps
+        steps = self.viewer.history.steps
         if not steps:
             self._say("there are no steps yet")
             return
@@ -64,7 +64,7 @@ class Questions(App[None]):
     def _goto_request(self, text: str) -> bool:
         """Choose the request of that name, and go to the step behind its @; False where it names none."""
         name, _, index = text.partition("@")
-        request = self.session.history.requests.get(name)
+        request = self.viewer.history.requests.get(name)
         if request is None:
             return False
         at = None if whole(index) is None else request.position_of(int(index))
@@ -77,7 +77,7 @@ class Questions(App[None]):
 
     def action_ask_search(self) -> None:
         """Find a text in the chosen request's output, after the step that is looked at."""
-        request = self.session.history.requests.get(self.chosen or "")
+        request = self.viewer.history.requests.get(self.chosen or "")
         if request is None:
             self._say("no request is chosen")
             return
@@ -95,17 +95,17 @@ class Questions(App[None]):
 
     def _find(self, request: RequestHistory, text: str) -> int | None:
         """The position of the first later step with which the text is complete."""
-        vocabulary, out = self.session.history.vocabulary, ""
+        vocabulary, out = self.viewer.history.vocabulary, ""
         for step, at in zip(request.steps, request.engine_steps, strict=True):
             before = len(out)
             out += vocabulary.text(step.output())
-            if at > self.session.position and text in out[max(before - len(text) + 1, 0) :]:
+            if at > self.viewer.position and text in out[max(before - len(text) + 1, 0) :]:
                 return at
         return None
 
     def action_copy_reference(self) -> None:
         """Put what `specscope replay` opens at this step into the clipboard."""
-        found = self.session.history.part(self.chosen or "", self.session.position)
+        found = self.viewer.history.part(self.chosen or "", self.viewer.position)
         if found is None:
             self._say("no step of a request is shown")
             return
@@ -115,7 +115,7 @@ class Questions(App[None]):
 
     def action_next_engine(self) -> None:
         """Another of the engines that are listened to."""
-        following = getattr(self.session.control, "next_engine", None)
+        following = getattr(self.viewer.control, "next_engine", None)
         if following is None:
             self._say("there is one engine: specscope tui --listen shows several")
             return
@@ -129,9 +129,9 @@ class Questions(App[None]):
     def action_debug_line(self, line: str) -> None:
         """Give the debugger a line; a live engine answers when it can."""
         self.playing = False
-        self.session.debug(line)
-        while self.session.said:
-            self._hear(self.session.said.popleft())
+        self.viewer.debug(line)
+        while self.viewer.said:
+            self._hear(self.viewer.said.popleft())
         self.look()
 
     def action_ask_breakpoint(self) -> None:
@@ -147,9 +147,9 @@ class Questions(App[None]):
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""
-        if self.session.live:
-            return self.session.control
-        self._say(f"{what}: the engine has ended" if self.session.control is not None else f"{what}: this is a replay")
+        if self.viewer.live:
+            return self.viewer.control
+        self._say(f"{what}: the engine has ended" if self.viewer.control is not None else f"{what}: this is a replay")
         return None
 
     def action_ask_prompt(self) -> None:
@@ -168,7 +168,7 @@ class Questions(App[None]):
     def action_cancel(self) -> None:
         """End the chosen request."""
         control = self._engine("nothing to cancel")
-        request = self.session.history.requests.get(self.chosen or "")
+        request = self.viewer.history.requests.get(self.chosen or "")
         if control is None:
             return
         if request is None:

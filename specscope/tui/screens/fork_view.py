@@ -69,7 +69,7 @@ def _title(forked: Forked, width: int) -> Line:
     parts: list[tuple[int, Line]] = [
         (0, [("Fork of ", "strong"), (f"{clean(forked.request)}@{forked.index}", "strong")]),
         (1, [("τ ", "dim"), (f"{figure(a)} → {figure(b)}", "text"), (gained, ink)]),
-        (2, [("not lossless" if forked.decreed else "", "warn")]),
+        (2, [("not lossless" if forked.forced else "", "warn")]),
         (3, [("↑↓ step · Esc", "faint")]),
     ]
     return fit(parts, width, " · ")
@@ -113,8 +113,8 @@ class SidePanel(Panel):
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
         head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         said: Line = [(result(step, step.verdict), "text")]
-        decreed: Line = [("decreed" if len(step.verdict.forced) else "", "warn")]
-        title = fit([(0, [(name, "strong")]), (1, said), (2, decreed)], width - 2, " · ")
+        forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
+        title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
         return Sheet([head, *lines], title, keep=final + 1, head=1)
 
 

@@ -40,11 +40,11 @@ class PointsPanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The breakpoints, and which is picked."""
-        return look.session.points, self.picked
+        return look.viewer.points, self.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
-        points = look.session.points
+        points = look.viewer.points
         keys = "a add · space on, off · x delete · Esc"
         title = fit(
             [(0, [("Breakpoints", "strong")]), (2, [(str(len(points)), "dim")]), (1, [(keys, "faint")])], width - 2
@@ -102,19 +102,19 @@ class PointsScreen(Over):
     def action_pick(self, way: int) -> None:
         """Another breakpoint."""
         panel = self.query_one(PointsPanel)
-        panel.picked = min(max(panel.picked + way, 0), max(len(self.last.session.points) - 1, 0))
+        panel.picked = min(max(panel.picked + way, 0), max(len(self.last.viewer.points) - 1, 0))
         self.show(self.last)
 
     def action_switch(self) -> None:
         """On or off."""
-        points = self.last.session.points
+        points = self.last.viewer.points
         if points:
             point = points[min(self.query_one(PointsPanel).picked, len(points) - 1)]
             self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 
     def action_delete(self) -> None:
         """Take it away."""
-        points = self.last.session.points
+        points = self.last.viewer.points
         if points:
             self._tell(f"delete {points[min(self.query_one(PointsPanel).picked, len(points) - 1)].number}")
 

@@ -115,7 +115,7 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
         line.append((text, INKS[origin]))
         room -= cell_len(text)
     if len(verdict.forced):
-        line.append((cut("  decreed", max(room, 0)), "warn"))
+        line.append((cut("  forced", max(room, 0)), "warn"))
     return line
 
 

@@ -153,7 +153,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
         ("verdict", f"{outcome.name.lower()}: coin {coin:.6g} {sign} {a:.6g}", ink),
     ]
     if node in verdict.forced.tolist():
-        facts.append(("decreed", "by the user: this step is not lossless", "warn"))
+        facts.append(("forced", "by the user: this step is not lossless", "warn"))
     if outcome is Outcome.REJECTED:
         facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target is left after it", "text"))
     return facts

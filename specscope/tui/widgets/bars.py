@@ -115,12 +115,12 @@ class Hints(Panel, can_focus=False):
 
     def key(self, look: Look) -> Hashable:
         """What space does, and whether there is an engine to give prompts to."""
-        return look.session.live, look.session.paused, look.playing
+        return look.viewer.live, look.viewer.paused, look.playing
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Keys and words, and where each begins and ends for the mouse."""
-        live = look.session.live
-        space = ("resume" if look.session.paused else "pause") if live else ("stop" if look.playing else "play")
+        live = look.viewer.live
+        space = ("resume" if look.viewer.paused else "pause") if live else ("stop" if look.playing else "play")
         hints = [
             (rank, look.keymap.get(NAMES.get(action, ""), key), space if key == "space" else word, action)
             for rank, key, word, action in HINTS

@@ -37,7 +37,7 @@ class Slider(Panel):
 
     def key(self, look: Look) -> Hashable:
         """Position, length, whether it follows, and the focus."""
-        return look.position, look.steps, look.session.follow, look.session.live, self.has_focus
+        return look.position, look.steps, look.viewer.follow, look.viewer.live, self.has_focus
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Track, knob, and in words where it is."""
@@ -46,7 +46,7 @@ class Slider(Panel):
         self._track = (1, room)
         at = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
         at = min(max(at, 0), room - 1)
-        knob: Ink = "accent" if self.has_focus or not look.session.follow else "text"
+        knob: Ink = "accent" if self.has_focus or not look.viewer.follow else "text"
         if look.steps == 0:
             return Sheet([[(" ", "text"), ("─" * room, "rail"), ("  ", "text"), *words]])
         line: Line = [
@@ -99,6 +99,6 @@ def _words(look: Look) -> list[tuple[str, Ink]]:
         (f" / {last}", "dim"),
         (f"  {look.ledger.elapsed(look.position):.1f} s", "dim"),
     ]
-    if look.session.live:
-        line.append(("  following", "accepted") if look.session.follow else ("  looking back", "warn"))
+    if look.viewer.live:
+        line.append(("  following", "accepted") if look.viewer.follow else ("  looking back", "warn"))
     return line

@@ -19,7 +19,7 @@ class TreePanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The step shown, whether it is the position's own, and while loading how far that is."""
-        control = look.session.control
+        control = look.viewer.control
         progress = control.progress if control is not None and look.status == "loading" else None
         return look.chosen, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
 
@@ -44,7 +44,7 @@ class TreePanel(Panel):
         return Sheet([joined, *lines], title, keep=final + 1, head=1)
 
     def _loading(self, look: Look, width: int) -> Sheet:
-        control = look.session.control
+        control = look.viewer.control
         stage, share = control.progress if control is not None else ("", None)
         lines: list[Line] = [[], [("  " + cut(clean(stage or "starting the engine"), width - 2), "strong")]]
         if share is not None:
@@ -58,7 +58,7 @@ class TreePanel(Panel):
 
 def _absence(look: Look) -> str:
     if look.chosen is None:
-        return "no steps yet" if look.session.live else "no steps were recorded"
+        return "no steps yet" if look.viewer.live else "no steps were recorded"
     return f"{clean(look.chosen)} has made no step up to here"
 
 

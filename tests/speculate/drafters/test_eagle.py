@@ -33,7 +33,9 @@ def heads(tmp_path_factory):
         "eagle3": write_head(at / "eagle3", head_tensors()),
         "eagle3 whole": write_head(at / "whole", head_tensors(draft=300)),
         "eagle1": write_head(at / "eagle1", head_tensors(version=1, bias=True)),
-        "one tap": write_head(at / "one", head_tensors(taps=1, draft=300), eagle_aux_hidden_state_layer_ids=[3]),
+        "one aux_layer": write_head(
+            at / "one", head_tensors(aux_layers=1, draft=300), eagle_aux_hidden_state_layer_ids=[3]
+        ),
     }
 
 
@@ -161,7 +163,7 @@ def hugging(deep):
     return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("head", ["eagle3", "eagle3 whole", "eagle1", "one tap"])
+@pytest.mark.parametrize("head", ["eagle3", "eagle3 whole", "eagle1", "one aux_layer"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_chain_is_what_the_head_says_of_true_features(make, heads, hugging, head, bias):
     """Every drafted token against the head run densely, on what transformers says of the committed tokens.
@@ -171,13 +173,15 @@ def test_a_chain_is_what_the_head_says_of_true_features(make, heads, hugging, he
     engine, length = make(head, "4", max_step_tokens=40), 4
     results = engine.generate(PROMPTS, greedy(bias))
     reference = Reference(heads[head], hugging.model.embed_tokens.weight, hugging.lm_head.weight)
-    taps = engine.drafter.taps
+    aux_layers = engine.drafter.aux_layers
     checked = set()
     for prompt, result in zip(PROMPTS, results, strict=True):
         tokens = engine.encode(prompt)[1] + result.token_ids
         with torch.inference_mode():
             states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-            features = torch.cat([states[-1 if tap == "final" else tap][0] for tap in taps], dim=-1)
+            features = torch.cat(
+                [states[-1 if aux_layer == "final" else aux_layer][0] for aux_layer in aux_layers], dim=-1
+            )
             for step in (step for step in result.steps if len(step.tree)):
                 known = step.context_len + step.prefill_tokens + 1
                 wanted = reference.chain(tokens[:known], features, length, BIAS if bias else None)
@@ -195,7 +199,7 @@ def test_a_tree_is_what_the_head_says_of_true_features(make, heads, hugging, tre
     tokens = engine.encode("the cat")[1] + result.token_ids
     with torch.inference_mode():
         states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    features = torch.cat([states[tap][0] for tap in engine.drafter.taps], dim=-1)
+    features = torch.cat([states[aux_layer][0] for aux_layer in engine.drafter.aux_layers], dim=-1)
     for step in [step for step in result.steps if len(step.tree)][::9]:
         known = step.context_len + step.prefill_tokens + 1
         for node in range(len(step.tree)):

@@ -1,4 +1,4 @@
-"""Synthetic drafts are accepted at the rates that were asked for, and every record says that they were decreed."""
+"""Synthetic drafts are accepted at the rates that were asked for, and every record says that they were forced."""
 
 import numpy as np
 import pytest

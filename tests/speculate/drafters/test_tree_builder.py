@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.tree_builder import Level, start_growth
+from specscope.speculate.drafters.tree_builder import Level, start_tree
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan, parse_plan
 from specscope.trace.tree import ROOT, Drawn, parse_tree
@@ -44,34 +44,34 @@ def context(name="r", tokens=(7, 9, 4), **params):
     return Context(name, list(tokens), 2, SamplingParams(**params))
 
 
-def path_of(growth, node):
+def path_of(builder, node):
     path = []
     while node != ROOT:
-        path.append(growth.token[node])
-        node = growth.parent[node]
+        path.append(builder.token[node])
+        node = builder.parent[node]
     return path[::-1]
 
 
 def grow(oracles, contexts, plan, base=40):
     """Grow several requests' trees in common passes; their drafts, places, growths and the segments they asked for."""
-    growths = [start_growth(c, plan) for c in contexts]
+    growths = [start_tree(c, plan) for c in contexts]
     segments = [[] for _ in growths]
     alive, first = list(range(len(growths))), True
     while alive:
         rows, at, slices = [], 0, {}
         for i in alive:
-            growth = growths[i]
+            builder = growths[i]
             if not first:
-                before = list(growth.fed)
-                segments[i].append((before, list(growth.frontier), growth.segment(BlockTable([0]), base)))
-            rows += [oracles[i](path_of(growth, node)) for node in growth.frontier]
-            slices[i] = slice(at, at + len(growth.frontier))
+                before = list(builder.fed)
+                segments[i].append((before, list(builder.frontier), builder.segment(BlockTable([0]), base)))
+            rows += [oracles[i](path_of(builder, node)) for node in builder.frontier]
+            slices[i] = slice(at, at + len(builder.frontier))
             at = slices[i].stop
         level = Level(torch.stack(rows), VOCAB, oracles[0].d2t)
         for i in alive:
             growths[i].grow(level, slices[i])
         alive, first = [i for i in alive if growths[i].frontier], False
-    return [(*growth.finish(), growth, asked) for growth, asked in zip(growths, segments, strict=True)]
+    return [(*builder.finish(), builder, asked) for builder, asked in zip(growths, segments, strict=True)]
 
 
 def log_probs(oracle, path, bias=None):
@@ -112,7 +112,7 @@ plans = st.builds(DynamicPlan, st.integers(1, 40), st.integers(1, 4), st.integer
 @settings(max_examples=60)
 def test_a_dynamic_tree_is_eagle_2_by_the_book(plan, seed, reduced):
     oracles = [Oracle(seed + i, D2T if reduced else None) for i in range(2)]
-    for oracle, (draft, places, growth, _) in zip(
+    for oracle, (draft, places, builder, _) in zip(
         oracles, grow(oracles, [context("a"), context("b")], plan), strict=True
     ):
         kept, dropped, run = eagle2(oracle, plan)
@@ -138,7 +138,7 @@ def test_a_dynamic_tree_is_eagle_2_by_the_book(plan, seed, reduced):
         assert notes.dropped_score == pytest.approx([dropped[path][1] for path in left], rel=1e-5, abs=1e-6)
 
         # Where each node's KV lies: those that were run, in their order.
-        fed = [tuple(path_of(growth, node)) for node in growth.fed]
+        fed = [tuple(path_of(builder, node)) for node in builder.fed]
         assert set(fed) == run
         assert len(fed) == len(run) <= plan.max_fed
         assert places.tolist() == [fed.index(path) if path in run else -1 for path in paths]
@@ -148,35 +148,35 @@ def test_a_dynamic_tree_is_eagle_2_by_the_book(plan, seed, reduced):
 @settings(max_examples=50)
 def test_each_row_of_a_frontier_sees_its_ancestors_and_itself(plan, seed, temperature):
     base = 40
-    for _, _, growth, segments in grow(
+    for _, _, builder, segments in grow(
         [Oracle(seed)] * 2, [context(seed=s, temperature=temperature) for s in (1, 2)], plan
     ):
         for before, frontier, segment in segments:
             fed = before + frontier
             assert segment.context == base
             assert segment.length == base + len(fed)
-            assert segment.tokens == [growth.token[node] for node in frontier]
+            assert segment.tokens == [builder.token[node] for node in frontier]
             assert list(segment.wanted) == list(range(len(frontier)))
-            assert segment.positions.tolist() == [base - 1 + len(path_of(growth, node)) for node in fed]
+            assert segment.positions.tolist() == [base - 1 + len(path_of(builder, node)) for node in fed]
             for row, node in enumerate(frontier):
                 line = set()
                 while node != ROOT:
                     line.add(node)
-                    node = growth.parent[node]
+                    node = builder.parent[node]
                 assert line <= set(fed), "an ancestor was never run"
                 assert {fed[slot] for slot in np.flatnonzero(segment.mask[row])} == line
-        assert growth.fed == [node for _, frontier, _ in segments for node in frontier]
-        assert len(growth.fed) <= plan.max_fed
+        assert builder.fed == [node for _, frontier, _ in segments for node in frontier]
+        assert len(builder.fed) <= plan.max_fed
 
 
 def test_origins_name_the_parents_row_of_the_pass_before():
-    growth, oracle = start_growth(context(), parse_plan("dynamic:20,depth=4,top=3")), Oracle(5)
-    while growth.frontier:
-        frontier = growth.frontier
-        rows = torch.stack([oracle(path_of(growth, node)) for node in frontier])
+    builder, oracle = start_tree(context(), parse_plan("dynamic:20,depth=4,top=3")), Oracle(5)
+    while builder.frontier:
+        frontier = builder.frontier
+        rows = torch.stack([oracle(path_of(builder, node)) for node in frontier])
         beside = torch.randn(2, VOCAB)  # rows of another request
-        growth.grow(Level(torch.cat([beside, rows]), VOCAB), slice(2, 2 + len(rows)))
-        assert [frontier[row] for row in growth.origin] == [growth.parent[node] for node in growth.frontier]
+        builder.grow(Level(torch.cat([beside, rows]), VOCAB), slice(2, 2 + len(rows)))
+        assert [frontier[row] for row in builder.origin] == [builder.parent[node] for node in builder.frontier]
 
 
 @given(shapes(), st.integers(0, 2**20), st.booleans(), st.sampled_from(["top", "greedy"]))

@@ -100,6 +100,6 @@ def test_a_difference_that_begins_at_a_near_tie_is_called_that():
         return RequestStep("r0", 0, 4, 0, "ngram", tree, verdict, emitted=1)
 
     for margin, near in ((2e-6, True), (0.2, False)):
-        forked = Forked("r0", 0, "", (step(1, margin),), (step(2, margin),), 1, "float32", decreed=False)
+        forked = Forked("r0", 0, "", (step(1, margin),), (step(2, margin),), 1, "float32", forced=False)
         assert forked.near_tie is near
         assert ("near tie" in forked.describe(Vocabulary())) is near

@@ -15,7 +15,7 @@ from specscope.trace.vocabulary import Detokenizer, Vocabulary
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
 
-class Runs(ABC):
+class GenerateMixin(ABC):
     """What an engine can do with nothing but its requests and its steps."""
 
     vocabulary: Vocabulary
