@@ -1,0 +1,57 @@
+"""What the debugger answers, as values: the console and the screens each render them in their own way. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TopToken:
+    """A token and its probability."""
+
+    token: int
+    prob: float
+
+
+@dataclass(frozen=True)
+class Column:
+    """One distribution over the vocabulary, as far as people look at it. Filled by live/inspect.py."""
+
+    top: tuple[TopToken, ...]  # the likeliest, at most TOP, likeliest first
+    entropy: float  # in nats
+    prob: float  # of the token that the view is about
+    rank: int | None  # of that token, from 1: how many are likelier, and itself; None where its probability is 0
+    outside: bool = False  # whether the token is outside the draft vocabulary, of which the drafter can say nothing
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What one sampling rule takes away."""
+
+    rule: str  # temperature 0, top-k 20, ...
+    tokens: int
+    mass: float
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What target and drafter thought where a node's token was drawn. Filled by live/inspect.py."""
+
+    request: str
+    step: int  # of the engine
+    index: int  # the request's own step
+    node: int | None  # None: where the final token was drawn
+    token: int  # the node's, or the final one
+    raw: Column  # the target's, before temperature and rules
+    p: Column  # the target's, as it is sampled from at this place
+    draft: Column | None  # the drafter's own, before temperature and rules; None where it is no model, or not known
+    q: Column | None  # the drafter's, as it was sampled from; None for deterministic drafts
+    removed: tuple[Removed, ...]  # by each rule that shapes p
+    choice_rank: int | None  # of the target's likeliest token in the drafter's own distribution; None where not known
+    kl: float | None  # KL(target || drafter), raw, in nats, over the draft vocabulary; None without a drafter's
+    tv: float | None  # their total variation: 1 - tv is the best acceptance
+    computed: bool  # False: the very tensors of the step; True: computed again in KV of its own
+    notes: tuple[str, ...] = ()  # where what is shown contradicts what was judged, a line each
+
+
+TOP = 12  # tokens of a column
