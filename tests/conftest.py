@@ -1,12 +1,14 @@
 """Shared by all tests: one thread each (two processes of tests on two cores), hypothesis without deadlines."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 
 import pytest
 from hypothesis import HealthCheck, settings
