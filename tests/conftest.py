@@ -1,6 +1,7 @@
 """Shared by all tests: one thread each (two processes of tests on two cores), hypothesis without deadlines."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specscope")
 
