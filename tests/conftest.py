@@ -13,6 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs 
 import pytest
 from hypothesis import HealthCheck, settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specscope")
 
