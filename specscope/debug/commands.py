@@ -14,6 +14,8 @@ from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session, Stop
+from specscope.debug.show_view import view_text
+from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.vocabulary import printable
@@ -41,8 +43,12 @@ class WhatIf:
         """Run a fork and compare it with the original. Raises UserError."""
         raise UserError("forks need a live engine in this process: specscope debug")
 
-    def node(self, session: Session, node: int) -> str:
-        """Distributions at a node. Raises UserError."""
+    def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
+        """The same for any step on the engine's path. Raises UserError."""
+        return self.view(session, node)
+
+    def view(self, session: Session, node: int | None) -> NodeView:
+        """Distributions where a node of the session's step was drawn, or the final token (None). Raises UserError."""
         raise UserError("distributions are only there with a live engine: specscope debug")
 
 
@@ -300,13 +306,16 @@ class Commands:
             begun = whole(text)
             if begun is None:
                 raise UserError("node which? write node 0")
-            return "of the step that was begun:\n" + self.what_if.node(self.session, begun)
+            return "of the step that was begun:\n" + self._view(begun)
         number = self.node_number(text)
         try:
-            deeper = self.what_if.node(self.session, number)
+            deeper = self._view(number)
         except UserError as error:
             deeper = str(error)
         return show.node(self.session, number) + "\n" + deeper
+
+    def _view(self, node: int) -> str:
+        return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)
 
     def choose(self, text: str) -> str:
         """The request that commands are about."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from specscope.trace.draw import draw_tree
 from specscope.trace.records import RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.vocabulary import Vocabulary
@@ -25,6 +26,7 @@ class Forked:
     tokens: int  # how many of each are compared
     dtype: str  # of the target
     forced: bool  # whether a verdict, a coin or a token was forced in the fork: it is not lossless
+    note: str = ""  # what makes the comparison doubtful
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
@@ -77,6 +79,11 @@ class Forked:
             lines.append(f"acceptance length {self.gained:+.3f}")
         if self.forced:
             lines.append("something was forced: this fork is not lossless")
+        lines += [self.note] if self.note else []
+        for name, side in (("original", self.original), ("fork", self.fork)):
+            at = self.parting(side) if self.differ else 0
+            if at < len(side):
+                lines += [f"{name}, step {side[at].index}:", draw_tree(side[at], vocabulary)]
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:

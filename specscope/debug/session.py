@@ -63,8 +63,6 @@ class Session:
     position: int = -1
     phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
     request: str = ""  # the chosen one; "" for the first of the step
-    on_step: Callable[[StepRecord], None] = lambda _: None  # hears each step that the engine runs
-    on_rewind: Callable[[int], None] = lambda _: None  # hears how many steps of the history are left
     interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
 
     def __post_init__(self) -> None:
@@ -112,7 +110,6 @@ class Session:
         self.phase = ""
         self.history.append(record)
         self.position = len(self.history.steps) - 1
-        self.on_step(record)
         return record
 
     def _run(self, done: Callable[[StepRecord], str]) -> Stop:
@@ -186,7 +183,6 @@ class Session:
             steps = self.history.steps
             self.engine.rewind(steps[position + 1].step if position + 1 < len(steps) else self.engine.steps)
             self.history.truncate(position + 1)
-            self.on_rewind(position + 1)
         self.position, self.phase = position, ""
         return Stop("step" if position >= 0 else "start")
 

@@ -120,8 +120,12 @@ def make_drafter(
     blocks: int,
     backend: Backend,
     progress: Callable[[str], None],
+    other: Drafter | None = None,
 ) -> Drafter:
-    """The drafter that a config asks for, with so many KV blocks. Raises UserError where it does not fit the target."""
+    """The drafter that a config asks for, with so many KV blocks. Raises UserError where it does not fit the target.
+
+    `other`: one that has loaded the same weights, to share them.
+    """
     plan = config.plan
     if plan is None:
         return NoDrafter()
@@ -130,10 +134,12 @@ def make_drafter(
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
     if config.drafter == "eagle":
-        head = load_head(config.head, target)
+        head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
         return Eagle(runner, plan, target.max_context)
-    if config.draft_layers is None:
+    if isinstance(other, DraftModel):
+        draft = other.runner.loaded
+    elif config.draft_layers is None:
         draft = load_model(config.draft_model, target.device, target.dtype, progress)
         _check_same_vocabulary(target, draft, tokenizer, config)
     elif config.draft_layers < len(target.layers):

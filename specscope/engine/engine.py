@@ -6,11 +6,9 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.engine.build import Parts, build_parts
@@ -18,12 +16,13 @@ from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
 from specscope.engine.generate import GenerateMixin, Prompt, check_length
 from specscope.engine.request import Request
-from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
+from specscope.engine.scheduler import Scheduled, Scheduler
+from specscope.engine.state import PHASES, LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
-from specscope.speculate.adaptive import Size, Sizer
+from specscope.speculate.adaptive import Sizer
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import distributions
@@ -33,28 +32,8 @@ from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import FinishReason, Phase, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.records import FinishReason, Moved, Phase, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.vocabulary import Vocabulary
-
-PHASES = ("schedule", "draft", "forward", "verify", "commit")
-Slots = NDArray[np.int64]
-
-
-@dataclass
-class StepState:
-    """An engine step while it happens; each phase fills its part."""
-
-    plan: Schedule = field(default_factory=Schedule)
-    drafts: list[Draft] = field(default_factory=list)  # one for each scheduled part
-    logits: list[Tensor] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
-    verdicts: list[Verdict | None] = field(default_factory=list)
-    parts: list[RequestStep] = field(default_factory=list)
-    moves: list[tuple[Slots, Slots]] = field(default_factory=list)  # of accepted paths: from, to
-    finished: list[Request] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
-    passes: tuple[Phase, ...] = ()  # the drafter's
-    sizes: dict[str, Size] = field(default_factory=dict)  # by request, where sizes are adaptive
 
 
 class Engine(GenerateMixin):
@@ -97,8 +76,8 @@ class Engine(GenerateMixin):
         self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun and not finished
+        self.last: LastStep | None = None  # kept to be looked at, where there is a timeline
         self._cancel_later: list[str] = []
-        self._published = -1  # the last step whose record was
         self._names = itertools.count()
         self.timeline: Timeline | None = None
         self.requests: dict[str, Request] = {}  # waiting and running, by id
@@ -133,7 +112,7 @@ class Engine(GenerateMixin):
         self.requests[name] = request
         self.scheduler.waiting.append(request)
         if self.timeline is not None:
-            self.timeline.arrived(self, request)
+            self.timeline.arrived(request)
         return name
 
     def _new_name(self) -> str:
@@ -178,7 +157,7 @@ class Engine(GenerateMixin):
         request = self.requests.get(name)
         if request is not None:
             if self.timeline is not None:
-                self.timeline.cancelled(self, name)
+                self.timeline.arrived(request, cancels=True)
             request.finish = FinishReason.CANCELLED
             self._retire(request)
             self.ended.append(request)
@@ -225,31 +204,44 @@ class Engine(GenerateMixin):
         now.phases.append(Phase(name, start, max(time.time_ns(), start)))
         if len(now.phases) < len(PHASES):
             return None
-        self.current = None
-        record = self._record(now)
+        return self._end(now, self._record(now))
+
+    def _end(self, now: StepState, record: StepRecord) -> StepRecord:
+        """The step is whole: number it, publish it, or say that it came out as it is known."""
+        is_new = True
+        if self.timeline is not None:
+            record, is_new = self.timeline.settle(record)
+            self.last = LastStep(record, now)
         if self.sizer is not None:
             self.sizer.note(record)
-        self.steps += 1
+        self.current = None
+        self.steps = record.step + 1 if self.timeline is None else self.timeline.step
         while self._cancel_later:
             self.cancel(self._cancel_later.pop(0))
-        if record.step > self._published:  # what comes again after going back is known already
-            self._published = record.step
-            self.bus.publish(record)
+        self.bus.publish(record if is_new else Moved(record.step))
         return record
 
     def keep_timeline(self) -> Timeline:
         """Keep what going back takes, from the next step on."""
-        self.timeline = self.timeline or Timeline()
+        self.timeline = self.timeline or Timeline(self.run_info.dtype, self.steps, self.steps - 1)
         return self.timeline
 
     def rewind(self, step: int) -> None:
         """Make the engine what it was before `step`; a step that was begun is given up. Raises UserError."""
         if self.timeline is None:
             raise UserError("this engine keeps no timeline: it cannot go back")
+        if step == self.steps and self.current is None:
+            return
         self.timeline.rewind(self, step)
+        self.current, self.last, self.steps = None, None, self.timeline.step
+        self._cancel_later.clear()
+        if self.clock is not None:
+            self.clock.give_up()
+        self.bus.publish(Moved(self.timeline.last))
 
     def _schedule(self, now: StepState) -> None:
         now.plan = self.scheduler.schedule(time.time_ns())
+        now.waiting = len(self.scheduler.waiting)
         for request in now.plan.preempted:
             self.drafter.release(request.id)
         for request in now.plan.failed:
@@ -318,7 +310,7 @@ class Engine(GenerateMixin):
                 self._retire(part.request)
                 now.finished.append(part.request)
         if now.moves:
-            self.runner.cache.move(now.moves)
+            self.runner.cache.move(list(now.moves.values()))
 
     def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
@@ -356,7 +348,7 @@ class Engine(GenerateMixin):
         path, base = verdict.path, request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
             slots = request.table.slots(0, base + int(path.max()) + 1)
-            now.moves.append((slots[base + path], slots[base : base + len(path)]))
+            now.moves[request.id] = (slots[base + path], slots[base : base + len(path)])
         request.computed = base + len(path)
 
     def _retire(self, request: Request) -> None:
@@ -373,7 +365,7 @@ class Engine(GenerateMixin):
             step=self.steps,
             phases=tuple(now.phases),
             running=len(now.plan.parts),
-            waiting=len(self.scheduler.waiting),
+            waiting=now.waiting,
             blocks_used=pool.used,
             blocks_free=pool.free,
             speculation=self.drafter.max_nodes > 0,

@@ -3,24 +3,46 @@
 A mark is a few numbers a request, for the rest follows: committed tokens and their KV never change, so that going back
 is to shorten lengths and free blocks. A request that gave its blocks up since (it ended, or was preempted) has its KV
 computed again from its tokens, and so has every request whose drafter lives on the target's features. Coins are
-counter-based: run forward again, the same tokens and verdicts come.
+counter-based: run forward again, the same tokens and verdicts come, and the known records stand. Where something is
+different, a branch begins.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from specscope.engine.request import Request
+from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
 from specscope.model.batch import Segment
+from specscope.model.runner import ModelRunner
+from specscope.speculate.adaptive import Sizer
+from specscope.speculate.drafters.base import Drafter
+from specscope.trace.records import StepRecord
+from specscope.trace.same import same_step
 from specscope.trace.tree import DraftTree
 
-if TYPE_CHECKING:
-    from specscope.engine.engine import Engine
-
 CHUNK = 512  # tokens computed again in one pass
+MOST = 20_000  # steps that can be gone back over; a quarter of them goes when there are more
+
+
+class Rewindable(Protocol):
+    """What of an engine goes back. engine.Engine is one."""
+
+    scheduler: Scheduler
+    drafter: Drafter
+    runner: ModelRunner
+    sizer: Sizer | None
+    requests: dict[str, Request]
+    ended: list[Request]
+
+    def cancel(self, name: str) -> None:
+        """End a request."""
 
 
 @dataclass(frozen=True)
@@ -41,109 +63,185 @@ class Mark:
         return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Moment:
     """An engine before a step."""
 
-    step: int
     waiting: tuple[Mark, ...]
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
+    sizer: Sizer | None  # a copy, where sizes are adaptive
+    record: StepRecord | None = None  # of the step, when it has run
+
+
+@dataclass(frozen=True)
+class Input:
+    """A request that came, or was cancelled. On the way forward again it does so at the same place."""
+
+    place: int  # on the path: how many steps had begun
+    request: Request
+    cancels: bool = False
 
 
 @dataclass
 class Timeline:
-    """The moments of one engine. Made by Engine.keep_timeline."""
+    """The path of one engine from its first step to where it stands. Made by Engine.keep_timeline."""
 
+    dtype: str  # of the target: by how much rounding may move a probability
+    next: int  # the number of the next step that is new
+    floor: int  # the step before the first moment
     moments: list[Moment] = field(default_factory=list)
-    arrivals: list[tuple[int, Request]] = field(default_factory=list)  # the step before which each came
-    cancels: list[tuple[int, str]] = field(default_factory=list)
-    again_until: int = -1  # the last step before which something may come again
-    returning: bool = False  # while it does
-
-    def note(self, engine: Engine) -> None:
-        """Keep the moment before the next step; what came here the first time comes again."""
-        self._repeat(engine)
-        scheduler = engine.scheduler
-        waiting, running = (tuple(map(Mark.of, group)) for group in (scheduler.waiting, scheduler.running))
-        self.moments.append(Moment(engine.steps, waiting, running, tuple(engine.ended)))
-
-    def arrived(self, engine: Engine, request: Request) -> None:
-        """A request was added."""
-        if not self.returning:
-            self.arrivals.append((engine.steps, request))
-
-    def cancelled(self, engine: Engine, name: str) -> None:
-        """A request was cancelled."""
-        if not self.returning:
-            self.cancels.append((engine.steps, name))
+    gone: int = 0  # steps before the first of them
+    undone: deque[StepRecord] = field(default_factory=deque)  # gone back over: they stand again if they come out so
+    branch: int = 0
+    branches: int = 1
+    inputs: list[Input] = field(default_factory=list)  # up to here
+    ahead: list[Input] = field(default_factory=list)  # gone back over, in order
+    repeating: bool = False  # while one of these happens again
 
     @property
-    def first(self) -> int:
-        """The earliest step that can be gone back to."""
-        return self.moments[0].step if self.moments else 0
+    def place(self) -> int:
+        """How many steps have begun."""
+        return self.gone + len(self.moments)
 
-    def rewind(self, engine: Engine, step: int) -> None:
-        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known.
+    @property
+    def step(self) -> int:
+        """The number of the next step, if it comes out as before."""
+        return self.undone[0].step if self.undone else self.next
 
-        A step that was begun is given up.
+    def note(self, engine: Rewindable) -> None:
+        """Keep the moment before the next step; what came here the first time comes again."""
+        self._repeat(engine)
+        if len(self.moments) >= MOST:
+            self.gone += MOST // 4
+            self.floor = self._step(MOST // 4 - 1)
+            del self.moments[: MOST // 4]
+        waiting, running = (
+            tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
+        )
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), copy.deepcopy(engine.sizer)))
+
+    def arrived(self, request: Request, *, cancels: bool = False) -> None:
+        """A request was added, or cancelled. Between the phases of a step that is after the step."""
+        if not self.repeating:
+            self.inputs.append(Input(self.place, request, cancels))
+
+    def settle(self, record: StepRecord) -> tuple[StepRecord, bool]:
+        """The step that has just run, as it stands in the history, and whether it is new to it.
+
+        Where it came out as before, it is the known one. Else it gets a number that none had; and where steps were
+        gone back over, it begins a branch.
         """
-        at = step - self.first
-        if step == engine.steps and engine.current is None:
-            return
-        if not 0 <= at < len(self.moments):
-            raise UserError(f"step {step} cannot be gone back to: steps {self.first} to {engine.steps} are known")
+        moment = self.moments[-1]
+        if self.undone and same_step(self.undone[0], record, self.dtype):
+            moment.record = self.undone.popleft()
+            self.branch = moment.record.branch
+            self._admit_as(moment.record, moment)
+            return moment.record, False
+        after = None
+        if self.undone:
+            after = self.last
+            self.undone.clear()
+            self.branch, self.branches = self.branches, self.branches + 1
+        moment.record = dataclasses.replace(record, step=self.next, branch=self.branch, after=after)
+        self.next += 1
+        return moment.record, True
+
+    @property
+    def last(self) -> int:
+        """The number of the step that ran last; -1 for none."""
+        begun = bool(self.moments) and self.moments[-1].record is None
+        return self._step(len(self.moments) - 1 - begun)
+
+    def _step(self, at: int) -> int:
+        record = self.moments[at].record if at >= 0 else None
+        return self.floor if record is None else record.step
+
+    def _admit_as(self, known: StepRecord, moment: Moment) -> None:
+        """A request that was admitted again was so when it was the first time."""
+        for info in known.admitted:
+            for mark in moment.waiting:
+                if mark.request.id == info.id:
+                    mark.request.admitted_ns = info.admitted_ns
+
+    def place_of(self, step: int) -> int:
+        """The place of a step on the path, the one that was begun among them. Raises UserError."""
+        for at in range(len(self.moments) - 1, -1, -1):
+            record = self.moments[at].record
+            if (self.step if record is None else record.step) == step:
+                return at
+        first = self.moments[0].record if self.moments else None
+        known = self.step if first is None else first.step
+        raise UserError(f"step {step} cannot be gone back to: steps {known} to {self.step} are known")
+
+    def rewind(self, engine: Rewindable, step: int) -> None:
+        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
+        at = self.place_of(step)
         moment = self.moments[at]
-        self.again_until = max(self.again_until, engine.steps)
         marks = (*moment.running, *moment.waiting)
         keep = {mark.request.id for mark in marks}
         for request in list(engine.requests.values()):
             if request.id not in keep:
                 engine.scheduler.retire(request)
                 engine.drafter.release(request.id)
-        lost = [mark for mark in marks if not self._shorten(engine, mark)]
+        lost = [mark for mark in marks if not _shorten(engine, mark)]
         for mark in lost:
             _compute_again(engine, mark)
-        engine.requests = {mark.request.id: mark.request for mark in marks}
+        engine.requests.clear()
+        engine.requests.update((mark.request.id, mark.request) for mark in marks)
         engine.scheduler.running = [mark.request for mark in moment.running]
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
-        engine.current, engine.steps = None, step
-        if engine.clock is not None:
-            engine.clock.give_up()
+        engine.sizer = moment.sizer
+        self.undone.extendleft(m.record for m in reversed(self.moments[at:]) if m.record is not None)
         del self.moments[at:]
+        self._undo_inputs()
+        if self.moments and (before := self.moments[-1].record) is not None:
+            self.branch = before.branch
+        elif self.undone:
+            self.branch = self.undone[0].branch
 
-    def _shorten(self, engine: Engine, mark: Mark) -> bool:
-        """Back to the mark's lengths; False where the KV must be computed again."""
-        request = mark.request
-        del request.tokens[mark.tokens :]
-        request.finish, request.stop, request.error = None, "", ""
-        request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
-        if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
-            engine.runner.cache.truncate(request.table, mark.computed)
-            engine.drafter.rewind(request.id, mark.tokens)
-            return True
-        engine.runner.cache.truncate(request.table, 0)
-        engine.drafter.release(request.id)
-        return mark.computed == 0
+    def _undo_inputs(self) -> None:
+        """What came after the place where the engine stands lies ahead of it now."""
+        here = self.place
+        self.ahead = [*(i for i in self.inputs if i.place > here), *self.ahead]
+        self.inputs = [i for i in self.inputs if i.place <= here]
 
-    def _repeat(self, engine: Engine) -> None:
-        """After going back: add and cancel again what was added and cancelled before this step."""
-        if engine.steps > self.again_until:
-            return
-        self.returning = True
-        for step, request in self.arrivals:
-            if step == engine.steps and request.id not in engine.requests and request not in engine.ended:
-                request.restart()
-                engine.requests[request.id] = request
-                engine.scheduler.waiting.append(request)
-        for step, name in self.cancels:
-            if step == engine.steps and name in engine.requests:
-                engine.cancel(name)
-        self.returning = False
+    def _repeat(self, engine: Rewindable) -> None:
+        """Add and cancel again what was added and cancelled before this step."""
+        self.repeating = True
+        while self.ahead and self.ahead[0].place <= self.place:
+            one = self.ahead.pop(0)
+            self.inputs.append(one)
+            if one.cancels:
+                engine.cancel(one.request.id)
+            elif one.request.id not in engine.requests:
+                one.request.restart()
+                engine.requests[one.request.id] = one.request
+                engine.scheduler.waiting.append(one.request)
+        self.repeating = False
+
+    def arrivals(self) -> Iterable[Request]:
+        """Every request that came, the newest first."""
+        return (one.request for one in reversed(self.inputs) if not one.cancels)
 
 
-def _compute_again(engine: Engine, mark: Mark) -> None:
+def _shorten(engine: Rewindable, mark: Mark) -> bool:
+    """Back to the mark's lengths; False where the KV must be computed again."""
+    request = mark.request
+    del request.tokens[mark.tokens :]
+    request.finish, request.stop, request.error = None, "", ""
+    request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
+    if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
+        engine.runner.cache.truncate(request.table, mark.computed)
+        engine.drafter.rewind(request.id, mark.tokens)
+        return True
+    engine.runner.cache.truncate(request.table, 0)
+    engine.drafter.release(request.id)
+    return mark.computed == 0
+
+
+def _compute_again(engine: Rewindable, mark: Mark) -> None:
     """The KV of a request's first `computed` tokens, and their features where the drafter wants them."""
     request, cache = mark.request, engine.runner.cache
     request.kv_life += 1

@@ -13,12 +13,12 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.messages import Command, Points, Ready, Rewound, Status
+from specscope.live.messages import Command, Points, Ready, Status
 from specscope.live.server import serve
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import StepRecord
+from specscope.trace.records import Moved, StepRecord
 
 
 class Worker:
@@ -44,14 +44,13 @@ class Worker:
         self.said: deque[str] = deque()  # what the debugger says
         self.points: tuple[Point, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
-        self._published = -1  # the last step that went to the bus
         self._params = params
         self._raw = raw
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
         self._stage = "starting"
         self._error = ""
-        self._records: deque[StepRecord | Rewound] = deque()
+        self._records: deque[StepRecord | Moved] = deque()
         context = multiprocessing.get_context("spawn")
         # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
         commands, self._commands = context.Pipe(duplex=False)
@@ -69,13 +68,9 @@ class Worker:
         try:
             while True:
                 message = self._news.recv()
-                if isinstance(message, Rewound):
+                if isinstance(message, StepRecord | Moved):
                     self._records.append(message)
-                elif isinstance(message, StepRecord):
-                    self._records.append(message)
-                    if message.step > self._published:  # what comes again was recorded the first time
-                        self._published = message.step
-                        self.bus.publish(message)
+                    self.bus.publish(message)
                 elif isinstance(message, Points):
                     self.points = message.points
                 elif isinstance(message, Forked):
@@ -120,10 +115,7 @@ class Worker:
             changed = True
         while self._records and history.run is not None:
             record = self._records.popleft()
-            if isinstance(record, Rewound):
-                history.truncate(record.count)
-            else:
-                history.append(record)
+            history.take(record)
             changed = True
         history.dropped = self.bus.dropped
         return changed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from specscope.engine.build import Parts, drafter_blocks, make_drafter
 from specscope.engine.engine import Engine
@@ -13,11 +15,12 @@ from specscope.trace.changes import Changes
 from specscope.trace.records import RequestStep
 
 
-def fork(engine: Engine, request: Request, step: RequestStep, changes: Changes) -> tuple[Engine, str]:
-    """An engine beside `engine` with a copy of `request` as it was before `step`, and the copy's id.
+@contextmanager
+def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes) -> Iterator[Engine]:
+    """An engine beside `engine` with a copy of `request` as it was before `step`, for a while.
 
-    Both share the target's weights and its KV cache: blocks are shared until one of them writes (copy on write).
-    Raises UserError for changes that do not fit together.
+    Both share the target's weights and its KV cache: blocks are shared until one of them writes (copy on write). What
+    the fork took is free again afterwards, however it ended. Raises UserError for changes that do not fit together.
     """
     before = step.context_len + step.prefill_tokens + 1 if step.verdict is not None else len(request.prompt_tokens)
     if len(request.tokens) < before:
@@ -34,7 +37,13 @@ def fork(engine: Engine, request: Request, step: RequestStep, changes: Changes) 
         cache.truncate(twin.table, shared)
     beside.requests[twin.id] = twin
     beside.scheduler.waiting.append(twin)
-    return beside, twin.id
+    try:
+        yield beside
+    finally:
+        beside.current = None
+        beside.cancel_all()
+        engine.runner.cache.truncate(twin.table, 0)
+        beside.runner.close()
 
 
 def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
@@ -59,7 +68,11 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
         if not 0 <= gone < len(tokens):
             raise UserError(f"of {len(tokens)} tokens the last {gone} cannot be replaced")
         twin.tokens = [*tokens[: len(tokens) - gone], *new]
-        twin.prompt_tokens = twin.tokens[: max(len(request.prompt_tokens) - gone + len(new), 1)]
+        left, prompt = len(tokens) - gone, len(request.prompt_tokens)
+        if left < prompt:  # the prompt was edited; else the new tokens are output in the place of output
+            twin.prompt_tokens = list(twin.tokens)
+        if not twin.tokens:
+            raise UserError("nothing would be left of the context: give a tail")
     return twin
 
 
@@ -74,7 +87,9 @@ def _beside(engine: Engine, changes: Changes) -> Engine:
     config = dataclasses.replace(engine.config, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)
-    drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None)
+    same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
+    other = engine.drafter if same else None
+    drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None, other)
     parts = Parts(
         runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,

@@ -1,72 +1,233 @@
-"""The full distributions at a node of the step that an engine is in: too large for a trace, so looked at on demand."""
+"""The whole distributions at a node: too large for a trace, so looked at on demand. Looking changes nothing.
+
+Of the step that ran last, and of one that was begun, the very tensors are there. Those of an earlier step are computed
+again, in KV of their own: a scratch table that shares the blocks before the step, so that what was wrong in them still
+shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specscope.debug.views import TOP, Column, NodeView, Removed, TopToken
 from specscope.engine.engine import Engine
+from specscope.engine.state import StepState
 from specscope.errors import UserError
+from specscope.live.again import run_again
+from specscope.speculate.drafters.base import Draft
 from specscope.speculate.sampling import distributions, probabilities, shaped
-from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.distribution import Distribution, Point
+from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
-from specscope.trace.tree import ROOT
-from specscope.trace.vocabulary import Vocabulary
-
-SHOWN = 8  # of the likeliest tokens
-COLUMN = 18  # cells: three of them stand in half a screen
+from specscope.trace.records import ROUNDING, RequestStep, Verdict
+from specscope.trace.tree import ROOT, Drawn
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the target and the drafter thought where a node's token was drawn. Probabilities are float32 [V]."""
+class Evidence:
+    """A request's part in a step, with the tensors behind it."""
 
-    token: int
-    raw: Tensor  # softmax of the target's logits as they are
-    p: Tensor  # the target's, as it is sampled from
-    q: Tensor | None  # the drafter's, as it was sampled from; None for deterministic drafts
-    removed: list[tuple[str, int, float]]  # by each rule that shapes p: its name, tokens it removed, their mass
+    request: str
+    step: int
+    index: int
+    tokens: Sequence[int]  # prompt and output before the step, the root last
+    prompt_len: int
+    params: SamplingParams
+    draft: Draft
+    logits: Tensor  # [n + 1, V] the target's: the root's row, then each node's
+    verdict: Verdict | None  # None where the step is not judged yet
+    computed: bool  # whether it was computed again
+    notes: tuple[str, ...] = ()
+
+    def path(self, node: int) -> list[int]:
+        """Drafted tokens down to a node; none for ROOT."""
+        tree = self.draft.tree
+        return [] if node == ROOT else [int(tree.token[i]) for i in tree.path_to(node)]
 
 
-def look(engine: Engine, request: str, node: int) -> Look:
-    """The distributions behind a node of the request. The engine must be past the forward phase of its step."""
+def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
+    """Of the step that ran last. Raises UserError where `part` is no part of it."""
+    last = engine.last
+    assert last is not None
+    at = next((i for i, one in enumerate(last.record.requests) if one is part), None)
+    if at is None:
+        raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
+    return _view(engine, _of_state(last.state, at, last.record.step, part), node)
+
+
+def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
+    """Of the step that the engine is in. Raises UserError before its forward phase."""
     now = engine.current
     if now is None or not now.logits:
-        raise UserError("the engine holds no logits now: it is not between forward and commit")
+        raise UserError("the engine holds no logits yet: they are there after the forward phase")
     at = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
-    if at is None or node >= len(now.drafts[at].tree):
-        raise UserError(f"{request} has no node {node} in this step")
-    scheduled, draft, tree = now.plan.parts[at].request, now.drafts[at], now.drafts[at].tree
-    above = int(tree.parent[node])
-    logits = now.logits[at][above + 1].float()
-    params, prompt, output = scheduled.params, scheduled.prompt_tokens, scheduled.output
-    path = [] if above == ROOT else [int(tree.token[i]) for i in tree.path_to(above)]
-    (found,) = distributions(logits[None], params, prompt, output, [path], engine.runner.cache.backend)
-    if isinstance(found, Point):
-        p = torch.zeros_like(logits)
-        p[found.token] = 1
-    else:
-        assert isinstance(found, Dense)
-        p = found.probs
-    q = draft.q.get(above)
-    moved = shaped(logits[None], params, prompt, output, [path])[0]
-    return Look(
-        token=int(tree.token[node]),
-        raw=logits.softmax(-1),
-        p=p,
-        q=None if q is None else q.probs,
-        removed=list(_removed(moved, params)),
+    if at is None or not now.plan.parts[at].decodes:
+        raise UserError(f"{request} draws no token in this step")
+    return _view(engine, _of_state(now, at, engine.steps, None), node)
+
+
+def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
+    """Of any step of a request whose whole context is known. Raises UserError where it is not."""
+    place = history.place_of(part.index)
+    assert place is not None
+    tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
+    info = history.info
+    if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
+        raise UserError(f"the context of {part.request} is not known whole: its step {part.index} cannot be computed")
+    logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
+    found = Evidence(
+        request=part.request,
+        step=step,
+        index=part.index,
+        tokens=tokens,
+        prompt_len=len(info.prompt_tokens),
+        params=info.params,
+        draft=draft,
+        logits=logits,
+        verdict=part.verdict,
+        computed=True,
+        notes=notes,
+    )
+    return _view(engine, found, node)
+
+
+def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) -> Evidence:
+    scheduled = state.plan.parts[at]
+    request = scheduled.request
+    before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
+    return Evidence(
+        request=request.id,
+        step=step,
+        index=request.steps if part is None else part.index,
+        tokens=request.tokens[:before],
+        prompt_len=len(request.prompt_tokens),
+        params=request.params,
+        draft=state.drafts[at],
+        logits=state.logits[at],
+        verdict=None if part is None else part.verdict,
+        computed=False,
     )
 
 
-def _removed(logits: Tensor, params: SamplingParams) -> Iterator[tuple[str, int, float]]:
+def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
+    """What is to be seen where a node's token was drawn, or the final one's."""
+    tree, verdict = seen.draft.tree, seen.verdict
+    if not len(seen.logits) or (node is None and verdict is None):
+        raise UserError(f"{seen.request} has drawn no token in this step: it fed a part of its prompt")
+    if node is not None and not 0 <= node < len(tree):
+        raise UserError(f"there is no node {node}: this step has {len(tree)}, numbered from 0")
+    if node is None:
+        assert verdict is not None
+        above, token = (int(verdict.path[-1]) if len(verdict.path) else ROOT), verdict.token
+    else:
+        above, token = int(tree.parent[node]), int(tree.token[node])
+    path = seen.path(above)
+    logits = seen.logits[above + 1].float()
+    raw = logits.softmax(-1)
+    found = _target(engine, seen, above)
+    p = found if node is not None else _left(seen, above, found)
+    own = seen.draft.logits.get(tuple(path))
+    draft = None if own is None else own()[0].to(raw.device)
+    q = seen.draft.q.get(above)
+    thought = None if draft is None else draft.softmax(-1)
+    moved = shaped(logits[None], seen.params, *_split(seen), [path])[0]
+    return NodeView(
+        request=seen.request,
+        step=seen.step,
+        index=seen.index,
+        node=node,
+        token=token,
+        raw=_column(raw, token),
+        p=_column(_dense(p, raw), token),
+        draft=None if thought is None else _column(thought, token, outside=bool(draft[token] == -torch.inf)),  # type: ignore[index]
+        q=None if q is None else _column(q.probs, token),
+        removed=tuple(_removed(moved, seen.params)),
+        choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
+        kl=None if thought is None else _kl(raw, thought),
+        tv=None if thought is None else float((raw - thought).abs().sum() / 2),
+        computed=seen.computed,
+        notes=(*seen.notes, *_contradictions(engine, seen)),
+    )
+
+
+def _split(seen: Evidence) -> tuple[Sequence[int], Sequence[int]]:
+    """Prompt and output before the step."""
+    return seen.tokens[: seen.prompt_len], seen.tokens[seen.prompt_len :]
+
+
+def _target(engine: Engine, seen: Evidence, node: int) -> Distribution:
+    """The target's distribution below a node, as it is sampled from."""
+    logits = seen.logits[node + 1 : node + 2]
+    return distributions(logits, seen.params, *_split(seen), [seen.path(node)], engine.runner.cache.backend)[0]
+
+
+def _left(seen: Evidence, above: int, p: Distribution) -> Distribution:
+    """What the final token was drawn from: p, less what its rejected children took (DESIGN, "Verification")."""
+    tree, q = seen.draft.tree, seen.draft.q.get(above)
+    for child in tree.children(above):
+        if q is None or tree.drawn[child] == Drawn.DETERMINISTIC:
+            p, _ = p.without(int(tree.token[child]))
+            continue
+        p, _ = p.residual(q)
+        if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
+            q, _ = q.without(int(tree.token[child]))
+    return p
+
+
+def _contradictions(engine: Engine, seen: Evidence) -> Iterator[str]:
+    """Where the numbers here are not those that were judged."""
+    if seen.verdict is None:
+        return
+    tree, least = seen.draft.tree, ROUNDING.get(engine.run_info.dtype, 0.0)
+    below: dict[int, Distribution] = {}
+    for node, (above, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
+        if above not in below:
+            below[above] = _target(engine, seen, above)
+        here, judged = below[above].prob(token), float(seen.verdict.p[node])
+        if abs(here - judged) > least:
+            yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
+
+
+def _dense(p: Distribution, like: Tensor) -> Tensor:
+    if isinstance(p, Point):
+        one = torch.zeros_like(like)
+        one[p.token] = 1
+        return one
+    return p.probs  # type: ignore[attr-defined,no-any-return]
+
+
+def _column(probs: Tensor, token: int, *, outside: bool = False) -> Column:
+    best = probs.topk(min(TOP, len(probs)))
+    both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Column(
+        top=tuple(TopToken(t, p) for t, p in both if p > 0),
+        entropy=abs(float(torch.special.entr(probs.double()).sum())),
+        prob=float(probs[token]),
+        rank=_rank(probs, token),
+        outside=outside,
+    )
+
+
+def _rank(probs: Tensor, token: int) -> int | None:
+    return 1 + int((probs > probs[token]).sum()) if float(probs[token]) > 0 else None
+
+
+def _kl(p: Tensor, q: Tensor) -> float:
+    """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
+    known = q > 0
+    p, q = p[known].double(), q[known].double()
+    p = p / p.sum()
+    return max(float(torch.special.xlogy(p, p / q).sum()), 0.0)
+
+
+def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
     """What each rule takes away, one after another."""
     if params.greedy:
-        best = logits.softmax(-1)
-        yield "temperature 0", len(logits) - 1, float(1 - best.max())
+        yield Removed("temperature 0", len(logits) - 1, float(1 - logits.softmax(-1).max()))
         return
     rows = (logits / params.temperature)[None]
     whole = rows.softmax(-1)[0]
@@ -79,46 +240,5 @@ def _removed(logits: Tensor, params: SamplingParams) -> Iterator[tuple[str, int,
         kept = probabilities(rows, SamplingParams(temperature=params.temperature, **one))[0] > 0  # type: ignore[arg-type]
         gone = left & ~kept
         if bool(gone.any()):
-            yield name, int(gone.sum()), float(whole[gone].sum())
+            yield Removed(name, int(gone.sum()), float(whole[gone].sum()))
         left = left & kept
-
-
-def describe(found: Look, vocabulary: Vocabulary) -> str:
-    """As text: top tokens side by side, entropies, distances, ranks."""
-    lines = ["".join(f"{name:<{COLUMN}}" for name in ("target, raw", "sampled from", "drafter")).rstrip()]
-    columns = [found.raw, found.p, found.q]
-    tops = [None if x is None else x.topk(min(SHOWN, len(x))) for x in columns]
-    for row in range(SHOWN):
-        cells = []
-        for top in tops:
-            if top is None or row >= len(top.values) or float(top.values[row]) <= 0:
-                cells.append(" " * COLUMN)
-                continue
-            token = int(top.indices[row])
-            mark = "▸" if token == found.token else " "
-            cells.append(f"{mark}{vocabulary.show(token)[:9]:<10}{float(top.values[row]):.4f}".ljust(COLUMN))
-        lines.append("".join(cells).rstrip())
-    lines += [f"{name} removed {count:,} tokens of mass {mass:.4g}" for name, count, mass in found.removed]
-    rank = 1 + int((found.p > found.p[found.token]).sum())
-    lines.append(
-        f"rank of the drafted token in p: {rank}; entropy of p {_entropy(found.p):.4f}, raw {_entropy(found.raw):.4f}"
-    )
-    if found.q is not None:
-        choice = int(found.p.argmax())
-        q_rank = 1 + int((found.q > found.q[choice]).sum())
-        both = (found.p > 0) & (found.q > 0)
-        kl = float((found.p[both] * (found.p[both] / found.q[both]).log()).sum())
-        if bool(((found.p > 0) & (found.q == 0)).any()):
-            kl = float("inf")
-        tv = float((found.p - found.q).abs().sum() / 2)
-        lines.append(
-            f"rank of the target's choice in q: {q_rank}; entropy of q {_entropy(found.q):.4f}; "
-            f"KL(p, q) {kl:.4f}, total variation {tv:.4f} (accepted at best: {1 - tv:.4f})"
-        )
-    return "\n".join(line for line in lines if line)
-
-
-def _entropy(probs: Tensor) -> float:
-    """In nats."""
-    some = probs[probs > 0]
-    return abs(float((some * some.log()).sum()))

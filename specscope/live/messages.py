@@ -27,13 +27,6 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Rewound:
-    """The engine went back: only the first `count` steps are any more."""
-
-    count: int
-
-
-@dataclass(frozen=True)
 class Points:
     """The debugger's breakpoints, whenever they or their hits have changed."""
 
@@ -44,5 +37,5 @@ class Points:
 class Command:
     """What the parent asks."""
 
-    verb: str  # submit, cancel, pause, resume, step, debug, watch, stop
+    verb: str  # submit, cancel, pause, resume, step, debug, look, watch, stop
     value: Any = None

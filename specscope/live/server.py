@@ -21,9 +21,8 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import Command, Points, Ready, Rewound, Status
+from specscope.live.messages import Command, Points, Ready, Status
 from specscope.live.start import start_engine
-from specscope.trace.records import StepRecord
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -39,7 +38,6 @@ class _Server:
         self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
         self.status = ""
-        self.sent = -1  # the last step whose record was sent
         self.points: tuple[Point, ...] = ()  # as they were sent last
         self.hits = 0  # of all of them, after the last step
 
@@ -57,8 +55,6 @@ class _Server:
         commands = commands_over(engine)
         commands.many_lines = False
         session = commands.session
-        session.on_step = lambda record: self._stepped(engine, record)
-        session.on_rewind = lambda count: self._rewound(engine, count)
         session.interrupted = self.commands.poll
         for spec in prompts:
             self._submit(engine, spec)
@@ -83,18 +79,6 @@ class _Server:
         if stop.hits or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
             self._send_points(commands)
-
-    def _stepped(self, engine: Engine, record: StepRecord) -> None:
-        """The bus sends what is new; what comes again after going back is sent from here, behind all that was."""
-        if record.step > self.sent:
-            self.sent = record.step
-        else:
-            engine.bus.flush()
-            self.send(record)
-
-    def _rewound(self, engine: Engine, count: int) -> None:
-        engine.bus.flush()
-        self.send(Rewound(count))
 
     def _obey(self, engine: Engine, commands: Commands) -> bool:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
@@ -139,6 +123,8 @@ class _Server:
     def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
         if command.verb == "debug":
             self._debug(commands, command.value)
+        elif command.verb == "look":
+            self._look(commands, *command.value)
         elif command.verb == "submit":
             self._submit(engine, command.value)
         elif command.verb == "cancel":
@@ -149,6 +135,15 @@ class _Server:
             self._watch(engine, command.value)
         else:
             self.paused = command.verb == "pause"
+
+    def _look(self, commands: Commands, step: int, request: str, node: int | None) -> None:
+        """Answer with a NodeView, wherever the engine is. It goes on as it was."""
+        try:
+            self.send(commands.what_if.look(commands.session, step, request, node))
+        except UserError as error:
+            self.send(Status("said", str(error)))
+        except Exception as error:
+            self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
 
     def _submit(self, engine: Engine, spec: PromptSpec) -> None:
         try:
@@ -163,7 +158,7 @@ class _Server:
         """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
         engine.bus.close()
         if wanted:
-            engine.subscribe(self.send, lossless=True)
+            engine.bus.follow(self.send, lossless=True)
 
 
 def serve(

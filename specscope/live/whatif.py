@@ -9,17 +9,16 @@ from typing import Any
 from specscope.debug.commands import WhatIf
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
+from specscope.debug.views import NodeView
 from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
-from specscope.live.fork import fork
-from specscope.live.inspect import describe, look
+from specscope.live.fork import forked
+from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.trace.changes import Changes
 from specscope.trace.checked import short, whole
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep
-
-FORWARD = 3  # phases after which the logits are there
+from specscope.trace.records import FinishReason, RequestStep, StepRecord
 
 USAGE = (
     "fork takes temperature=0.7, seed=3 and other sampling parameters; drafter=, tree=, draft_model=; "
@@ -36,57 +35,77 @@ class EngineWhatIf(WhatIf):
 
     # Looking
 
-    def node(self, session: Session, node: int) -> str:
-        """The distributions at a node of the step that ran last; it is run again, and must give the same verdict."""
+    def view(self, session: Session, node: int | None) -> NodeView:
+        """Distributions in the session's step, of the one that was begun where there is one."""
         record, part = session.record, session.part
+        if session.phase and part is not None:
+            return view_begun(self.engine, part.request, node)
         if record is None or part is None:
             raise UserError("nothing has run yet")
-        if session.phase:
-            return describe(look(self.engine, part.request, node), session.history.vocabulary)
         if not any(one is part for one in record.requests):
-            raise UserError(f"{part.request} was not in step {record.step}: goto a step of its own")
-        self.engine.rewind(record.step)
-        try:
-            for _ in range(FORWARD):
-                self.engine.phase()
-            found = look(self.engine, part.request, node)
-        finally:  # whatever could not be shown, the step is whole again
-            again = self.engine.step()
-        same = [p.tokens() for p in again.requests] == [p.tokens() for p in record.requests]
-        note = "" if same else "\nrun again, this step gave ANOTHER verdict: what is shown may not be what was judged"
-        return describe(found, session.history.vocabulary) + note
+            raise UserError(f"{part.request} was not in step {record.step}: use goto to reach one of its steps")
+        return self._view(session, record, part, node)
+
+    def look(self, session: Session, step: int, request: str, node: int | None) -> NodeView:
+        """The same for any step on the engine's path, wherever the engine is."""
+        at = session.history.position_of(step)
+        record = None if at is None else session.history.steps[at]
+        part = next((one for one in record.requests if one.request == request), None) if record is not None else None
+        if record is None or part is None:
+            raise UserError(f"{request} in step {step} is not part of what the engine has run")
+        return self._view(session, record, part, node)
+
+    def _view(self, session: Session, record: StepRecord, part: RequestStep, node: int | None) -> NodeView:
+        if self.engine.last is not None and self.engine.last.record is record:
+            return view_last(self.engine, part, node)
+        return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
 
     # Forks
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """Run the chosen request from its step again, with and without the changes, and compare."""
+        """Run the chosen request from its step again with the changes, and compare with the record."""
         part = session.part
         if part is None:
             raise UserError("nothing has run yet: there is no step to fork from")
         request = self._request(part.request)
         changes, tokens = self._parse(words, part)
-        original, changed = (self._run(request, part, these, tokens) for these in (Changes(), changes))
         forced = bool(changes.outcomes or changes.coins or changes.tokens)
-        judged = (s.index for s in session.history.requests[part.request].steps if s.verdict is not None)
-        index = next((i for i in judged if i >= part.index), part.index)
+        if forced and part.verdict is None:
+            raise UserError(f"step {part.index} of {part.request} is a prefill chunk: it draws no token to change")
+        changed = self._run(request, part, changes, tokens)
+        recorded = session.history.requests[part.request]
+        known = [s for s in recorded.steps if s.index >= part.index and s.verdict is not None]
+        note = ""
+        if recorded.end is None and sum(s.emitted for s in known) < tokens:  # the run has not come so far yet
+            again = self._run(request, part, Changes(), tokens)
+            alike = [(a.output(), b.output()) for a, b in zip(known, again, strict=False)]
+            if any(a != b for a, b in alike):
+                note = "run again without changes it parts from its record: the change may not be the cause"
+            known += again[len(known) :]
+        index = known[0].index if known else part.index
         dtype = self.engine.run_info.dtype
-        return Forked(part.request, index, changes.describe(), original, changed, tokens, dtype, forced)
+        return Forked(
+            part.request, index, changes.describe(), _upto(known, tokens), changed, tokens, dtype, forced, note
+        )
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline
-        known = [request for _, request in timeline.arrivals] if timeline is not None else []
-        found = self.engine.requests.get(name) or next((r for r in reversed(known) if r.id == name), None)
+        known = timeline.arrivals() if timeline is not None else ()
+        found = self.engine.requests.get(name) or next((r for r in known if r.id == name), None)
         if found is None:
             raise UserError(f"{name} came before the debugger: it cannot be forked")
         return found
 
     def _run(self, request: Request, part: RequestStep, changes: Changes, tokens: int) -> tuple[RequestStep, ...]:
-        """The steps of one side. The blocks that it held are free again afterwards."""
-        beside, name = fork(self.engine, request, part, changes)
+        """The steps of a fork. Raises UserError where it cannot go on."""
         steps: list[RequestStep] = []
-        while beside.busy and sum(step.emitted for step in steps) < tokens:
-            steps += [step for step in beside.step().requests if step.verdict is not None]
-        beside.cancel(name)
+        with forked(self.engine, request, part, changes) as beside:
+            while beside.busy and sum(step.emitted for step in steps) < tokens:
+                record = beside.step()
+                steps += [step for step in record.requests if step.verdict is not None]
+                if any(end.reason is FinishReason.ERROR for end in record.finished):
+                    made = sum(step.emitted for step in steps)
+                    raise UserError(f"the fork ran out of KV blocks after {made} tokens: raise --kv-memory")
         return tuple(steps)
 
     def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:
@@ -131,6 +150,17 @@ class EngineWhatIf(WhatIf):
             raise UserError(f"{name[:40]} cannot be changed: {USAGE}")
         exact = whole(text)  # a large seed is no float
         return _number(name, text, float("-inf"), float("inf")) if exact is None else exact
+
+
+def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
+    """The steps that make so many tokens."""
+    made, kept = 0, []
+    for step in steps:
+        if made >= tokens:
+            break
+        kept.append(step)
+        made += step.emitted
+    return tuple(kept)
 
 
 def _number(name: str, text: str, least: float, most: float) -> float:

@@ -37,11 +37,17 @@ class AuxHiddenStates:
                 )
         self.aux_layers = tuple(aux_layers)
         self._seen: dict[AuxLayer, Tensor] = {}
-        for aux_layer in set(aux_layers):
-            if aux_layer == "final":
-                _base(model).register_forward_hook(self._keep_final)
-            else:
-                layers[aux_layer].register_forward_pre_hook(self._keeper(aux_layer), with_kwargs=True)
+        self._hooks = [
+            _base(model).register_forward_hook(self._keep_final)
+            if aux_layer == "final"
+            else layers[aux_layer].register_forward_pre_hook(self._keeper(aux_layer), with_kwargs=True)
+            for aux_layer in set(aux_layers)
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _keeper(self, aux_layer: AuxLayer) -> Any:  # noqa: ANN401
         def keep(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -39,6 +39,11 @@ class ModelRunner:
         yield from graphs.record(wanted)
         self.graphs = graphs
 
+    def close(self) -> None:
+        """Leave the model as it was: another runner may share it."""
+        if self._aux is not None:
+            self._aux.close()
+
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         """Write the KV of every fed token and return the wanted logits, [rows, vocabulary] for each segment.
 

@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from specscope.trace.records import StepRecord
+from specscope.trace.records import Moved, StepRecord
 
 Sink = Callable[[StepRecord], None]
+MovingSink = Callable[[StepRecord | Moved], None]
 
 LIMIT = 1024  # records that may wait for a sink
 LOSSLESS_LIMIT = 64  # for a lossless one: what waits must still be written when the program is told to end
@@ -23,14 +24,15 @@ class Subscription:
     drops the oldest record, and counts it. An exception in the sink ends the subscription and is kept in `error`.
     """
 
-    def __init__(self, sink: Sink, lossless: bool, limit: int) -> None:
+    def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool) -> None:
         self.sink = sink
+        self.moves = moves  # whether it hears where the run goes back as well
         self.lossless = lossless
         self.limit = limit
         self.dropped = 0  # records thrown away because the sink was behind
         self.waited_ns = 0  # time the engine waited for the sink
         self.error: Exception | None = None
-        self._queue: deque[StepRecord] = deque()
+        self._queue: deque[StepRecord | Moved] = deque()
         self._wake = threading.Event()  # set to end the wait early: on flush, on close, when the queue is full
         self._idle = threading.Condition()
         self._closing = False
@@ -38,7 +40,7 @@ class Subscription:
         self._thread = threading.Thread(target=self._run, name="specscope-sink", daemon=True)
         self._thread.start()
 
-    def put(self, record: StepRecord) -> None:
+    def put(self, record: StepRecord | Moved) -> None:
         """Queue a record; called on the engine's thread."""
         if self.error is not None:
             return
@@ -101,14 +103,22 @@ class Bus:
 
     def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
         """Add a sink: any callable that takes a record. It is called on a thread of its own."""
-        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT))
+        return self._add(sink, lossless, limit, moves=False)  # type: ignore[arg-type]
+
+    def follow(self, sink: MovingSink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
+        """Add a sink that stands where the run stands: it takes what is moved, too."""
+        return self._add(sink, lossless, limit, moves=True)
+
+    def _add(self, sink: MovingSink, lossless: bool, limit: int | None, *, moves: bool) -> Subscription:
+        subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves)
         self.subscriptions.append(subscription)
         return subscription
 
-    def publish(self, record: StepRecord) -> None:
+    def publish(self, record: StepRecord | Moved) -> None:
         """Queue a record for every sink. Raises what a lossless sink failed with: its evidence would be lost."""
         for subscription in self.subscriptions:
-            subscription.put(record)
+            if subscription.moves or isinstance(record, StepRecord):
+                subscription.put(record)
             if subscription.lossless and subscription.error is not None:
                 raise subscription.error
 

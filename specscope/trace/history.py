@@ -1,14 +1,16 @@
 """History: the records of one run in memory, indexed the ways people look at them.
 
-The live screen, replay and report are all fed from one of these, so they show the same thing.
+The live screen, replay and report are all fed from one of these, so they show the same thing. A run is a tree of
+branches. `steps` is the path from the start to where the history stands; steps beside it and after it are known too.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specscope.trace.records import Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 
@@ -35,11 +37,40 @@ class RequestHistory:
     engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
     acceptance: Acceptance = field(default_factory=Acceptance)
     preempted: int = 0  # times its KV was taken
+    _sums: list[tuple[int, int]] = field(default_factory=list)  # after each of `steps`: drafts, accepted nodes
 
     @property
     def state(self) -> str:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
+
+    def add(self, step: RequestStep, at: int) -> None:
+        """One more step, of the engine's step at that position."""
+        self.steps.append(step)
+        self.engine_steps.append(at)
+        self.acceptance.add(step)
+        self._sums.append((self.acceptance.drafts, self.acceptance.accepted))
+
+    def take_back(self) -> None:
+        """As before its last step."""
+        self.acceptance.take_back(self.steps.pop())
+        self.engine_steps.pop()
+        self._sums.pop()
+
+    def tau(self, place: int) -> float | None:
+        """Mean acceptance length up to and with the step at `place` in `steps`; None before any draft."""
+        drafts, accepted = self._sums[place]
+        return 1 + accepted / drafts if drafts else None
+
+    def place_of(self, index: int) -> int | None:
+        """The place in `steps` of its own step of that number; None where it is not known."""
+        at = bisect_left(self.steps, index, key=lambda step: step.index)
+        return at if at < len(self.steps) and self.steps[at].index == index else None
+
+    def position_of(self, index: int) -> int | None:
+        """The position in History.steps of its own step of that number; None where it is not known."""
+        place = self.place_of(index)
+        return None if place is None else self.engine_steps[place]
 
     def output(self, upto: int | None = None) -> list[tuple[int, Origin]]:
         """Output tokens with their origins, from the first `upto` of its steps (all by default)."""
@@ -49,23 +80,32 @@ class RequestHistory:
                 out += list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
         return out
 
-    def position_of(self, index: int) -> int | None:
-        """The position in History.steps of its own step of that number; None where it is not known."""
-        return next((at for at, step in zip(self.engine_steps, self.steps, strict=True) if step.index == index), None)
-
     def before(self, place: int, most: int) -> list[int]:
         """The last tokens before the step at `place` in `steps`, at most `most`: the prompt's, and the output so far.
 
         Where the first steps are not known, what came between the prompt and the rest is not either: no prompt then.
         """
-        whole = self.info is not None and self.steps[0].index == 0
-        prompt = self.info.prompt_tokens[-most:].tolist() if whole and self.info is not None else []
-        return [*prompt, *(token for token, _ in self.output(place))][-most:]
+        tail: list[int] = []
+        while place > 0 and len(tail) < most:
+            place -= 1
+            tail = [*self.steps[place].output(), *tail]
+        if len(tail) < most and self.info is not None and self.steps[0].index == 0:
+            tail = [*self.info.prompt_tokens[-(most - len(tail)) :].tolist(), *tail]
+        return tail[-most:]
 
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
         text = vocabulary.text(token for token, _ in self.output())
         return text if self.end is None else self.end.cut(text)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a branch of a run begins."""
+
+    number: int  # 0 is what ran first
+    first: int  # its first step
+    after: int  # the step that it follows, on another branch; -1 for none
 
 
 @dataclass
@@ -75,26 +115,74 @@ class History:
     run: RunInfo | None = None
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     steps: list[StepRecord] = field(default_factory=list)
-    requests: dict[str, RequestHistory] = field(default_factory=dict)
+    requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
     acceptance: Acceptance = field(default_factory=Acceptance)
+    branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     dropped: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
+    _known: dict[int, StepRecord] = field(default_factory=dict)  # on every branch, by number
+    _last: dict[int, int] = field(default_factory=dict)  # the last known step of each branch
 
     def near_ties(self, step: RequestStep) -> list[int]:
         """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
+    @property
+    def branch(self) -> int:
+        """The branch on which the history stands."""
+        return self.steps[-1].branch if self.steps else 0
+
     def append(self, record: StepRecord) -> None:
-        """Take one more step."""
+        """Take one more step, which may begin a branch: then the history goes back to where that does."""
+        if record.step not in self._known:
+            self._known[record.step] = record
+            if record.after is not None:
+                self.branches[record.branch] = Branch(record.branch, record.step, record.after)
+            self._last[record.branch] = record.step
+        if record.after is not None and (self.steps[-1].step if self.steps else -1) != record.after:
+            self.move(record.after)
+        self._push(record)
+
+    def take(self, message: StepRecord | Moved) -> None:
+        """What a bus gives those who follow it."""
+        if isinstance(message, Moved):
+            self.move(message.step)
+        else:
+            self.append(message)
+
+    def move(self, step: int) -> None:
+        """Stand after a step, on whatever branch; -1: before the first. One that is not known changes nothing."""
+        ahead: list[StepRecord] = []
+        while step >= 0 and self.position_of(step) is None:
+            record = self._known.get(step)
+            if record is None:
+                return
+            ahead.append(record)
+            step = record.before
+        self.truncate(0 if step < 0 else (self.position_of(step) or 0) + 1)
+        for record in reversed(ahead):
+            self._push(record)
+
+    def show(self, branch: int) -> None:
+        """Stand at the end of a branch."""
+        self.move(self._last[branch])
+
+    def position_of(self, step: int) -> int | None:
+        """The position in `steps` of the engine's step of that number; None where it is not on this path."""
+        at = bisect_left(self.steps, step, key=lambda record: record.step)
+        return at if at < len(self.steps) and self.steps[at].step == step else None
+
+    def knows(self, step: int) -> StepRecord | None:
+        """The step of that number, on whatever branch."""
+        return self._known.get(step)
+
+    def _push(self, record: StepRecord) -> None:
         at = len(self.steps)
         self.steps.append(record)
         for info in record.admitted:
             self.request(info.id).info = info
         for part in record.requests:
-            request = self.request(part.request)
-            request.steps.append(part)
-            request.engine_steps.append(at)
-            request.acceptance.add(part)
+            self.request(part.request).add(part, at)
             self.acceptance.add(part)
         for name in record.preempted:
             self.request(name).preempted += 1
@@ -103,22 +191,46 @@ class History:
             request.end = end
             request.info = request.info or end.info
 
+    def _pop(self) -> None:
+        record = self.steps.pop()
+        for end in record.finished:
+            self.requests[end.info.id].end = None
+        for name in record.preempted:
+            self.requests[name].preempted -= 1
+        for part in record.requests:
+            self.requests[part.request].take_back()
+            self.acceptance.take_back(part)
+        for name in self._names(record):
+            if name in self.requests and not self.requests[name].steps:
+                del self.requests[name]
+
+    def _names(self, record: StepRecord) -> Iterable[str]:
+        """The requests that a record may have been the first to tell of."""
+        yield from (part.request for part in record.requests)
+        yield from (info.id for info in record.admitted)
+        yield from (end.info.id for end in record.finished)
+
     def truncate(self, count: int) -> None:
-        """Keep the first `count` steps, as if the others had never been."""
-        self._keep(self.steps[:count])
+        """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
+        if len(self.steps) > count:
+            self.rewinds += 1
+        while len(self.steps) > count:
+            self._pop()
 
     def keep_last(self, count: int) -> None:
         """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
-        self._keep(self.steps[len(self.steps) - count :])
-
-    def _keep(self, kept: list[StepRecord]) -> None:
         self.rewinds += 1
+        kept = self.steps[len(self.steps) - count :]
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
         self.acceptance = Acceptance()
+        first = kept[0].step if kept else 0
+        self._known = {step: record for step, record in self._known.items() if step >= first}
+        for branch in [branch for branch, last in self._last.items() if last < first]:
+            del self._last[branch], self.branches[branch]
         for record in kept:
-            self.append(record)
+            self._push(record)
         for name, request in self.requests.items():
             request.info = request.info or infos[name]
 

@@ -218,7 +218,7 @@ class Phase:
 class StepRecord(_ArrayEq):
     """One engine step, whole. Immutable; published once by the engine."""
 
-    step: int  # stable and quotable, from 0
+    step: int  # stable and quotable, from 0; unique over all branches, and rising
     phases: tuple[Phase, ...]
     running: int  # requests in the batch or holding KV
     waiting: int
@@ -232,6 +232,13 @@ class StepRecord(_ArrayEq):
     finished: tuple[RequestEnd, ...]
     passes: tuple[Phase, ...] = ()  # the drafter's own passes, inside the phase `draft`
     device_ns: tuple[int, ...] = ()  # on a GPU: what the phases of the step before took there, read one step late
+    branch: int = 0  # a branch begins where the engine went back and something was then different
+    after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
+
+    @property
+    def before(self) -> int:
+        """The step that this one follows; -1 for none."""
+        return self.step - 1 if self.after is None else self.after
 
     @property
     def start_ns(self) -> int:
@@ -242,6 +249,13 @@ class StepRecord(_ArrayEq):
     def end_ns(self) -> int:
         """When the step ended."""
         return self.phases[-1].end_ns
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The run now stands after a step that is known: it was rewound there, or that step came out again as before."""
+
+    step: int  # -1: before the first
 
 
 @dataclass(frozen=True)

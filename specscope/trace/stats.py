@@ -38,27 +38,34 @@ class Acceptance:
 
     def add(self, step: RequestStep) -> None:
         """Count one request's step; prefill chunks count nothing."""
+        self._count(step, 1)
+
+    def take_back(self, step: RequestStep) -> None:
+        """Count one step less, which was added before."""
+        self._count(step, -1)
+        while self.proposed_at and not self.proposed_at[-1]:
+            for counts in (self.accepted_at, self.proposed_at, self.tried_at):
+                counts.pop()
+
+    def _count(self, step: RequestStep, one: int) -> None:
         verdict = step.verdict
         if verdict is None:
             return
-        self.steps += 1
-        self.emitted += step.emitted
-        self.kinds[verdict.kind] += 1
+        self.steps += one
+        self.emitted += one * step.emitted
+        self.kinds[verdict.kind] += one
         if not len(step.tree):
             return
         accepted, depth = verdict.accepted, step.tree.max_depth
-        self.drafts += 1
-        self.drafted += len(step.tree)
-        self.accepted += accepted
-        self.depth += depth
+        self.drafts += one
+        self.drafted += one * len(step.tree)
+        self.accepted += one * accepted
+        self.depth += one * depth
         self._widen(depth)
-        for d in range(depth):
-            self.proposed_at[d] += 1
-        for d in range(accepted):
-            self.accepted_at[d] += 1
         tried = accepted + (1 if verdict.kind is FinalKind.RECOVERED else 0)
-        for d in range(min(tried, depth)):
-            self.tried_at[d] += 1
+        for counts, reached in ((self.proposed_at, depth), (self.accepted_at, accepted), (self.tried_at, tried)):
+            for d in range(min(reached, depth)):
+                counts[d] += one
 
     def merge(self, other: Acceptance) -> None:
         """Add another count to this one."""

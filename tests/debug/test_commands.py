@@ -181,8 +181,8 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
     for part in (
         "target, raw",
         "sampled from",
-        "KL(p, q)",
-        "rank of the drafted token",
+        "KL(target, drafter)",
+        "the drafted token in sampled from: p 0.",
         "context: …",
         "residual after it",
     ):
@@ -219,7 +219,7 @@ def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engi
     last = session.record
     gone = next(name for name in session.history.requests if name not in {part.request for part in last.requests})
     engine.run(f"request {gone}")
-    assert "goto a step of its own" in engine.run("node 0")
+    assert "use goto to reach one of its steps" in engine.run("node 0")
     assert session.engine.current is None
     assert [record.step for record in session.history.steps] == list(range(len(session.history.steps)))
 

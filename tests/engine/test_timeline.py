@@ -40,7 +40,7 @@ def fresh(engine, blocks):
     engine.cancel_all()
     while engine.busy:
         engine.step()
-    engine.timeline, engine.steps = None, 0
+    engine.timeline, engine.last, engine.steps = None, None, 0
     pool = engine.runner.cache.pool
     assert pool.used == 0
     pool.__init__(blocks)

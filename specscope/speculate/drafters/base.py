@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,9 @@ class Draft:
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
+    # Of a drafter that is a model: by the drafted tokens down to a node, () for the root, its logits there, float32
+    # [1, V] over the target's vocabulary. Made when they are asked for.
+    logits: Mapping[tuple[int, ...], Callable[[], Tensor]] = field(default_factory=dict)
 
 
 NO_DRAFT = Draft(DraftTree.empty())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +40,12 @@ class Drafting:
     builder: TreeBuilder
     base: int  # slots before the tree's
     rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
+    logits: dict[tuple[int, ...], Callable[[], Tensor]] = field(default_factory=dict)  # of every node that was run
+
+    def keep(self, level: Level) -> None:
+        """Keep the frontier's logits, by reference, for whoever looks at the step."""
+        for node, row in zip(self.builder.frontier, range(self.rows.start, self.rows.stop), strict=True):
+            self.logits[tuple(self.builder.path(node))] = partial(level.full, slice(row, row + 1))
 
 
 class ModelDrafter(ABC):
@@ -76,6 +83,7 @@ class ModelDrafter(ABC):
         while alive:
             level = self._pass(feed, alive)
             for g in alive:
+                g.keep(level)
                 g.builder.grow(level, g.rows)
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
@@ -109,7 +117,7 @@ class ModelDrafter(ABC):
 
     def _finish(self, g: Drafting) -> Draft:
         draft, g.state.fed = g.builder.finish()
-        return draft
+        return replace(draft, logits=g.logits)
 
     @abstractmethod
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

@@ -103,7 +103,7 @@ class TreeBuilder(ABC):
         self.origin = [row[self.parent[node]] for node in frontier]
         self.frontier = frontier
 
-    def _path(self, node: int) -> list[int]:
+    def path(self, node: int) -> list[int]:
         """Drafted tokens down to a node."""
         path: list[int] = []
         while node != ROOT:
@@ -119,7 +119,7 @@ class TreeBuilder(ABC):
         context, params = self.context, self.context.params
         if params.penalised or params.logit_bias:
             output = context.tokens[context.prompt_len :]
-            paths = [self._path(node) for node in self.frontier]
+            paths = [self.path(node) for node in self.frontier]
             logits = shaped(level.full(rows), params, context.tokens[: context.prompt_len], output, paths)
             level, rows = Level(logits, level.vocab_size), slice(None)
         tokens, log_probs = level.top(count)
@@ -171,7 +171,7 @@ class StaticTreeBuilder(TreeBuilder):
         """q at each node of the frontier: after all of the request's processing."""
         context = self.context
         prompt, output = context.tokens[: context.prompt_len], context.tokens[context.prompt_len :]
-        paths = [self._path(node) for node in self.frontier]
+        paths = [self.path(node) for node in self.frontier]
         found = distributions(level.full(rows), context.params, prompt, output, paths)
         return [d for d in found if isinstance(d, Dense)]
 

@@ -1,0 +1,49 @@
+"""A NodeView as plain text, for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specscope.debug.views import Column, NodeView
+from specscope.trace.vocabulary import Vocabulary
+
+SHOWN = 8  # of the likeliest tokens
+
+
+def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
+    """Top tokens side by side, what the rules removed, ranks, entropies and distances; contradictions last."""
+    columns = {"target, raw": view.raw, "sampled from": view.p, "drafter, raw": view.draft, "drafted from": view.q}
+    there = {name: column for name, column in columns.items() if column is not None}
+    tables = [list(_cells(name, column, view.token, vocabulary)) for name, column in there.items()]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*tables, strict=True)]
+    lines += [f"{one.rule} removed {one.tokens:,} tokens of mass {one.mass:.4g}" for one in view.removed]
+    what = "the final token" if view.node is None else "the drafted token"
+    lines += [f"{what} in {name}: {_place(column)}" for name, column in there.items()]
+    if view.kl is not None and view.tv is not None:
+        rank = "outside its vocabulary" if view.choice_rank is None else f"rank {view.choice_rank}"
+        lines.append(
+            f"the target's choice in the drafter's: {rank}; KL(target, drafter) {view.kl:.4f} nats, "
+            f"total variation {view.tv:.4f} (accepted at best: {1 - view.tv:.4f})"
+        )
+    if view.computed:
+        lines.append(f"computed again for step {view.step}, beside the run")
+    lines += [f"CONTRADICTION: {note}" for note in view.notes]
+    return "\n".join(line for line in lines if line)
+
+
+def _cells(name: str, column: Column, token: int, vocabulary: Vocabulary) -> Iterator[str]:
+    """A column's lines, all of one width."""
+    texts = [(f"{'▸' if one.token == token else ' '}{vocabulary.show(one.token)}", one.prob) for one in column.top]
+    width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
+    yield f"{name:<{width + 8}}"
+    for row in range(SHOWN):
+        yield f"{texts[row][0]:<{width}}  {texts[row][1]:.4f}" if row < len(texts) else " " * (width + 8)
+
+
+def _place(column: Column) -> str:
+    """The token's probability and rank in a column, and the column's entropy."""
+    if column.outside:
+        where = "outside the draft vocabulary"
+    else:
+        where = f"p {column.prob:.4g}" + ("" if column.rank is None else f", rank {column.rank:,}")
+    return f"{where}; entropy {column.entropy:.4f} nats"

@@ -1,0 +1,89 @@
+"""An earlier step of a request, computed again beside everything: in KV of its own, for a request of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specscope.engine.engine import Engine
+from specscope.errors import UserError
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable, OutOfBlocksError
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestStep
+from specscope.trace.tree import DraftTree
+
+CHUNK = 512  # tokens computed in one pass
+SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
+
+
+def run_again(
+    engine: Engine, part: RequestStep, tokens: Sequence[int], prompt_len: int, params: SamplingParams
+) -> tuple[Tensor, Draft, tuple[str, ...]]:
+    """The target's logits [n + 1, V] for the recorded tree, the draft with the drafter's logits, and remarks on both.
+
+    `tokens`: prompt and output before the step, the root last. Raises UserError where no KV blocks are free.
+    """
+    try:
+        logits = _target(engine, part, tokens)
+        drafted = _drafter(engine, Context(SCRATCH, tokens, prompt_len, params))
+    except OutOfBlocksError as error:
+        raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
+    draft = Draft(part.tree)
+    if drafted is None:
+        return logits, draft, ()
+    draft = replace(draft, logits=drafted.logits)
+    same = drafted.tree.token.tolist() == part.tree.token.tolist()
+    if same and drafted.tree.parent.tolist() == part.tree.parent.tolist():
+        return logits, replace(draft, q=drafted.q), ()
+    note = "" if engine.sizer is not None else "the drafter, run again, drafts another tree than it did then"
+    return logits, draft, (note,) if note and len(part.tree) else ()
+
+
+def _target(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
+    """The target over the recorded tree, on a scratch table that shares what lies before the step."""
+    cache, request, start = engine.runner.cache, engine.requests.get(part.request), part.context_len
+    shares = request is not None and request.computed >= start and request.tokens[:start] == list(tokens[:start])
+    table = cache.fork(request.table) if shares and request is not None else BlockTable()
+    try:
+        cache.truncate(table, start if shares else 0)
+        cache.reserve(table, len(tokens) + len(part.tree), start if shares else 0)
+        if not shares:
+            _feed(engine, table, tokens[:start])
+        logits = engine.runner.forward([Segment.of_tree(table, start, list(tokens[start:]), part.tree, logits=True)])
+        return logits[0]
+    finally:
+        cache.truncate(table, 0)
+
+
+def _feed(engine: Engine, table: BlockTable, tokens: Sequence[int]) -> list[Tensor]:
+    """Compute the KV of tokens from the first on; their features where the drafter wants them."""
+    features: list[Tensor] = []
+    for start in range(0, len(tokens), CHUNK):
+        chunk = list(tokens[start : start + CHUNK])
+        segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
+        features += engine.runner.forward_with_features([segment])[1]
+    return features
+
+
+def _drafter(engine: Engine, context: Context) -> Draft | None:
+    """What the drafter makes of the same context; None where there is nothing more to see in it than its tree."""
+    drafter = engine.drafter
+    if not hasattr(drafter, "cache"):  # it is no model
+        return None
+    try:
+        if drafter.aux_layers:
+            table = BlockTable()
+            try:
+                engine.runner.cache.reserve(table, len(context.tokens) - 1, 0)
+                drafter.observe(SCRATCH, 0, torch.cat(_feed(engine, table, context.tokens[:-1])))
+            finally:
+                engine.runner.cache.truncate(table, 0)
+        (draft,) = drafter.propose([context])
+        return draft
+    finally:
+        drafter.release(SCRATCH)
