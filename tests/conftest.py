@@ -8,7 +8,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 
 import pytest
 from hypothesis import HealthCheck, settings

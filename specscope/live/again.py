@@ -30,7 +30,7 @@ def run_again(
     """
     try:
         logits = _target(engine, part, tokens)
-        drafted = _drafter(engine, Context(SCRATCH, tokens, prompt_len, params))
+        drafted = _drafter(engine, Context(SCRATCH, tokens, prompt_len, params)) if len(part.tree) else None
     except OutOfBlocksError as error:
         raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
@@ -80,7 +80,8 @@ def _drafter(engine: Engine, context: Context) -> Draft | None:
             table = BlockTable()
             try:
                 engine.runner.cache.reserve(table, len(context.tokens) - 1, 0)
-                drafter.observe(SCRATCH, 0, torch.cat(_feed(engine, table, context.tokens[:-1])))
+                if features := _feed(engine, table, context.tokens[:-1]):
+                    drafter.observe(SCRATCH, 0, torch.cat(features))
             finally:
                 engine.runner.cache.truncate(table, 0)
         (draft,) = drafter.propose([context])

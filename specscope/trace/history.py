@@ -165,7 +165,7 @@ class History:
 
     def show(self, branch: int) -> None:
         """Stand at the end of a branch."""
-        self.move(self._last[branch])
+        self.move(self._last.get(branch, -1))
 
     def position_of(self, step: int) -> int | None:
         """The position in `steps` of the engine's step of that number; None where it is not on this path."""

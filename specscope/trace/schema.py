@@ -86,6 +86,7 @@ class Queue(_OfStep, frozen=True, kw_only=True):
     """A request's admission."""
 
     request: Name = field(name="specscope.request.id")
+    admitted: bool = field(name="specscope.request.admitted", default=True)  # False: it ended before it was
     params: Short = field(name="specscope.request.params")  # JSON: SamplingParams
     labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
     prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
@@ -207,6 +208,8 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
 class EngineStep(_OfStep, frozen=True, kw_only=True):
     """An engine step as a whole: who took part, and what it took."""
 
+    branch: Count = field(name="specscope.branch", default=0)
+    after: Annotated[int, Meta(ge=-1, lt=MAX_STEP)] | None = field(name="specscope.after", default=None)
     running: Count = field(name="specscope.running")
     waiting: Count = field(name="specscope.waiting")
     blocks_used: Count = field(name="specscope.blocks_used")
@@ -231,6 +234,8 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
         return 2000 + 200 * len(self.pass_names) + 100 * names
 
     def __post_init__(self) -> None:
+        if self.after is not None and self.after >= self.step:
+            raise ValueError(f"`specscope.after` is {self.after}: step {self.step} cannot follow a later one")
         for name, names, times in (
             ("specscope.phase", self.phase_names, self.phase_times),
             ("specscope.pass", self.pass_names, self.pass_times),

@@ -2,15 +2,15 @@
 
 A request is a trace: a root span with the children `queue`, `prefill` and `decode_step`. An engine step is a span
 of a trace of its own with its phases as children; each decode_step links to it. Trace and span ids are hashes of
-the run and of what the span stands for, so links and parents need no state, and a record always gives the same
-spans.
+the run and of what the span stands for, so links and parents need no state. A request that ended on more than one
+branch of an edited run has a root span for each end, of which the first has the children.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -69,24 +69,32 @@ class Span(NamedTuple):
 
 @dataclass
 class Encoder:
-    """Turns one run's records into spans. Stateless between records."""
+    """Turns one run's records into spans."""
 
     run: RunInfo
     vocabulary: Vocabulary
     level: Level = Level.TREES
+    _ended: set[str] = field(default_factory=set)  # requests that have a root span
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
         spans: list[Span] = []
         if self.level is Level.OFF:
             return spans
-        spans += [self._queue(info, record.step) for info in record.admitted]
+        spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
+        never = [end for end in record.finished if not end.info.admitted_ns]
+        spans += [self._queue(end.info, record, end.finished_ns) for end in never]
         if self.level is not Level.REQUESTS:
             for part in record.requests:
                 spans += self._request_step(part, record)
             spans += self._engine_step(record)
-        spans += [self._root(end, record.step) for end in record.finished]
+        spans += [self._root(end, record) for end in record.finished]
         return spans
+
+    def _of(self, record: StepRecord) -> dict[str, Any]:
+        """What every span of a step says: its number, and its branch but for the first."""
+        branch = {"specscope.branch": record.branch} if record.branch else {}
+        return {"specscope.step": record.step} | branch
 
     def _trace(self, *what: object) -> int:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=16).digest(), "big")
@@ -94,10 +102,10 @@ class Encoder:
     def _span(self, *what: object) -> int:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
 
-    def _queue(self, info: RequestInfo, step: int) -> Span:
-        attributes: dict[str, Any] = {
+    def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
+        """The wait for admission, or for an end without it."""
+        attributes: dict[str, Any] = self._of(record) | {
             "specscope.request.id": info.id,
-            "specscope.step": step,
             "specscope.request.params": json.dumps(info.params.to_dict()),
             "specscope.request.labels": json.dumps(dict(info.labels)),
             "specscope.request.prompt_length": len(info.prompt_tokens),
@@ -107,15 +115,17 @@ class Encoder:
             attributes["specscope.request.title"] = escape(info.title.encode("utf-8", "surrogatepass"))
             attributes["specscope.request.prompt_tokens"] = info.prompt_tokens.tolist()
         trace, root = self._trace(info.id), self._span(info.id)
-        return Span("queue", trace, self._span(info.id, "queue"), root, info.arrival_ns, info.admitted_ns, attributes)
+        if not info.admitted_ns:
+            attributes["specscope.request.admitted"] = False
+        own = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
+        return Span("queue", trace, own, root, info.arrival_ns, end_ns, attributes)
 
     def _request_step(self, part: RequestStep, record: StepRecord) -> Iterator[Span]:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
         trace, root = self._trace(part.request), self._span(part.request)
         link = ((self._trace("step", record.step), self._span("step", record.step)),)
-        common: dict[str, Any] = {
+        common: dict[str, Any] = self._of(record) | {
             "specscope.request.id": part.request,
-            "specscope.step": record.step,
             "specscope.request.step": part.index,
             "specscope.context_len": part.context_len,
             "specscope.prefill_tokens": part.prefill_tokens,
@@ -178,13 +188,12 @@ class Encoder:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
         for phase in record.phases:
             own = self._span("step", record.step, phase.name)
-            yield Span(phase.name, trace, own, root, phase.start_ns, phase.end_ns, {"specscope.step": record.step})
+            yield Span(phase.name, trace, own, root, phase.start_ns, phase.end_ns, self._of(record))
         draft = self._span("step", record.step, "draft")
         for one in record.passes:
             own, name = self._span("step", record.step, "pass", one.name), {"specscope.pass": one.name}
-            yield Span(PASS, trace, own, draft, one.start_ns, one.end_ns, name | {"specscope.step": record.step})
-        attributes = {
-            "specscope.step": record.step,
+            yield Span(PASS, trace, own, draft, one.start_ns, one.end_ns, name | self._of(record))
+        attributes = self._of(record) | {
             "specscope.running": record.running,
             "specscope.waiting": record.waiting,
             "specscope.blocks_used": record.blocks_used,
@@ -202,12 +211,14 @@ class Encoder:
         }
         if record.device_ns:
             attributes["specscope.phase.device_ns"] = list(record.device_ns)
+        if record.after is not None:
+            attributes["specscope.after"] = record.after
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
 
-    def _root(self, end: RequestEnd, step: int) -> Span:
+    def _root(self, end: RequestEnd, record: StepRecord) -> Span:
         """`text_completion {model}` with the GenAI conventions' attributes, for any viewer of model calls."""
         params, info = end.info.params, end.info
-        attributes: dict[str, Any] = {
+        attributes: dict[str, Any] = self._of(record) | {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.provider.name": "specscope",
             "gen_ai.request.model": self.run.target,
@@ -224,7 +235,6 @@ class Encoder:
             "gen_ai.usage.input_tokens": len(info.prompt_tokens),
             "gen_ai.usage.output_tokens": len(end.output),
             "specscope.request.id": info.id,
-            "specscope.step": step,
             "specscope.finish.stop": escape(end.stop.encode("utf-8", "surrogatepass")),
             "specscope.finish.error": end.error,
             "specscope.request.labels": json.dumps(dict(info.labels)),
@@ -233,7 +243,9 @@ class Encoder:
             attributes["specscope.output.tokens"] = end.output.tolist()
             attributes["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
         name = f"text_completion {self.run.target}"
-        return Span(name, self._trace(info.id), self._span(info.id), 0, info.arrival_ns, end.finished_ns, attributes)
+        own = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
+        self._ended.add(info.id)
+        return Span(name, self._trace(info.id), own, 0, info.arrival_ns, end.finished_ns, attributes)
 
 
 def resource_attributes(run: RunInfo) -> dict[str, Any]:

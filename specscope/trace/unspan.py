@@ -33,7 +33,7 @@ Attributes = Mapping[str, Any]
 
 STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
-INFOS = 64 * 2**20  # bytes of requests that have no end yet, roughly: with more, the eldest are forgotten
+INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the eldest are forgotten, those that ended first
 PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 
@@ -90,6 +90,7 @@ class Decoder:
         self._pending: dict[int, _Pending] = {}
         self._held = 0  # bytes of them, roughly
         self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
+        self._ended: dict[str, tuple[RequestInfo, int]] = {}  # of requests that may end again, on another branch
         self._infos_held = 0
         self._text = 0  # bytes of the vocabulary
         self._next = 0
@@ -185,6 +186,8 @@ class Decoder:
             return None
         return StepRecord(
             step=step,
+            branch=span.branch,
+            after=span.after,
             phases=_phases(span.phase_names, span.phase_times),
             passes=_phases(span.pass_names, span.pass_times),
             device_ns=tuple(span.device_ns),
@@ -213,15 +216,18 @@ class Decoder:
 
     def _remember(self, info: RequestInfo, weight: int) -> None:
         """A request, until its end; those that seem to have none are forgotten when there is no room."""
-        self._infos_held -= self._infos.pop(info.id, (None, 0))[1]
+        for known in (self._infos, self._ended):
+            self._infos_held -= known.pop(info.id, (None, 0))[1]
         self._infos[info.id] = (info, weight)
         self._infos_held += weight
         while self._infos_held > INFOS:
-            self._infos_held -= self._infos.pop(next(iter(self._infos)))[1]
+            known = self._ended or self._infos
+            self._infos_held -= known.pop(next(iter(known)))[1]
 
     def _end(self, name: str, start_ns: int, end_ns: int, span: schema.Root) -> RequestEnd:
-        info, weight = self._infos.pop(name, (None, 0))
-        self._infos_held -= weight
+        if name in self._infos:
+            self._ended[name] = self._infos.pop(name)
+        info, _ = self._ended.get(name, (None, 0))
         return RequestEnd(
             info=info or _info_of_root(start_ns, span),
             finished_ns=end_ns,
@@ -303,7 +309,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
     return RequestInfo(
         id=span.request,
         arrival_ns=start_ns,
-        admitted_ns=end_ns,
+        admitted_ns=end_ns if span.admitted else 0,
         prompt=_text(span.prompt, "specscope.request.prompt"),
         prompt_tokens=np.asarray(span.prompt_tokens, np.int32),
         params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.kv_cache import BLOCK_SIZE
 from tests.heads import head_tensors, write_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
@@ -148,63 +146,3 @@ def test_what_is_not_known_is_refused(engines):
     engine.timeline = None
     with pytest.raises(UserError, match="no timeline"):
         engine.rewind(0)
-
-
-class Travel(RuleBasedStateMachine):
-    """Random commands; after each the KV's books must be right."""
-
-    engines = None
-
-    @initialize(name=st.sampled_from(["ngram", "draft tree", "eagle"]), blocks=st.sampled_from([SMALL, 30]))
-    def begin(self, name, blocks):
-        self.engine = self.engines[name]
-        fresh(self.engine, blocks)
-
-    @rule(prompt=st.sampled_from(PROMPTS), tokens=st.integers(1, 12), seed=st.integers(0, 9))
-    def add(self, prompt, tokens, seed):
-        self.engine.add(prompt, SamplingParams(max_tokens=tokens, temperature=0.8, seed=seed))
-
-    @precondition(lambda self: self.engine.busy)
-    @rule(count=st.integers(1, 4))
-    def run(self, count):
-        for _ in range(count):
-            if self.engine.busy:
-                self.engine.step()
-
-    @precondition(lambda self: self.engine.busy)
-    @rule()
-    def phase(self):
-        self.engine.phase()
-
-    @precondition(lambda self: self.engine.steps > 0)
-    @rule(share=st.floats(0, 1))
-    def rewind(self, share):
-        self.engine.rewind(int(share * self.engine.steps))
-
-    @precondition(lambda self: self.engine.requests)
-    @rule(index=st.integers(0, 5))
-    def cancel(self, index):
-        self.engine.cancel(list(self.engine.requests)[index % len(self.engine.requests)])
-
-    @invariant()
-    def books(self):
-        """No block leaks, none is used twice, and every count of holders is right."""
-        pool = self.engine.runner.cache.pool
-        tables = [request.table for request in self.engine.requests.values()]
-        held = [block for table in tables for block in table.blocks]
-        assert len(set(held)) == len(held)
-        assert pool.used == len(held)
-        assert [block for block, refs in enumerate(pool.refs) if refs] == sorted(held)
-        for request in self.engine.requests.values():
-            assert request.computed <= len(request.tokens)
-            assert len(request.table.blocks) * BLOCK_SIZE >= request.computed
-        drafter = getattr(self.engine.drafter, "cache", None)
-        if drafter is not None:
-            assert drafter.pool.used == sum(len(s.table.blocks) for s in self.engine.drafter.states.values())
-            assert set(self.engine.drafter.states) <= set(self.engine.requests)
-
-
-def test_the_books_are_right_after_any_commands(engines):
-    Travel.engines = engines
-    Travel.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
-    Travel.TestCase().runTest()

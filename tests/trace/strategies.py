@@ -173,6 +173,8 @@ def runs(draw, max_steps=4):
                 finished=ends,
                 passes=draw(passes),
                 device_ns=tuple(draw(st.lists(counts, max_size=5))),
+                branch=draw(st.integers(0, 3)),
+                after=draw(st.none() | st.integers(-1, step - 1)),
             )
         )
     return records
