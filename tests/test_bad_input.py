@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope import __main__ as program
-from specscope import cli
+from specscope.cli import main as cli
 from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
 from specscope.debug.events import EventKind, types_of

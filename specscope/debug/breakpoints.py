@@ -28,23 +28,23 @@ class Breakpoint:
     hits: int = 0
     commands: tuple[str, ...] = ()  # run when it stops
     _expression: Expression | None = field(default=None, init=False, repr=False, compare=False)
-    _truth: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)  # of a watch, by request
 
     def __post_init__(self) -> None:
         if self.condition:
             self._expression = Expression(self.condition, types_of(self.kind))
 
-    def fires(self, event: Event) -> bool:
-        """Whether to stop here; counts the hit."""
+    def holds(self, event: Event) -> bool:
+        """Whether it stops at an event, by the evidence alone: the same going forward and back."""
         if not self.enabled or event.kind is not self.kind:
             return False
         holds = self._expression is None or self._expression(event.evidence)
-        if self.watch:
-            before = self._truth.get(event.request, False)
-            self._truth[event.request] = holds
-            holds = before != holds
-        if not holds:
-            return False
+        if not self.watch:
+            return holds
+        before = event.evidence.before()
+        return holds != (before is not None and self._expression is not None and self._expression(before))
+
+    def hit(self) -> bool:
+        """Count a hit on the way forward; whether to stop there."""
         self.hits += 1
         if self.ignore > 0:
             self.ignore -= 1
@@ -141,14 +141,17 @@ class Breakpoints:
         """The events that any enabled one waits for."""
         return frozenset(point.kind for point in self.points.values() if point.enabled)
 
-    def check(self, record: StepRecord, history: History) -> list[Hit]:
-        """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards."""
+    def check(self, record: StepRecord, history: History, *, back: bool = False) -> list[Hit]:
+        """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards.
+
+        Going back counts no hits and lets none pass.
+        """
         if not self.points:
             return []
         hits: list[Hit] = []
         for event in events(record, history, self.wanted):
             for point in list(self.points.values()):
-                if point.fires(event):
+                if point.holds(event) and (back or point.hit()):
                     hits.append(
                         Hit(point.number, point.describe(), record.step, event.request, event.node, point.commands)
                     )

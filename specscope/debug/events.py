@@ -106,6 +106,15 @@ class Evidence(Mapping[str, object]):
     def _names(self) -> Mapping[str, object]:
         return ANY_NAMES if self.part is None else STEP_NAMES if self.node is None else NODE_NAMES
 
+    def before(self) -> Evidence | None:
+        """Of the same request's step before this one; None for its first. For evidence of a step, not of a node."""
+        request = self.history.requests.get(self.name)
+        place = None if request is None or self.part is None else request.place_of(self.part.index)
+        if request is None or not place:
+            return None
+        record = self.history.steps[request.engine_steps[place - 1]]
+        return Evidence(record, self.name, request.steps[place - 1], self.history)
+
     def __iter__(self) -> Iterator[str]:
         """All names."""
         return iter(self._names)
@@ -168,12 +177,8 @@ class Evidence(Mapping[str, object]):
         request = self.history.requests.get(self.name)
         if request is None:
             return None
-        if request.steps and request.steps[-1] is self.part:
-            return request.acceptance.tau if request.acceptance.drafts else None
-        place = next((i for i, step in enumerate(request.steps) if step is self.part), len(request.steps) - 1)
-        steps = request.steps[: place + 1]
-        drafts = [s.verdict.accepted for s in steps if s.verdict is not None and len(s.tree)]
-        return 1 + sum(drafts) / len(drafts) if drafts else None
+        place = request.place_of(self._part.index)
+        return None if place is None else request.tau(place)
 
     def _forced(self) -> bool:
         verdict = self._part.verdict

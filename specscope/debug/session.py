@@ -218,7 +218,7 @@ class Session:
         at = self.position
         while at > 0:
             at -= 1
-            hits = self.breakpoints.check(self.history.steps[at], self.history)
+            hits = self.breakpoints.check(self.history.steps[at], self.history, back=True)
             if hits:
                 self.goto(at)
                 return Stop("breakpoint", tuple(hits))

@@ -164,7 +164,9 @@ class Viewer:
 
     def poll(self) -> bool:
         """Take in what is new; True where the screen should change."""
+        gone = self.history.gone
         changed = self.control.poll(self.history) if self.control else False
+        self.position = max(self.position - (self.history.gone - gone), min(self.position, 0))
         self.position = min(self.position, len(self.history.steps) - 1)  # steps may have been taken back
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)

@@ -136,7 +136,6 @@ class Attached:
         for name, run in list(self.runs.items()):
             gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
-                self.viewer.position = max(self.viewer.position - gone, 0)
                 self.notices.append(f"the oldest {gone:,} steps were let go")
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # nothing of it can be let go but all

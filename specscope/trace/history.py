@@ -120,6 +120,8 @@ class History:
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     dropped: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
+    limit: int | None = None  # steps that are kept; with more, the eldest quarter goes
+    gone: int = 0  # steps that went so
     _known: dict[int, StepRecord] = field(default_factory=dict)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict)  # the last known step of each branch
 
@@ -142,6 +144,8 @@ class History:
         if record.after is not None and (self.steps[-1].step if self.steps else -1) != record.after:
             self.move(record.after)
         self._push(record)
+        if self.limit is not None and len(self.steps) > self.limit:
+            self.keep_last(self.limit * 3 // 4)
 
     def take(self, message: StepRecord | Moved) -> None:
         """What a bus gives those who follow it."""
@@ -220,6 +224,7 @@ class History:
     def keep_last(self, count: int) -> None:
         """Let the older steps go; figures are of what is left. What is known of requests that go on stays."""
         self.rewinds += 1
+        self.gone += len(self.steps) - count
         kept = self.steps[len(self.steps) - count :]
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()

@@ -46,6 +46,16 @@ class Counts:
             self.unmarked = 0
             self.marks.append((len(self.drafts) - 1, _copy(self.total)))
 
+    def take_back(self, parts: Iterable[RequestStep]) -> None:
+        """As before the last item, which was made of these."""
+        for part in parts:
+            self.total.take_back(part)
+            self.unmarked = max(self.unmarked - 1, 0)
+        for totals in (self.drafts, self.accepted, self.emitted):
+            totals.pop()
+        while self.marks[-1][0] >= len(self.drafts):
+            self.marks.pop()
+
     def upto(self, count: int, item: Callable[[int], Iterable[RequestStep]]) -> Acceptance:
         """The full counts over the first `count` items; `item(i)` gives what `add` was given."""
         if count >= len(self.drafts) - 1:
@@ -84,23 +94,24 @@ class Ledger:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        self._rewinds = history.rewinds
-        self._seen = 0
+        self._seen: list[StepRecord] = []
         self.counts = Counts()
         self.requests: dict[str, RequestLedger] = {}
         self._start: list[int] = []  # wall clock of each engine step
         self._end: list[int] = []
 
     def counts_for(self, history: History) -> bool:
-        """Whether what was counted still stands: it is this history, and none of its steps was taken back."""
-        return self.history is history and self._rewinds == history.rewinds
+        """Whether it is this history that is followed."""
+        return self.history is history
 
     def update(self) -> None:
-        """Take in the steps that are new."""
-        steps = self.history.steps
-        while self._seen < len(steps):
-            self._take(self._seen, steps[self._seen])
-            self._seen += 1
+        """Take back the steps that are gone, and take in those that are new."""
+        steps, seen = self.history.steps, self._seen
+        while seen and (len(seen) > len(steps) or steps[len(seen) - 1] is not seen[-1]):
+            self._take_back(len(seen) - 1, seen.pop())
+        while len(seen) < len(steps):
+            seen.append(steps[len(seen)])
+            self._take(len(seen) - 1, seen[-1])
 
     def _take(self, at: int, record: StepRecord) -> None:
         self.counts.add(record.requests)
@@ -115,6 +126,19 @@ class Ledger:
             self._request(name, at).preempted.append(at)
         for end in record.finished:
             self._request(end.info.id, at).ended = at
+
+    def _take_back(self, at: int, record: StepRecord) -> None:
+        self.counts.take_back(record.requests)
+        self._start.pop()
+        self._end.pop()
+        for end in record.finished:
+            self.requests[end.info.id].ended = None
+        for name in record.preempted:
+            self.requests[name].preempted.pop()
+        for part in record.requests:
+            self.requests[part.request].counts.take_back((part,))
+        for name in [name for name, request in self.requests.items() if request.first == at]:
+            del self.requests[name]
 
     def _request(self, name: str, at: int) -> RequestLedger:
         if name not in self.requests:
