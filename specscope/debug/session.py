@@ -16,6 +16,8 @@ from specscope.errors import UserError
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import RequestStep, StepRecord
 
+KEPT = 20_000  # steps of a live run; a capture keeps them all
+
 
 class Engine(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
@@ -68,6 +70,7 @@ class Session:
     def __post_init__(self) -> None:
         if self.engine is not None:
             self.engine.keep_timeline()
+            self.history.limit = self.history.limit or KEPT
 
     # Where we are
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
+from specscope.debug.session import KEPT
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
@@ -111,7 +112,7 @@ class Worker:
         """Move new records into the history; True where there were any."""
         changed = False
         if history.run is None and self.ready is not None:
-            history.run, history.vocabulary = self.ready.run, self.ready.vocabulary
+            history.run, history.vocabulary, history.limit = self.ready.run, self.ready.vocabulary, KEPT
             changed = True
         while self._records and history.run is not None:
             record = self._records.popleft()

@@ -1,0 +1,261 @@
+"""One timeline: a run that went back and was changed has branches, and its capture tells all of them truly."""
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.errors import UserError
+from specscope.live.local import commands_over
+from specscope.model.features import decoder_layers
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.reading import read_capture
+from tests.heads import head_tensors, write_head
+
+HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
+
+
+@pytest.fixture
+def engine(tiny):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, **HOW)
+    for seed, prompt in enumerate(["abcabcab", "the cat sat on the"]):
+        engine.add(prompt, SamplingParams(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True))
+    return engine
+
+
+@pytest.fixture
+def eagle(deep, tmp_path):
+    head = write_head(tmp_path / "head", head_tensors())
+    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.02, drafter="eagle", draft_model=str(head), tree="3")
+    engine.add("the cat sat on the", SamplingParams(max_tokens=20, ignore_eos=True))
+    return engine
+
+
+def numbers(history):
+    return [(record.step, record.branch) for record in history.steps]
+
+
+def test_a_run_that_was_changed_is_recorded_with_its_branches(engine, tmp_path):
+    """Issue 12, item 2: what came after going back and cancelling was dropped as known, and two histories spliced."""
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    commands = commands_over(engine)
+    commands.run("next 6")
+    commands.run("goto 2")
+    engine.cancel("r1")
+    commands.run("continue")
+    engine.close()
+    writer.close()
+    history = read_capture(path).history
+    assert numbers(history) == numbers(commands.session.history)
+    assert numbers(history)[:4] == [(0, 0), (1, 0), (2, 0), (6, 1)]
+    assert history.steps == commands.session.history.steps
+    assert history.requests["r1"].end.reason.value == "cancelled"
+    assert history.steps[3].after == 2
+    history.show(0)
+    assert numbers(history) == [(step, 0) for step in range(6)]
+    assert history.requests["r1"].end is None
+    assert b'"specscope.branch"' in path.read_bytes()
+
+
+def test_what_comes_out_as_before_is_no_branch(engine):
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    commands = commands_over(engine)
+    commands.run("next 6")
+    before = list(commands.session.history.steps)
+    commands.run("goto 1")
+    commands.run("next 4")
+    assert commands.session.history.steps == before
+    assert all(a is b for a, b in zip(commands.session.history.steps, before, strict=True))
+    engine.bus.flush()
+    assert [record.step for record in records] == list(range(6))
+    assert engine.steps == 6
+
+
+def test_what_came_between_two_phases_comes_there_again(engine):
+    """Issue 12, item 2: it came one step early."""
+    commands = commands_over(engine)
+    commands.run("next 2")
+    commands.run("step 2")
+    engine.add("late late", SamplingParams(max_tokens=4))
+    commands.run("next 4")
+    before = list(commands.session.history.steps)
+    admitted = [record.step for record in before if record.admitted]
+    commands.run("goto 0")
+    commands.run("next 5")
+    assert [record.step for record in commands.session.history.steps if record.admitted] == admitted == [0, 3]
+    assert commands.session.history.steps == before
+    assert commands.session.history.branch == 0
+
+
+def test_a_branch_over_a_capture_can_be_chosen(engine, tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    commands = commands_over(engine)
+    commands.run("next 5")
+    commands.run("goto 1")
+    engine.add("one more", SamplingParams(max_tokens=3))
+    commands.run("continue")
+    engine.close()
+    writer.close()
+    over = Commands(Session(history=read_capture(path).history))
+    said = over.run("info branches")
+    assert "0" in said
+    assert "step 5 follows step 1" in said
+    over.run("branch 0")
+    assert [record.step for record in over.session.history.steps] == [0, 1, 2, 3, 4]
+    over.run("goto 6")
+    assert over.session.record.step == 6
+    assert over.session.history.branch == 1
+
+
+def test_looking_at_an_earlier_step_shows_a_fault_in_its_kv_and_does_not_heal_it(engine):
+    """Issue 12, item 1."""
+    commands = commands_over(engine)
+    commands.run("next 6")
+    session = commands.session
+    request = engine.requests["r0"]
+    part = session.history.steps[3].requests[0]
+    node = 0
+    clean = commands.what_if.look(session, 3, "r0", node)
+    assert clean.computed
+    assert clean.notes == ()
+    slot = int(request.table.slots(2, 3)[0])
+    for rows in engine.runner.cache.rows:
+        rows[slot] += 3
+    broken = [rows.clone() for rows in engine.runner.cache.rows]
+    seen = commands.what_if.look(session, 3, "r0", node)
+    assert any("was judged with p" in note for note in seen.notes)
+    taken = request.table.slots(0, request.computed)
+    for before, rows in zip(broken, engine.runner.cache.rows, strict=True):
+        assert before[taken].equal(rows[taken])
+    assert seen.token == part.tree.token[node]
+
+
+def test_the_drafter_is_seen_in_a_dynamic_greedy_tree(deep, tmp_path):
+    """Issue 12, item 8: the drafter's column was empty, and ranks were those of a one-hot vector."""
+    head = write_head(tmp_path / "head", head_tensors())
+    how = {"drafter": "eagle", "draft_model": str(head), "tree": "dynamic:6,depth=3,top=3"}
+    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.02, **how)
+    engine.add("the cat sat on the", SamplingParams(max_tokens=20, ignore_eos=True))
+    commands = commands_over(engine)
+    commands.run("next 4")
+    part = commands.session.part
+    for step in (3, 2):
+        part = commands.session.history.steps[step].requests[0]
+        for node in range(len(part.tree)):
+            view = commands.what_if.look(commands.session, step, "r0", node)
+            assert view.computed == (step == 2)
+            assert view.draft.prob == pytest.approx(float(part.notes.prob[node]), abs=1e-5)
+            assert view.q is None
+            assert 0 <= view.kl < 100
+            assert view.raw.rank is not None
+            assert sum(one.prob for one in view.raw.top) < 1
+
+
+def test_a_fork_edits_the_end_of_the_context_and_keeps_prompt_and_output_apart(engine):
+    """Issue 12, item 3: after output, max_tokens counted from the wrong place."""
+    commands = commands_over(engine)
+    commands.run("next 4")
+    made = len(engine.requests["r0"].output)
+    assert made > 2
+    commands.run("request r0")
+    commands.run("fork drop=1 tail=a tokens=100")
+    forked = commands.forked
+    before = sum(step.emitted for step in commands.session.history.requests["r0"].steps[:-1])
+    assert sum(step.emitted for step in forked.fork) == 40 - before
+
+
+def test_forks_leave_no_hooks_and_load_nothing_again(eagle, monkeypatch):
+    """Issue 12, item 3."""
+    commands = commands_over(eagle)
+    commands.run("next 4")
+
+    def hooks():
+        model = eagle.runner.loaded.model
+        return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+    def load(*_):
+        raise AssertionError("the head was loaded again")
+
+    monkeypatch.setattr("specscope.engine.build.load_head", load)
+    before = hooks()
+    assert len(decoder_layers(eagle.runner.loaded.model)) == 7
+    for _ in range(3):
+        commands.run("fork temperature=0.9 tokens=5")
+    assert hooks() == before
+
+
+def test_a_fork_that_runs_out_of_blocks_says_so_and_keeps_none(tiny):
+    """Issue 12, item 3."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="none")
+    engine.runner.cache.pool.__init__(4)
+    engine.add("abcabcab", SamplingParams(max_tokens=60, ignore_eos=True))
+    commands = commands_over(engine)
+    commands.run("next 20")
+    used = engine.runner.cache.pool.used
+    with pytest.raises(UserError, match=r"ran out of KV blocks after \d+ tokens"):
+        commands.run("fork temperature=0.7 tokens=60")
+    assert engine.runner.cache.pool.used == used
+
+
+def test_a_prefill_chunk_draws_no_token_to_change(tiny):
+    """Issue 12, item 3: nothing happened, and nothing was said."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, max_step_tokens=16, drafter="none")
+    engine.add("a b c d e f g h i j k l m n o p q r s t u v w x y z", SamplingParams(max_tokens=6))
+    commands = commands_over(engine)
+    commands.run("next")
+    assert commands.session.part.verdict is None
+    with pytest.raises(UserError, match="prefill chunk"):
+        commands.run("fork token=65")
+
+
+def test_the_console_draws_both_trees_of_a_fork(engine):
+    commands = commands_over(engine)
+    commands.run("next 4")
+    said = commands.run("fork reject=0 reject=1 tokens=8")
+    assert said.count("root @") == 2
+
+
+def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
+    """Issue 12, item 4."""
+    commands = commands_over(engine)
+    commands.run("continue")
+    over = Commands(Session(history=commands.session.history))
+    over.run("watch accepted > 0")
+    forward = []
+    while "nothing is left" not in over.run("continue"):
+        forward.append(over.session.record.step)
+    back = []
+    while over.session.position > 0:
+        over.run("reverse-continue")
+        back.append(over.session.record.step)
+    assert len(forward) > 2
+    last = over.session.history.steps[-1].step  # where the way back began
+    assert [step for step in reversed(back) if step] == [step for step in forward if 0 < step < last]
+    over.run("delete")
+    over.run("break reject")
+    over.run("ignore 2 3")
+    over.run("goto 8")
+    over.run("reverse-continue")
+    assert over.session.breakpoints.points[2].ignore == 3
+    assert over.session.breakpoints.points[2].hits == 0
+
+
+def test_reverse_steps_and_tau_cost_the_same_in_a_long_run(engine):
+    """Issue 12, item 15: both were linear in the run. Counted, not timed."""
+    commands = commands_over(engine)
+    commands.run("continue")
+    history = commands.session.history
+    pushed = []
+    history._push = pushed.append
+    commands.run("reverse-next")
+    assert pushed == []
+    request = history.requests["r0"]
+    sums = [request.tau(place) for place in range(len(request.steps))]
+    from specscope.trace.stats import measure
+
+    assert sums == [measure(request.steps[: place + 1]).tau for place in range(len(request.steps))]
