@@ -17,7 +17,7 @@ from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import RequestStep, StepRecord
 
 
-class Engine(Protocol):
+class Steppable(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
 
     steps: int
@@ -58,7 +58,7 @@ class Session:
     """`position` is the place in `history.steps` of the step that ran last; -1 before the first."""
 
     history: History = field(default_factory=History)
-    engine: Engine | None = None  # None over a capture
+    engine: Steppable | None = None  # None over a capture
     breakpoints: Breakpoints = field(default_factory=Breakpoints)
     position: int = -1
     phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
