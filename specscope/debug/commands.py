@@ -23,7 +23,7 @@ MOST_COUNT = 10**9
 
 
 @dataclass(frozen=True)
-class Command:
+class ConsoleCommand:
     """One command."""
 
     name: str
@@ -347,32 +347,42 @@ def _stop(method: Callable[[Session, str], Stop]) -> Callable[[Commands, str], s
 
 
 COMMANDS = (
-    Command("continue", "", "go on to the next breakpoint, or the end", _stop(lambda d, t: d.cont()), ("c",)),
-    Command("next", "[COUNT]", "run an engine step", Commands.next, ("n",), True),
-    Command("step", "[COUNT]", "run a phase: schedule, draft, forward, verify, commit", Commands.step, ("s",), True),
-    Command("finish", "[REQUEST]", "go on to the end of a request", _stop(lambda d, t: d.finish(t)), ("fin",)),
-    Command("until", "EXPR", "go on until it holds of a request's step", _stop(lambda d, t: d.until(t)), ("u",)),
-    Command("reverse-continue", "", "back to the breakpoint before", _stop(lambda d, t: d.reverse_continue()), ("rc",)),
-    Command("reverse-next", "[COUNT]", "undo an engine step", Commands.reverse_next, ("rn",), True),
-    Command("reverse-step", "", "undo a phase", Commands.reverse_step, ("rs",), True),
-    Command("goto", "STEP", "be where that step had just run", Commands.goto),
-    Command("break", "EVENT [if EXPR]", "stop at an event", Commands.breakpoint, ("b",)),
-    Command("tbreak", "EVENT [if EXPR]", "stop at it once", lambda c, t: c.breakpoint(t, temporary=True), ("tb",)),
-    Command("watch", "EXPR", "stop when it changes truth", Commands.watch),
-    Command("ignore", "N COUNT", "let a breakpoint's next hits pass", Commands.ignore),
-    Command("enable", "[N ...]", "switch breakpoints on", lambda c, t: c.enable(t, True)),
-    Command("disable", "[N ...]", "switch breakpoints off", lambda c, t: c.enable(t, False)),
-    Command("delete", "[N ...]", "take breakpoints away", Commands.delete, ("d",)),
-    Command("commands", "N [LINE; ...]", "what to run when breakpoint N stops; or lines up to end", Commands.commands),
-    Command("info", "breakpoints|requests|step|kv|names", "tables", Commands.info, ("i",)),
-    Command("print", "EXPR [@ NODE]", "the value of an expression", Commands.print, ("p",)),
-    Command("tree", "", "draw the step's judged tree", lambda c, t: show.tree(c.session), ("t",)),
-    Command("node", "N", "all that is known of a node", Commands.node),
-    Command("where", "", "where the run stands", lambda c, t: show.where(c.session), ("w",)),
-    Command("request", "NAME", "the request that commands are about", Commands.choose, ("r",)),
-    Command("fork", "[NAME=VALUE ...]", "run the request from this step again with changes, beside it", Commands.fork),
-    Command("help", "[COMMAND]", "this", Commands.help, ("h", "?")),
-    Command("quit", "", "leave", Commands.quit, ("q", "exit")),
+    ConsoleCommand("continue", "", "go on to the next breakpoint, or the end", _stop(lambda d, t: d.cont()), ("c",)),
+    ConsoleCommand("next", "[COUNT]", "run an engine step", Commands.next, ("n",), True),
+    ConsoleCommand(
+        "step", "[COUNT]", "run a phase: schedule, draft, forward, verify, commit", Commands.step, ("s",), True
+    ),
+    ConsoleCommand("finish", "[REQUEST]", "go on to the end of a request", _stop(lambda d, t: d.finish(t)), ("fin",)),
+    ConsoleCommand("until", "EXPR", "go on until it holds of a request's step", _stop(lambda d, t: d.until(t)), ("u",)),
+    ConsoleCommand(
+        "reverse-continue", "", "back to the breakpoint before", _stop(lambda d, t: d.reverse_continue()), ("rc",)
+    ),
+    ConsoleCommand("reverse-next", "[COUNT]", "undo an engine step", Commands.reverse_next, ("rn",), True),
+    ConsoleCommand("reverse-step", "", "undo a phase", Commands.reverse_step, ("rs",), True),
+    ConsoleCommand("goto", "STEP", "be where that step had just run", Commands.goto),
+    ConsoleCommand("break", "EVENT [if EXPR]", "stop at an event", Commands.breakpoint, ("b",)),
+    ConsoleCommand(
+        "tbreak", "EVENT [if EXPR]", "stop at it once", lambda c, t: c.breakpoint(t, temporary=True), ("tb",)
+    ),
+    ConsoleCommand("watch", "EXPR", "stop when it changes truth", Commands.watch),
+    ConsoleCommand("ignore", "N COUNT", "let a breakpoint's next hits pass", Commands.ignore),
+    ConsoleCommand("enable", "[N ...]", "switch breakpoints on", lambda c, t: c.enable(t, True)),
+    ConsoleCommand("disable", "[N ...]", "switch breakpoints off", lambda c, t: c.enable(t, False)),
+    ConsoleCommand("delete", "[N ...]", "take breakpoints away", Commands.delete, ("d",)),
+    ConsoleCommand(
+        "commands", "N [LINE; ...]", "what to run when breakpoint N stops; or lines up to end", Commands.commands
+    ),
+    ConsoleCommand("info", "breakpoints|requests|step|kv|names", "tables", Commands.info, ("i",)),
+    ConsoleCommand("print", "EXPR [@ NODE]", "the value of an expression", Commands.print, ("p",)),
+    ConsoleCommand("tree", "", "draw the step's judged tree", lambda c, t: show.tree(c.session), ("t",)),
+    ConsoleCommand("node", "N", "all that is known of a node", Commands.node),
+    ConsoleCommand("where", "", "where the run stands", lambda c, t: show.where(c.session), ("w",)),
+    ConsoleCommand("request", "NAME", "the request that commands are about", Commands.choose, ("r",)),
+    ConsoleCommand(
+        "fork", "[NAME=VALUE ...]", "run the request from this step again with changes, beside it", Commands.fork
+    ),
+    ConsoleCommand("help", "[COMMAND]", "this", Commands.help, ("h", "?")),
+    ConsoleCommand("quit", "", "leave", Commands.quit, ("q", "exit")),
 )
 
 
@@ -380,7 +390,7 @@ COMMANDS = (
 PASSIVE = {"break", "tbreak", "watch", "ignore", "enable", "disable", "delete", "commands", "info", "help"}
 
 
-def find(name: str) -> Command:
+def find(name: str) -> ConsoleCommand:
     """A command by its name, its short name or a unique prefix. Raises UserError."""
     exact = [c for c in COMMANDS if name == c.name or name in c.short]
     found = exact or [c for c in COMMANDS if c.name.startswith(name)]
