@@ -25,7 +25,7 @@ WAITING_BYTES = 128 * 2**20  # of the messages that wait
 NOTICES = 100  # that wait to be shown
 
 
-class _Run:
+class _KeptRun:
     """What has come of one engine."""
 
     def __init__(self, history: History) -> None:
@@ -71,7 +71,7 @@ class Attached:
         self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None
-        self.runs: dict[str, _Run] = {}
+        self.runs: dict[str, _KeptRun] = {}
         self._shown = ""
         self._heard: deque[RunUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
@@ -148,7 +148,7 @@ class Attached:
             first = not self.runs
             if len(self.runs) >= ENGINES:
                 del self.runs[next(iter(self.runs))]
-            self.runs[heard.run] = _Run(history if first else History())
+            self.runs[heard.run] = _KeptRun(history if first else History())
             if first:
                 self._shown = heard.run
             else:

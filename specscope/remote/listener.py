@@ -60,7 +60,7 @@ class Unreadable:
     text: str
 
 
-class _Run:
+class _RunDecoder:
     """What a listener keeps of one engine."""
 
     def __init__(self, info: RunInfo) -> None:
@@ -104,7 +104,7 @@ class _Listener:
         self._values = 0  # values in them
         self._dropped = 0  # exports
         self._changed = threading.Condition()  # guards the four
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of spans that belong to no run
 
     def take(self, spans: list[ReadableSpan]) -> None:
@@ -153,7 +153,7 @@ class _Listener:
                 return
             if len(self._runs) >= ENGINES:
                 del self._runs[next(iter(self._runs))]
-            self._runs[name] = _Run(info)
+            self._runs[name] = _RunDecoder(info)
         run = self._runs[name]
         heard = run.feed(name, spans, self._dropped)
         if heard is not None:
