@@ -24,7 +24,7 @@ from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, Hints, StatusBar
-from specscope.tui.widgets.console import Talk
+from specscope.tui.widgets.prompt import Talk
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
