@@ -22,7 +22,7 @@ from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.shards import Shards
-from specscope.train.ttt import Heads, Outcome, Padded, forward
+from specscope.train.ttt import Heads, BatchScores, Padded, forward
 
 STATE = "training.pt"
 LOG = "training.jsonl"
@@ -91,7 +91,7 @@ class Training:
         os.replace(path.with_suffix(".part"), path)
         save_head(self.head, self.folder)
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[BatchScores]:
         """Train to the end, a batch at a time."""
         for batch in self._batches():
             began = time.perf_counter()
