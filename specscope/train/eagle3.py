@@ -22,7 +22,7 @@ from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.shards import Shards
-from specscope.train.ttt import Heads, BatchScores, Padded, forward
+from specscope.train.ttt import BatchScores, Heads, Padded, forward
 
 STATE = "training.pt"
 LOG = "training.jsonl"

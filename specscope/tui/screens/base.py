@@ -12,8 +12,8 @@ from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.prompt import DebugPrompt
 from specscope.tui.widgets.ledger import Ledger
+from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Screens(Questions):
