@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specscope.debug.events import Event, EventKind, Evidence, events, types_of
 from specscope.debug.expressions import Expression
 from specscope.errors import UserError
+from specscope.trace.checked import short
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
 from specscope.trace.vocabulary import printable
@@ -102,7 +103,7 @@ class Breakpoints:
         matches = [kind for kind in EventKind if kind.value.startswith(event)] if event else []
         exact = [kind for kind in matches if kind.value == event]
         if len(exact or matches) != 1:
-            raise UserError(f"{event!r} is no event: use {', '.join(kind.value for kind in EventKind)}")
+            raise UserError(f"unknown event {short(event)}: use {', '.join(kind.value for kind in EventKind)}")
         point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary)
         return self._keep(point)
 

@@ -43,7 +43,7 @@ STEP_NAMES: dict[str, tuple[type, str]] = {
     "drafter": (str, "who drafted"),
     "nodes": (int, "nodes of the tree"),
     "accepted": (int, "nodes accepted"),
-    "length": (int, "tokens committed: accepted and the final one"),
+    "committed": (int, "tokens committed: the accepted ones and the final one"),
     "emitted": (int, "tokens that became output"),
     "kind": (str, "of the final token: bonus, recovered or target"),
     "tau": (float, "the request's mean acceptance length so far"),
@@ -153,7 +153,7 @@ class Evidence(Mapping[str, object]):
         verdict = self._part.verdict
         return 0 if verdict is None else verdict.accepted
 
-    def _length(self) -> int:
+    def _committed(self) -> int:
         return 0 if self._part.verdict is None else self._accepted() + 1
 
     def _emitted(self) -> int:

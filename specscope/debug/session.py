@@ -66,6 +66,7 @@ class Session:
     on_step: Callable[[StepRecord], None] = lambda _: None  # hears each step that the engine runs
     on_rewind: Callable[[int], None] = lambda _: None  # hears how many steps of the history are left
     interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
+    _node: tuple[RequestStep, int] | None = field(default=None, init=False, repr=False)  # of which step, and which
 
     def __post_init__(self) -> None:
         if self.engine is not None:
@@ -94,6 +95,22 @@ class Session:
         chosen = self.chosen
         found = None if chosen is None else self.history.part(chosen.id, self.position)
         return None if found is None else found[1]
+
+    @property
+    def node(self) -> int | None:
+        """The current node of `part`, as gdb has a frame; None at the root, and after every move without a hit."""
+        return self._node[1] if self._node is not None and self._node[0] is self.part else None
+
+    @node.setter
+    def node(self, number: int | None) -> None:
+        part = self.part
+        self._node = None if number is None or part is None else (part, number)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last step has run, and there is nothing to run on to."""
+        more = self.position < len(self.history.steps) - 1 if self.engine is None else self.engine.busy
+        return bool(self.history.steps) and not more
 
     # Forward
 

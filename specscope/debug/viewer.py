@@ -109,6 +109,7 @@ class Viewer:
     said: deque[str] = field(default_factory=deque)  # by the debugger, for the screen to take out
     notices: deque[str] = field(default_factory=deque)  # to be shown once; the screen takes them out
     _commands: Commands | None = None  # over a capture; a live engine has its own
+    _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
     def debug(self, line: str) -> None:
         """Give the debugger a line: that of the live engine, or one over the history. What it says comes in `said`."""
@@ -120,7 +121,8 @@ class Viewer:
             self.control.debug(line)
             return
         session = self._commands.session
-        session.position = self.position
+        if not self._before_first:
+            session.position = self.position
         try:
             self.said.append(self._commands.run(line))
         except UserError as error:
@@ -129,6 +131,7 @@ class Viewer:
             self.said.append(f"the debugger failed: {type(error).__name__}: {error}")
         if session.position != self.position:
             self.goto(session.position)
+            self._before_first = session.position < 0
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -206,7 +209,7 @@ class Viewer:
     def goto(self, position: int) -> None:
         """Look at the step at `position` (kept within the history) and stay there."""
         self.position = max(min(position, len(self.history.steps) - 1), 0 if self.history.steps else -1)
-        self.follow = False
+        self.follow = self._before_first = False
 
     def goto_end(self) -> None:
         """Follow the newest step."""

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from specscope.debug.breakpoints import Point
-from specscope.debug.commands import Commands, find
+from specscope.debug.command_table import find
+from specscope.debug.commands import Commands
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
