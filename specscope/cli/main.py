@@ -129,30 +129,41 @@ def tui(
 @click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
 @click.option("--file", metavar="FILE", help="Prompts: lines of text, or JSON Lines.")
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
-@click.option("--commands", "script", metavar="FILE", help="Obey the lines of FILE (- for standard input), then end.")
+@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
+@click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
 @sampling_options
-def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Debug PROMPTS on a live engine, or a recording with --over: breakpoints, steps, back, what if. `help` lists all.
+def debug(
+    prompts: tuple[str, ...],
+    file: str | None,
+    over: str | None,
+    script: str | None,
+    stop_on_error: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Debug PROMPTS on a live engine, or a recording with --over: set breakpoints, step forward and back, ask what if.
 
-    The run stands before its first step; `break reject if p > 0.2`, then `continue`.
+    The run starts paused before step 0. Try `break reject if p > 0.2`, then `continue`; `help` lists all commands.
+    A script runs to its end, and the exit code is 2 where a command failed.
     """
     from specscope.cli.debug import converse, over_capture
 
+    if stop_on_error and script is None:
+        raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
     params, raw = sampling_params(flags)
     if over is not None:
         if prompts or file is not None:
             raise UserError("--over debugs a recording: it takes no prompts")
-        converse(over_capture(over), script)
+        converse(over_capture(over), script, stop_on_error=stop_on_error)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands
 
     specs = prompt_specs(prompts, file, params, raw=raw)
     if not specs:
-        raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
-    converse(live_commands(config, specs), script)
+        raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
+    converse(live_commands(config, specs), script, stop_on_error=stop_on_error)
 
 
 @cli.command()

@@ -214,4 +214,4 @@ class Viewer:
     def goto_end(self) -> None:
         """Follow the newest step."""
         self.position = len(self.history.steps) - 1
-        self.follow = True
+        self.follow, self._before_first = True, False
