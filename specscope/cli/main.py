@@ -19,7 +19,7 @@ from specscope.cli.options import (
     sampling_options,
     sampling_params,
 )
-from specscope.cli.streams import say
+from specscope.cli.streams import need_terminal, say
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -80,6 +80,7 @@ def run(
     params, raw = sampling_params(flags)
     settings = output_settings(flags, output, (file, config.target, config.draft_model))
     specs = prompt_specs(prompts, file, params, raw=raw)
+    need_terminal("specscope capture PROMPTS -o FILE")
     run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
 
 
@@ -206,6 +207,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
         file, start = split_reference(file)
         reader = CaptureReader(file)
+        need_terminal(f"specscope report {file}")
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
+from specscope.errors import UserError
 from specscope.trace.vocabulary import printable
 
 
@@ -63,6 +64,15 @@ def _replace(number: int, mode: int) -> None:
     if nowhere != number:
         os.dup2(nowhere, number)
         os.close(nowhere)
+
+
+def need_terminal(instead: str) -> None:
+    """Refuse to draw a screen where there is no terminal. Raises UserError. `instead`: what works without one.
+
+    Textual draws on standard error, so that standard output may be a pipe. Behind textual-serve it draws for a browser.
+    """
+    if not os.environ.get("TEXTUAL_DRIVER") and not os.isatty(1 if os.name == "nt" else 2):
+        raise UserError(f"the screen needs a terminal; without one use {instead}")
 
 
 def flush_output() -> None:
