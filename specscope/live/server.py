@@ -23,6 +23,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.live.messages import Command, Points, Ready, Rewound, Status
+from specscope.live.output import redirect_output
 from specscope.live.start import start_engine
 from specscope.trace.records import StepRecord
 
@@ -168,9 +169,15 @@ class _Server:
 
 
 def serve(
-    commands: Connection, news: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool
+    commands: Connection,
+    news: Connection,
+    output: Connection,
+    config: EngineConfig,
+    prompts: Sequence[PromptSpec],
+    paused: bool,
 ) -> None:
-    """The worker process's main function."""
+    """The worker process's main function. `output`: where what libraries print goes."""
+    redirect_output(output)
     end_with_parent()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(commands, news, paused)

@@ -6,7 +6,7 @@ receives and decodes, and the screen takes in records that are ready.
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -180,7 +180,8 @@ def _values(span: ReadableSpan) -> int:
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
     """The listener process's main function. Says Listening, then RunUpdates, until the pipe closes."""
-    logging.disable()  # standard error is the screen's
+    with open(os.devnull, "w") as nowhere:  # the terminal is the screen's
+        os.dup2(nowhere.fileno(), 2)
     end_with_parent()
     listener = _Listener(pipe)
     receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)
