@@ -53,7 +53,12 @@ def cli(context: click.Context) -> None:
 
 @cli.command()
 @click.argument("prompts", nargs=-1)
-@click.option("--file", "file", metavar="PROMPTS", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.")
+@click.option(
+    "--file",
+    "file",
+    metavar="PROMPTS",
+    help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
 @click.option("--paused", is_flag=True, help="Start paused before the first step.")
 @engine_options
@@ -85,9 +90,15 @@ def run(
 
 
 @cli.command()
-@click.option("--listen", metavar="HOST:PORT", help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.",
+)
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Port for HTTP, if not the next one.")
-@click.option("--web", is_flag=True, help="Serve a screen to a browser: the specscope command in WORDS.  [default: run]")
+@click.option(
+    "--web", is_flag=True, help="Serve a screen to a browser: the specscope command in WORDS.  [default: run]"
+)
 @click.option(
     "--web-host",
     default="127.0.0.1",
@@ -128,7 +139,9 @@ def tui(
 
 @cli.command()
 @click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
-@click.option("--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.")
+@click.option(
+    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
+)
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
 @click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
@@ -253,7 +266,7 @@ def _write_page(figures: Report, html: str) -> None:
     try:
         from specscope.analyze.page import render_html
     except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
     page = render_html(figures).encode("utf-8", "backslashreplace")
     try:
         Path(html).write_bytes(page)
@@ -292,15 +305,33 @@ def train(context: click.Context) -> None:
 
 
 @train.command("eagle3")
-@click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state.")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state."
+)
 @click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
 @click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
-@click.option("--self-synthesise", "tokens", type=whole_from(1, 10**10), metavar="N", help="Let the target write N tokens of training data.")
 @click.option(
-    "--draft-vocab", type=whole_from(4, 10**6), metavar="N", default=8192, show_default=True, help="Size of the head's vocabulary."
+    "--self-synthesise",
+    "tokens",
+    type=whole_from(1, 10**10),
+    metavar="N",
+    help="Let the target write N tokens of training data.",
 )
 @click.option(
-    "--steps", type=whole_from(1, 16), metavar="N", default=3, show_default=True, help="Training-time test: passes over the head's own output."
+    "--draft-vocab",
+    type=whole_from(4, 10**6),
+    metavar="N",
+    default=8192,
+    show_default=True,
+    help="Size of the head's vocabulary.",
+)
+@click.option(
+    "--steps",
+    type=whole_from(1, 16),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Training-time test: passes over the head's own output.",
 )
 @click.option("--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True)
 @click.option("--learning-rate", type=real_from(1e-9, 10), metavar="RATE", default=1e-3, show_default=True)
@@ -308,10 +339,20 @@ def train(context: click.Context) -> None:
 @click.option("--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True)
 @click.option("--start", default="", metavar="HEAD", help="Continue from this head instead of a new one.")
 @click.option(
-    "--rows", type=whole_from(1, 4096), metavar="N", default=64, show_default=True, help="Sequences that the target writes at once."
+    "--rows",
+    type=whole_from(1, 4096),
+    metavar="N",
+    default=64,
+    show_default=True,
+    help="Sequences that the target writes at once.",
 )
 @click.option(
-    "--longest", type=whole_from(32, 2**17), metavar="N", default=320, show_default=True, help="Longest sequence, in tokens."
+    "--longest",
+    type=whole_from(32, 2**17),
+    metavar="N",
+    default=320,
+    show_default=True,
+    help="Longest sequence, in tokens.",
 )
 @click.option("--device", default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")

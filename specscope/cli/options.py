@@ -28,9 +28,17 @@ _ENGINE = [
         metavar="DRAFTER",
         help="eagle, ngram, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
     ),
-    click.option("--draft-model", metavar="MODEL", help="An EAGLE head, a smaller model, or self:N (the target's first N layers)."),
-    click.option("--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h."),
-    click.option("--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."),
+    click.option(
+        "--draft-model",
+        metavar="MODEL",
+        help="An EAGLE head, a smaller model, or self:N (the target's first N layers).",
+    ),
+    click.option(
+        "--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h."
+    ),
+    click.option(
+        "--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."
+    ),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
     click.option(
@@ -42,7 +50,10 @@ _ENGINE = [
         "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Most tokens in one step.  [default: 512]"
     ),
     click.option(
-        "--max-context", type=Number(Context), metavar="N", help="Most tokens in a request.  [default: the model's limit]"
+        "--max-context",
+        type=Number(Context),
+        metavar="N",
+        help="Most tokens in a request.  [default: the model's limit]",
     ),
     click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
@@ -61,9 +72,7 @@ _SAMPLING = [
     click.option(
         "--frequency-penalty", type=Number(PARAM_TYPES["frequency_penalty"]), metavar="R", help="[default: 0]"
     ),
-    click.option(
-        "--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"
-    ),
+    click.option("--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"),
     click.option(
         "--max-tokens",
         type=Number(PARAM_TYPES["max_tokens"]),
@@ -76,7 +85,11 @@ _SAMPLING = [
 ]
 _OUTPUT = [
     click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
-    click.option("--otlp-protocol", type=click.Choice(["grpc", "http/protobuf"]), help="[default: http/protobuf at port 4318, else grpc]"),
+    click.option(
+        "--otlp-protocol",
+        type=click.Choice(["grpc", "http/protobuf"]),
+        help="[default: http/protobuf at port 4318, else grpc]",
+    ),
     click.option(
         "--trace-level",
         type=click.Choice([level.value for level in Level]),

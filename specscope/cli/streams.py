@@ -1,4 +1,4 @@
-"""Standard input, output and error: any of them may be closed, full, or read by a process that has gone."""
+"""Standard input, output and error: any of them may be closed, full, or read by a process that has ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specscope.trace.vocabulary import printable
 
 
 class OutputError(OSError):
-    """Standard output takes nothing more: its disk is full, say, or it is closed."""
+    """Standard output cannot be written: the disk is full, or it is closed."""
 
 
 class _Output(FileIO):
     """Standard output, whose errors can be told from those of files."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
-        """Write. Raises BrokenPipeError where nobody reads, else OutputError."""
+        """Write. Raises BrokenPipeError where the reader has closed the pipe, else OutputError."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -30,10 +30,10 @@ class _Output(FileIO):
 
 
 class _Error(FileIO):
-    """Standard error that takes everything: no run ends because what is said of it cannot be written."""
+    """Standard error that never fails: no run ends because a message cannot be written."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
-        """Write, or let it go."""
+        """Write, or drop it."""
         with suppress(OSError):
             return super().write(data) or 0
         return len(data)
@@ -42,7 +42,7 @@ class _Error(FileIO):
 def open_streams() -> None:
     """Make all three usable. Called first: else the next file that is opened would take a closed one's number.
 
-    What is closed reads as empty, standard error goes nowhere, and writing to standard output fails, as it should.
+    A closed input reads as empty, a closed standard error drops what is written, and a closed output raises.
     """
     for number, name, mode in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:

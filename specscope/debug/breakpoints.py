@@ -110,7 +110,7 @@ class Breakpoints:
     def watch(self, condition: str) -> Breakpoint:
         """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
         if not condition:
-            raise UserError("watch what? write watch tau < 1.5")
+            raise UserError("give a condition, such as watch tau < 1.5")
         return self._keep(Breakpoint(0, EventKind.STEP, condition, watch=True))
 
     def _keep(self, point: Breakpoint) -> Breakpoint:

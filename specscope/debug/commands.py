@@ -200,7 +200,7 @@ class Commands(PointCommands):
             return self.stopped(self.session.goto(-1 if text == "start" else len(steps) - 1))
         number = whole(text)
         if number is None:
-            raise UserError("goto which step? write goto 17, goto start or goto end")
+            raise UserError("give a step: goto 17, goto start or goto end")
         at = next((i for i, record in enumerate(steps) if record.step == number), None)
         if at is None:
             first = steps[0].step if steps else 0
@@ -223,7 +223,7 @@ class Commands(PointCommands):
         }
         found = [name for name in kinds if text and name.startswith(text)]
         if len(found) != 1:
-            raise UserError(f"info about what? {', '.join(kinds)}")
+            raise UserError(f"give one of: info {', '.join(kinds)}")
         return kinds[found[0]](self.session)
 
     def do_print(self, text: str) -> str:
@@ -235,7 +235,7 @@ class Commands(PointCommands):
         node = self.session.node if not at else None if at == "root" else self._node_number(at)
         kind = EventKind.REJECT if node is not None else EventKind.STEP
         if node is None and expression in names_of(EventKind.REJECT) and expression not in names_of(kind):
-            raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or go down to one")
+            raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")
         value = Expression(expression, types_of(kind)).value(
             Evidence(record, part.request, part, self.session.history, node)
         )
@@ -253,12 +253,12 @@ class Commands(PointCommands):
     def do_node(self, text: str) -> str:
         """Everything about a node, which becomes the current one."""
         if not text and self.session.node is None:
-            raise UserError("there is no current node: write node 0")
+            raise UserError("there is no current node: give a number, such as node 0")
         if self.session.phase:  # a step was begun: its tree is not judged yet
             begun = whole(text)
             if begun is None:
-                raise UserError("write node 0: a step that was begun has no current node")
-            return "of the step that was begun:\n" + self.what_if.node(self.session, begun)
+                raise UserError("give a number, such as node 0: a step in progress has no current node")
+            return "of the step in progress:\n" + self.what_if.node(self.session, begun)
         number = self._node_number(text or str(self.session.node))
         try:
             deeper = self.what_if.node(self.session, number)
@@ -290,7 +290,7 @@ class Commands(PointCommands):
     def _judged(self) -> RequestStep:
         part = self.session.part
         if part is None or part.verdict is None:
-            raise UserError("no tree was verified in this step")
+            raise UserError("this step verified no tree")
         return part
 
     def do_tree(self, text: str) -> str:

@@ -175,7 +175,7 @@ class Session:
         if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
         if self._ended(chosen):
-            raise UserError(f"{chosen.id} has ended already")
+            raise UserError(f"{chosen.id} has already ended")
         return self._run(lambda record: "finished" if any(e.info.id == chosen.id for e in record.finished) else "")
 
     def _ended(self, request: RequestHistory) -> bool:

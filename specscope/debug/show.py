@@ -13,7 +13,7 @@ from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import accepted_text, plural
+from specscope.trace.wording import accepted_text, finish_text, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -68,7 +68,7 @@ def node(session: Session, number: int) -> str:
     siblings = part.tree.children(int(part.tree.parent[number]))
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
-        lines.append(f"residual after it: {part.verdict.residual_mass[number]:.6g}")
+        lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(chosen.steps) if step is part)
@@ -127,8 +127,8 @@ def requests(session: Session) -> str:
         figures = "" if tau is None else f"τ {tau:.2f}"
         title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
         count = f"{plural(len(steps), 'step'):>11}"
-        state = ends.get(request.id, "running")
-        lines.append(f"{mark} {printable(request.id):<6} {state:<10} {count}  {figures:<7} {title}")
+        state = finish_text(ends.get(request.id, "running"))
+        lines.append(f"{mark} {printable(request.id):<6} {state:<12} {count}  {figures:<7} {title}")
     return "\n".join(lines) or "no requests"
 
 
@@ -155,7 +155,7 @@ def kv(session: Session) -> str:
     live = getattr(session.engine, "requests", {})
     lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
     lines += [_kv_step(part, live.get(part.request)) for part in record.requests]
-    lines += [f"{printable(name)} lost its blocks: it will be computed again" for name in record.preempted]
+    lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
     lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
     return "\n".join(lines)
 
@@ -184,6 +184,6 @@ def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
 
 
 def names(session: Session) -> str:
-    """What conditions may speak of."""
+    """The fields that conditions can use."""
     width = max(map(len, NODE_NAMES))
     return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in NODE_NAMES.items())

@@ -92,7 +92,7 @@ class Timeline:
         if step == engine.steps and engine.current is None:
             return
         if not 0 <= at < len(self.moments):
-            raise UserError(f"step {step} cannot be gone back to: steps {self.first} to {engine.steps} are known")
+            raise UserError(f"cannot go back to step {step}: only steps {self.first} to {engine.steps} are kept")
         moment = self.moments[at]
         self.again_until = max(self.again_until, engine.steps)
         marks = (*moment.running, *moment.waiting)

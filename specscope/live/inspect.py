@@ -35,7 +35,7 @@ def look(engine: Engine, request: str, node: int) -> Look:
     """The distributions behind a node of the request. The engine must be past the forward phase of its step."""
     now = engine.current
     if now is None or not now.logits:
-        raise UserError("the engine holds no logits now: it is not between forward and commit")
+        raise UserError("there are no logits now: they exist between forward and commit")
     at = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
     if at is None or node >= len(now.drafts[at].tree):
         raise UserError(f"{request} has no node {node} in this step")

@@ -72,7 +72,7 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
         return folder
     source = find_gguf()
     if source is None:
-        raise UserError(f"the default model is not installed: {REMEDY}, or name one with --target")
+        raise UserError(f"the default model is not installed: {REMEDY}, or give --target")
     folder = _writable_place()
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
@@ -101,7 +101,7 @@ def _writable_place() -> Path:
                 return folder
         except OSError as error:
             reasons.append(f"{folder.parent} ({error.strerror})")
-    raise UserError(f"no place for the converted model: cannot write {' nor '.join(reasons)}; set XDG_CACHE_HOME")
+    raise UserError(f"cannot store the converted model: cannot write {' nor '.join(reasons)}; set XDG_CACHE_HOME")
 
 
 def _convert_into(folder: Path, source: Path) -> None:

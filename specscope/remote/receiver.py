@@ -181,7 +181,9 @@ class Receiver:
 
 
 def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
-    return UserError(f"cannot listen on {host}:{port} for OTLP over {protocol}: is it in use? choose another port")
+    return UserError(
+        f"cannot listen on {host}:{port} for OTLP over {protocol}: the port is probably in use: choose another"
+    )
 
 
 def _cannot_take(error: Exception) -> str:

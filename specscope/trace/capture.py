@@ -138,7 +138,7 @@ class CaptureWriter:
                 view = view[self._file.write(view) :]
         except OSError as error:
             raise UserError(
-                f"cannot go on writing {self.path}: {error.strerror}; what was written before stays readable"
+                f"cannot go on writing {self.path}: {error.strerror}; what was already written is readable"
             ) from error
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.trace.wording import plural
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -28,5 +30,5 @@ class Changes:
         said += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]
         said += [f"token {token}" for token in self.tokens.values()]
         if self.tail is not None:
-            said.append(f"last {self.tail[0]} tokens replaced by {len(self.tail[1])}")
+            said.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
         return ", ".join(said) or "nothing changed"

@@ -278,7 +278,9 @@ class Metrics(Collector):
         try:
             server, _ = start_http_server(port, host, self._registry)
         except (OSError, OverflowError):
-            raise UserError(f"cannot serve metrics on {host}:{port}: is it in use? choose another port") from None
+            raise UserError(
+                f"cannot serve metrics on {host}:{port}: the port is probably in use: choose another"
+            ) from None
         self._servers.append(server)
         return int(server.server_port)
 

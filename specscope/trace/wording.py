@@ -10,6 +10,11 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def finish_text(reason: str) -> str:
+    """Why a request ended, for people: `length` alone means the acceptance length everywhere else."""
+    return "length limit" if reason == "length" else reason
+
+
 def accepted_text(step: RequestStep) -> str:
     """What was accepted of a step's tree: `accepted 2 of 16 nodes, depth 2 of 5`.
 

@@ -70,7 +70,7 @@ def _text(values: Any, tokenizer: Any) -> Text:  # noqa: ANN401
         whole: str = tokenizer.apply_chat_template(messages, tokenize=False)
         given: str = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
     except Exception as error:
-        raise UserError(f"the chat template refuses these messages: {error}") from error
+        raise UserError(f"the chat template rejects these messages: {error}") from error
     return Text(given, whole.removeprefix(given)) if whole.startswith(given) else Text("", whole)
 
 
