@@ -22,7 +22,7 @@ from specscope.trace.reading import read_capture
 from specscope.trace.records import StepRecord
 
 REQUESTS, BATCH, RATE = 64, 4, 200  # requests at once, of which a step has so many; steps a second
-SLOWEST = 100  # ms from a key to the screen, of which 95 % shall be below
+SLOWEST = 100  # ms from a key to the screen, for 95 % of keys
 KEY, ANSWER, CLOSE = "v", b"Esc closes", "\x1b"
 
 

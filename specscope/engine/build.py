@@ -108,7 +108,7 @@ def count_blocks(loaded: LoadedModel, gib: float) -> int:
 def drafter_blocks(config: EngineConfig, blocks: int) -> int:
     """KV blocks for the drafter of a target with so many.
 
-    It feeds more nodes than are verified where the tree is dynamic, and shall not run out before the target.
+    It feeds more nodes than are verified where the tree is dynamic, and must not run out before the target.
     """
     return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
 

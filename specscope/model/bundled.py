@@ -54,7 +54,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else could have written a folder under /tmp. The user's cache is the user's to judge."""
+    """Whether only this user could have written a folder under /tmp. The user's own cache is trusted."""
     if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
         return True
     found = folder.lstat()
@@ -96,7 +96,7 @@ def _writable_place() -> Path:
         try:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_ours(folder.parent):
-                raise PermissionError(0, "it belongs to somebody else")
+                raise PermissionError(0, "it belongs to another user")
             with tempfile.TemporaryFile(dir=folder.parent):
                 return folder
         except OSError as error:

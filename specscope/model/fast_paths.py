@@ -29,7 +29,7 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class FastPath:
-    """One way to multiply by a weight that is laid out anew."""
+    """One way to multiply by a repacked weight."""
 
     name: str  # as SPECSCOPE_DISABLE takes it
     dtype: torch.dtype

@@ -1,7 +1,7 @@
-"""A process that hears engines and sends what it heard down a pipe.
+"""A process that receives spans of engines and sends their records down a pipe.
 
-Decoding two thousand spans a second in the screen's process would hold its interpreter while a key waits. So a listener
-receives and decodes, and the screen takes in records that are ready.
+Decoding two thousand spans per second in the screen's process would block its interpreter while a key waits. So the
+listener receives and decodes, and the screen gets finished records.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _RunDecoder:
         lines = self.decoder.faults.news()
         if self.decoder.summaries and not self._summaries:
             self._summaries = True
-            lines.append("decode steps came without their evidence: export at level `trees`")
+            lines.append("decode steps without evidence: export at level `trees`")
         return lines
 
 
@@ -141,7 +141,7 @@ class _Listener:
                     self._tell(name, its)
                 except (EOFError, OSError):
                     raise
-                except Exception as error:  # one odd export must not deafen it for the others
+                except Exception as error:  # one bad export must not stop it
                     self._wonder(f"{type(error).__name__}: {error}")
 
     def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:

@@ -1,4 +1,4 @@
-"""What is different in a fork. No torch: the console makes these, the engine obeys them."""
+"""What is different in a fork. No torch: the console makes these, the engine applies them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _costs(plan: TreePlan, leaves: int | None) -> Iterator[str]:
 
 
 def _dynamic(plan: DynamicPlan) -> Iterator[str]:
-    yield f"shape       found anew each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
+    yield f"shape       searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
     yield f"            {plan.depth} deep; of {plan.candidates} candidates the {plan.max_nodes} best are kept"
     yield from _costs(plan, None)
     yield "rule        top tokens, deterministic: accepted with p"

@@ -95,7 +95,7 @@ class Synthesiser:
         self._opening_features = self._feed([self._opening])[1][0]
 
     def write(self, tokens: int, writer: ShardWriter, progress: Callable[[int], None]) -> None:
-        """Write until `tokens` are kept. `progress` hears how many more each time."""
+        """Write until `tokens` are kept. `progress` is called with how many are new."""
         running = [self._begin() for _ in range(self.rows)]
         kept = 0
         while kept < tokens:

@@ -82,7 +82,7 @@ def run_texts(
     progress: Callable[[int], None],
     longest: int,
 ) -> None:
-    """Run the target over every text of a file, cut to `longest` tokens. `progress` hears of each one's tokens."""
+    """Run the target over every text of a file, cut to `longest` tokens. `progress` gets the tokens of each."""
     width = runner.loaded.width
     for text in read_texts(path, tokenizer):
         given = tokenizer(text.given, add_special_tokens=False)["input_ids"] if text.given else []

@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
     stderr = child.communicate(timeout=60)[1]
     assert child.returncode == 130
     assert "Traceback" not in stderr
-    assert "interrupted; kept" in stderr
+    assert "interrupted; captured" in stderr
     reader = read_capture(path)
     assert reader.warnings == []
     assert {r.state for r in reader.history.requests.values()} <= {"cancelled", "length"}
@@ -155,7 +155,7 @@ BAD = {
     ),
     "training a shallow target": (
         ["train", "eagle3", "-o", "O", "--target", "SHALLOW", "--self-synthesise", "9"],
-        "takes features from three places and needs 6",
+        "takes features from three of them and needs at least 6",
     ),
     "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
     "tree the drafter cannot draw": (
@@ -235,7 +235,7 @@ def test_tree_draws_shape_mask_and_costs():
     assert done.returncode == 0
     assert "├─ 0  0\n│  └─ 2  0,0\n└─ 1  1" in done.stdout
     assert "   2        ■ · ■" in done.stdout
-    assert "4 rows a request" in done.stdout
+    assert "4 rows per request" in done.stdout
     assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
 
 

@@ -185,7 +185,7 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
         "KL(p, q)",
         "rank of the drafted token",
         "context: …",
-        "residual after it",
+        "residual mass after it",
     ):
         assert part in said
     assert "ANOTHER" not in said
@@ -220,7 +220,7 @@ def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engi
     last = session.record
     gone = next(name for name in session.history.requests if name not in {part.request for part in last.requests})
     engine.run(f"request {gone}")
-    assert "goto a step of its own" in engine.run("node 0")
+    assert "use goto to reach one of its steps" in engine.run("node 0")
     assert session.engine.current is None
     assert [record.step for record in session.history.steps] == list(range(len(session.history.steps)))
 
@@ -310,13 +310,13 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
         ("next many", "COUNT must be"),
-        ("goto x", "goto which step"),
-        ("info everything", "info about what"),
+        ("goto x", "give a step"),
+        ("info everything", "give one of: info"),
         ("request r99", "there is no request"),
         ("node 99", "there is no node 99"),
-        ("watch", "watch what"),
+        ("watch", "give a condition"),
         ("fork foo=1", "cannot be changed"),
-        ("fork temperature=hot", "a number is wanted"),
+        ("fork temperature=hot", "give a number"),
         ("fork 'x", "unbalanced quotes"),
         ("fork seed=inf", "seed=inf"),
         ("commands 1,2 tree", "the number of one breakpoint"),
