@@ -1,4 +1,4 @@
-"""The program: runs the command, and turns whatever ends it into one line and an exit code."""
+"""The program: runs the command, and turns every failure into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from specscope.lifetime import watched
 
 
 def main() -> None:
-    """Run the command; errors that people can mend become one line and exit code 2."""
+    """Run the command; errors that users can fix become one line and exit code 2."""
     open_streams()
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
     code = _guarded(_run)
-    code = _guarded(flush_output) or code  # what was printed is not lost without a word
+    code = _guarded(flush_output) or code  # printed text must not be lost silently
     sys.exit(code)
 
 
 def _run() -> None:
-    """What was asked for. Not click's own main: it hides broken pipes."""
+    """Run the command. Not through click's own main, which hides broken pipes."""
     if "_SPECSCOPE_COMPLETE" in os.environ:
         cli.main(prog_name="specscope")
     with (
@@ -57,7 +57,7 @@ def _guarded(work: Callable[[], None]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        give_up_output()  # the reader of our output is gone, which is its right
+        give_up_output()  # the reader closed the pipe, which is no error
         return 0
     except OutputError as error:
         give_up_output()
@@ -69,16 +69,16 @@ def _guarded(work: Callable[[], None]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """Nobody foresaw this. The traceback is for whoever asks for it."""
+    """A bug. The traceback is shown only on request."""
     if os.environ.get("SPECSCOPE_TRACEBACK"):
         traceback.print_exc()
-    advice = "please report it; SPECSCOPE_TRACEBACK=1 shows where it was"
+    advice = "please report it; SPECSCOPE_TRACEBACK=1 prints the traceback"
     say(f"specscope: internal error: {type(error).__name__}: {str(error)[:300]} ({advice})")
     return 70
 
 
 def entry() -> None:
-    """The program: `main`, and then an end at once, for an interpreter that holds torch takes a second to take down."""
+    """The program: `main`, then an immediate exit; an interpreter with torch takes a second to shut down."""
     code = 0
     try:
         main()

@@ -1,4 +1,4 @@
-"""The one error that people are meant to see."""
+"""The one error meant for users."""
 
 
 class UserError(Exception):
@@ -9,6 +9,6 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, in one line."""
+    """The first line of a library's error."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -18,7 +18,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StoppedError(Exception):
-    """Raised between two pieces of work, when somebody asked to stop."""
+    """Raised between two pieces of work, after a request to stop."""
 
 
 class Interrupt:

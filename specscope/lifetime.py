@@ -1,7 +1,7 @@
-"""Nothing that specscope starts outlives its terminal or its parent, however either died.
+"""No process that specscope starts outlives its terminal or its parent.
 
-A kernel tells a process that its terminal is gone only where it leads the session or stands in the foreground; of a
-parent that died it tells nothing. So a thread looks, a few times a second.
+The kernel signals the loss of a terminal only to the session leader and the foreground, and the death of a parent to no
+process. So a thread polls, a few times per second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GRACE_SECONDS = 1.5  # from the loss until the process is ended by force
 class Lifetime:
     """Watches the parent and the controlling terminal of this process.
 
-    When either is gone, the process gets SIGHUP, which ends its work where it is whole. Where that takes more than
-    GRACE_SECONDS, `leave` (what must not be lost) is called from here, and the process ends.
+    When either is gone, the process gets SIGHUP, which ends its work cleanly. After GRACE_SECONDS `leave`,
+    which saves what must not be lost, is called from here, and the process ends by force.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Lifetime:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Look from now on. With nohup nothing is looked at; the leader of a session may outlive its parent."""
+        """Start polling, but not under nohup. A session leader may outlive its parent."""
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             threading.Thread(target=self._watch, name="specscope-lifetime", daemon=True).start()
 
@@ -54,11 +54,11 @@ class Lifetime:
         _end_soon(self.leave)
 
     def hurry(self) -> None:
-        """The process is ending, and may hang on a terminal that is gone: see that it ends in time."""
+        """Make sure that the process, which is ending, does not hang on a terminal that is gone."""
         threading.Thread(target=_end_soon, args=(self.leave,), name="specscope-hurry", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop polling."""
         self._closed.set()
         if self._terminal is not None:
             os.close(self._terminal)
@@ -111,7 +111,7 @@ def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
 
 @contextmanager
 def watched() -> Iterator[Lifetime]:
-    """Watch for a while."""
+    """Watch while the context is open."""
     lifetime = Lifetime()
     lifetime.start()
     try:

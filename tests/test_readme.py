@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_python_example_runs(capsys):
@@ -22,6 +23,27 @@ def test_every_flag_the_readme_names_exists():
     known |= {"--help", "--version", "--no-deps", "--lf"}
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README):
         assert flag in known, flag
+
+
+def test_every_test_and_file_the_readme_names_exists():
+    tests = [word for command in re.findall(r"`pytest ([^`]*)`", README) for word in command.split() if "/" in word]
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert len(tests) > 10
+    assert len(links) > 5
+    for path in (*tests, *links):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_command_the_readme_shows_is_one():
+    from specscope.cli.main import cli
+
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.S))
+    shown = [line.split("#")[0].split() for line in re.findall(r"^specscope (.*)$", blocks, re.M)]
+    assert len(shown) > 10
+    for verb, *rest in shown:
+        command = cli.commands[verb]
+        known = {opt for param in command.params for opt in param.opts} | set(getattr(command, "commands", ()))
+        assert not [word for word in rest[: 1 if verb in ("train", "bench") else 0] if word not in known]
 
 
 def test_the_debuggers_transcript_is_what_it_says():

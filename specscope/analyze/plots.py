@@ -39,7 +39,7 @@ def plots(report: Report) -> list[tuple[str, str]]:
     """(title, SVG) of each plot that the report has figures for."""
     drafted = [one for one in report.requests if one.figures.acceptance.drafts]
     wanted = [
-        ("Acceptance rate by depth", _by_depth, len(drafted) > 0),
+        ("Acceptance by depth", _by_depth, len(drafted) > 0),
         ("Accepted tokens per draft", _per_draft, len(drafted) > 0),
         ("Mean acceptance length over the run", _over_time, len(drafted) > 0),
         ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),

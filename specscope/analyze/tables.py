@@ -12,6 +12,7 @@ from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import finish_text, plural
 
 NONE = "–"  # a figure with nothing under it
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
@@ -75,9 +76,15 @@ def header(report: Report) -> list[tuple[str, str]]:
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
             ("tree", run["tree"]),
-            ("params", default + (f"; others in {count(report.other_params)} requests" if report.other_params else "")),
+            (
+                "params",
+                default + (f"; others in {plural(report.other_params, 'request')}" if report.other_params else ""),
+            ),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
-            ("KV cache", f"{count(run['blocks'])} blocks of {run['block_size']} tokens, context {run['max_context']}"),
+            (
+                "KV cache",
+                f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, context {run['max_context']}",
+            ),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
             ("versions", versions),
         ]
@@ -93,20 +100,22 @@ def acceptance(report: Report) -> Table:
     """The headline: pooled and per-request figures, both named."""
     pooled, mean = report.pooled.acceptance, report.means
     rows = [
-        ("mean acceptance length", number(pooled.tau), number(mean.tau)),
+        ("mean acceptance length τ", number(pooled.tau), number(mean.tau)),
         ("draft acceptance rate (accepted / nodes)", percent(pooled.rate), percent(mean.rate)),
         ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
         ("output tokens per step", number(report.pooled.tokens_per_step), number(mean.tokens_per_step)),
     ]
-    steps = f"{count(len(report.requests))} requests, {count(pooled.steps)} decode steps, {count(pooled.drafts)} drafts"
-    tokens = f"{count(pooled.drafted)} tokens drafted, {count(pooled.accepted)} accepted"
+    steps = ", ".join(
+        (plural(len(report.requests), "request"), plural(pooled.steps, "decode step"), plural(pooled.drafts, "draft"))
+    )
+    tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
     committed = f"{count(report.pooled.committed)} committed, {count(pooled.emitted)} output"
     columns = ("", "pooled", "per-request mean")
     return Table("Acceptance", columns, rows, f"{steps}; {tokens}, {committed}.")
 
 
 def positions(report: Report) -> Table:
-    """Rates and counts by depth."""
+    """Acceptance and counts by depth."""
     rows = [
         (
             str(at.depth),
@@ -169,11 +178,11 @@ def engine(report: Report) -> Table:
 def groups(report: Report) -> list[Table]:
     """A table for each label that groups requests, and only a note for one that names them."""
     found = []
-    columns = ("", "requests", "drafts", "length", "per-request", "rate", "tok/step")
+    columns = ("", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step")
     for label, parts in report.groups.items():
         title = f"By {one_line(label, 40)}"
         if len(parts) > MAX_GROUPS:
-            found.append(Table(title, (label,), [], f"{count(len(parts))} values; the JSON has them all."))
+            found.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
             continue
         rows = [
             (
@@ -187,7 +196,7 @@ def groups(report: Report) -> list[Table]:
             )
             for part in parts
         ]
-        note = "length: mean acceptance length, pooled and as per-request mean. Worst first."
+        note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
         found.append(Table(title, (one_line(label, 40), *columns[1:]), rows, note))
     return found
 
@@ -196,10 +205,10 @@ def requests(report: Report, limit: int) -> Table:
     """The requests, worst acceptance first, at most `limit` of them."""
     shown = report.requests[:limit]
     left = len(report.requests) - len(shown)
-    note = "length: mean acceptance length. Worst acceptance first."
+    note = "τ: mean acceptance length. rate: draft acceptance rate. Worst τ first."
     if left:
         note += f" {count(left)} more; the JSON has them all."
-    columns = ("request", "prompt", "end", "tokens", "drafts", "length", "rate")
+    columns = ("request", "prompt", "end", "tokens", "drafts", "τ", "rate")
     start = _common_start([one.prompt for one in report.requests if one.prompt is not None])
     rows = [_request_row(one, start) for one in shown]
     return Table("Requests", columns, rows, note, frozenset(["prompt", "end"]))
@@ -220,7 +229,7 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
     return (
         one_line(request.id, 20),
         f"…{prompt}" if start and request.prompt else prompt,
-        request.finish or "no end",
+        finish_text(request.finish) if request.finish else "no end",
         count(len(request.token_ids)),
         count(acceptance.drafts),
         number(acceptance.tau),

@@ -22,7 +22,7 @@ from specscope.trace.reading import read_capture
 from specscope.trace.records import StepRecord
 
 REQUESTS, BATCH, RATE = 64, 4, 200  # requests at once, of which a step has so many; steps a second
-SLOWEST = 100  # ms from a key to the screen, of which 95 % shall be below
+SLOWEST = 100  # ms from a key to the screen, for 95 % of keys
 KEY, ANSWER, CLOSE = "v", b"Esc closes", "\x1b"
 
 
@@ -58,7 +58,7 @@ def run_attach(sample: str, seconds: int) -> None:
     console.print(f"{said['steps']:,} steps sent, {said['rate']:.0f} a second; {said['failed']} spans failed")
     console.print(
         f"key to screen: median {median(latencies) * 1e3:.0f} ms, 95 % below {worst * 1e3:.0f} ms "
-        f"(wanted {SLOWEST}), {len(latencies)} presses"
+        f"(target {SLOWEST}), {len(latencies)} presses"
     )
     console.print(f"memory: {memory[len(memory) // 4]:.0f} MB after a quarter, {memory[-1]:.0f} MB at the end")
 

@@ -38,7 +38,7 @@ def run_replay(sample: str, rounds: int) -> None:
             with console.status("replaying"):
                 table.add_row(str(number + 1), *_measure(path))
         console.print(table)
-        console.print(f"wanted: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch", style="dim")
+        console.print(f"target: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch", style="dim")
 
 
 def lengthen(sample: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specscope.cli.streams import need_terminal
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
@@ -13,7 +14,8 @@ def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> Non
     """Listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP, and show what comes."""
     host, port = checked_address(address, "--listen")
     if http_port is None and port == 65535:
-        raise UserError(f"--listen {address}: there is no port after it: give --http-port as well")
+        raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
+    need_terminal(f"specscope tui --web --listen {address}")
     with ends_at_once():
         from specscope.tui.program import run_app
 

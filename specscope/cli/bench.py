@@ -16,29 +16,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _figures(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """Refuse a file that cannot take the figures before minutes of measuring, not after."""
+    """Refuse an unusable --json file before minutes of measuring, not after."""
     if path is not None:
         check_output(path, "--json", (), FIGURES)
     return path
 
 
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", callback=_figures, help="Write the figures there as well."
+    "--json", "json_file", metavar="FILE", callback=_figures, help="Also write the figures to this file."
 )
 rounds_option = click.option(
-    "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Paired rounds."
+    "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
 )
 
 
 def paired(function: F) -> F:
-    """The flags of every benchmark that measures an engine's sides in turn."""
+    """The flags of every benchmark that compares engines."""
     return rounds_option(json_option(engine_options(function)))
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure: every figure is a ratio of medians, both sides in turn in one run."""
+    """Benchmark: every figure is a ratio of medians, measured interleaved (A/B) in one run."""
     share_cores()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -47,7 +47,7 @@ def bench(context: click.Context) -> None:
 @bench.command("cpu")
 @paired
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s beside transformers' generate() at batch 1 and 8; n-gram where text is copied; the default head."""
+    """Tokens/s against transformers' generate() at batch 1 and 8; n-gram on copy-heavy prompts; the default head."""
     from specscope.bench.cpu import run_cpu
 
     run_cpu(engine_config(flags), rounds, json_file)
@@ -57,7 +57,7 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment that has vLLM.")
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s at batch 1 beside transformers' generate() and, where it is found, vLLM."""
+    """Tokens/s at batch 1 against transformers' generate() and, with --vllm, vLLM."""
     from specscope.bench.peers import run_peers
 
     run_peers(engine_config(flags), vllm, rounds, json_file)
@@ -66,7 +66,7 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @bench.command("kernels")
 @json_option
 def bench_kernels(json_file: str | None) -> None:
-    """Each Triton kernel against the bytes it must move; attention against SDPA and FlexAttention. Needs a GPU."""
+    """Each Triton kernel against its memory traffic; attention against SDPA and FlexAttention. Needs a GPU."""
     from specscope.bench.kernels import run_kernels
 
     run_kernels(json_file)
@@ -75,7 +75,7 @@ def bench_kernels(json_file: str | None) -> None:
 @bench.command("gpu")
 @json_option
 def bench_gpu(json_file: str | None) -> None:
-    """Verify steps of 8B and 1.7B shapes over the time their bytes take, and generate(). Needs a GPU."""
+    """Verify steps of 8B and 1.7B shapes against their memory traffic and generate(). Needs a GPU."""
     from specscope.bench.gpu import run_gpu
 
     run_gpu(json_file)
@@ -84,7 +84,7 @@ def bench_gpu(json_file: str | None) -> None:
 @bench.command("debug")
 @paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """What twenty conditional breakpoints that never hit cost, and what a debugger's session does."""
+    """The cost of a debugging session, and of twenty conditional breakpoints that never hit."""
     from specscope.bench.debug import run_debug
 
     run_debug(engine_config(flags), rounds, json_file)
@@ -94,7 +94,7 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 @click.argument("sample", metavar="CAPTURE")
 @click.option("--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True)
 def bench_attach(sample: str, seconds: int) -> None:
-    """Whether the screen keeps up with 200 steps a second of CAPTURE's sent from elsewhere, and answers keys."""
+    """Whether an attached screen keeps up with 200 steps/s, taken from CAPTURE, and still answers keys."""
     from specscope.bench.attach import run_attach
 
     run_attach(sample, seconds)
@@ -104,7 +104,7 @@ def bench_attach(sample: str, seconds: int) -> None:
 @paired
 @click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
 def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """What observation costs: tokens/s with capture, metrics and the screen on, over everything off."""
+    """The cost of observation: tokens/s with capture, metrics and the screen over everything off."""
     from specscope.bench.observe import run_observe
 
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
@@ -113,7 +113,7 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
 @bench.command("waiting")
 @paired
 def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """A step's time by how the engine's threads wait, on a quiet machine and beside busy processes."""
+    """The time of a step by how idle threads wait, on a quiet machine and beside busy processes."""
     from specscope.bench.waiting import run_waiting
 
     run_waiting(engine_config(flags), rounds, json_file)
@@ -123,7 +123,7 @@ def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # 
 @click.argument("sample", metavar="CAPTURE")
 @click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
 def bench_replay(sample: str, rounds: int) -> None:
-    """How soon a 10,000-step capture, made of CAPTURE's steps, is on the screen, and what it takes."""
+    """Time to the first screen, and memory, of a 10,000-step capture made of CAPTURE's steps."""
     from specscope.bench.replay import run_replay
 
     run_replay(sample, rounds)

@@ -1,4 +1,4 @@
-"""`specscope debug`: the debugger as a console, over a live engine or a capture, driven by hand or by a script."""
+"""`specscope debug`: the debugger as a console, over a live engine or a capture, typed or from a script."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ from collections.abc import Iterator
 
 import click
 
+from specscope.cli.streams import say
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
 LONGEST_LINE = 10_000  # characters
 
 
-def converse(commands: Commands, script: str | None) -> None:
-    """Obey lines until they end or one quits. Of a script the first bad line ends it: UserError names the line."""
+def converse(commands: Commands, script: str | None, *, stop_on_error: bool = False) -> None:
+    """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
     if script is not None:
-        for number, line in enumerate(_script(script), 1):
-            click.echo(f"{PROMPT}{line}")
-            try:
-                if line.strip():
-                    _obey(commands, line)
-            except UserError as error:
-                raise UserError(f"{script}, line {number}: {error}") from error
-            if commands.quitting:
-                return
-        if commands.reading:
-            raise UserError(f"{script}: the commands of a breakpoint have no end: write end after them")
+        _run_script(commands, script, stop_on_error=stop_on_error)
         return
     for line in _lines(commands):
         try:
@@ -44,8 +36,30 @@ def converse(commands: Commands, script: str | None) -> None:
             return
 
 
+def _run_script(commands: Commands, script: str, *, stop_on_error: bool) -> None:
+    """Run every line; what is refused is said at once, and again at the end as UserError, with the first line."""
+    refused: list[int] = []
+    for number, line in enumerate(_script(script), 1):
+        click.echo(f"{PROMPT}{line}")
+        try:
+            if line.strip():
+                _obey(commands, line)
+        except UserError as error:
+            if stop_on_error:
+                raise UserError(f"{script}, line {number}: {error}") from error
+            say(f"{script}, line {number}: {error}")
+            refused.append(number)
+        if commands.quitting:
+            break
+    if commands.reading:
+        raise UserError(f"{script}: commands without end: write end after a breakpoint's commands")
+    if refused:
+        where = f"in line {refused[0]}" if len(refused) == 1 else f"the first in line {refused[0]}"
+        raise UserError(f"{script}: {plural(len(refused), 'command')} failed, {where}")
+
+
 def _obey(commands: Commands, line: str) -> None:
-    """Run one line and show what it says. Ctrl-C stops a run between two steps."""
+    """Run one line and print the answer. Ctrl-C stops a run between two steps."""
     with interruptible() as interrupt:
         commands.session.interrupted = lambda: interrupt.asked
         text = commands.run(line)
@@ -56,7 +70,7 @@ def _obey(commands: Commands, line: str) -> None:
 
 
 def _script(path: str) -> list[str]:
-    """The lines of a script, read before the first one runs."""
+    """The lines of a script, all read before the first one runs."""
     lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
     longest = max(map(len, lines), default=0)
     if longest > LONGEST_LINE:

@@ -16,17 +16,17 @@ import specscope
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """One thing that was examined."""
 
     name: str
     good: bool
     text: str
-    remedy: str = ""  # what to do where it is not good
+    remedy: str = ""  # what to do if it is not good
     needed: bool = True  # False: specscope runs without it
 
 
 def examine(*, step: bool = False) -> Iterator[Finding]:
-    """Look at everything, cheapest first. `step`: run the default engine, and say where a step's time goes."""
+    """Examine everything, cheapest first. `step`: run the default engine, and show where a step's time goes."""
     yield Finding("specscope", True, specscope.__version__)
     yield Finding(
         "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
@@ -60,7 +60,7 @@ def _terminal() -> Finding:
         return Finding("terminal", True, f"{where}, output is not a terminal")
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     fits = size.columns >= 60 and size.lines >= 20
-    remedy = "set a UTF-8 locale (LANG=C.UTF-8)" if not utf8 else "make the window at least 60x20, better 120x40"
+    remedy = "set a UTF-8 locale (LANG=C.UTF-8)" if not utf8 else "make the window at least 60x20; 120x40 is better"
     return Finding("terminal", utf8 and fits, where, remedy)
 
 
@@ -83,11 +83,11 @@ def _torch() -> Iterator[Finding]:
         "triton, with CUDA graphs" if torch.cuda.is_available() else "torch; triton and CUDA graphs need a CUDA GPU"
     )
     yield Finding("backend", True, f"auto is {on_gpu}")
-    yield _package("triton", "pip install triton; it is needed on a GPU only", needed=False)
+    yield _package("triton", "pip install triton, if you have a GPU", needed=False)
 
 
 def _fast_paths() -> Iterator[Finding]:
-    """What the CPU computes with, and why not with the rest. All of it is tried."""
+    """Which fast paths this CPU uses, and why it cannot use the others. Each is tried."""
     from specscope.model.fast_paths import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
 
     yield Finding(
@@ -95,11 +95,11 @@ def _fast_paths() -> Iterator[Finding]:
     )
     off = disabled()
     for path in PATHS:
-        reason = f"switched off by {VARIABLE}" if path.name in off else failure(path)
+        reason = f"disabled by {VARIABLE}" if path.name in off else failure(path)
         text = f"{path.name} for {str(path.dtype).removeprefix('torch.')}"
         yield Finding("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
     fused = FUSE not in off
-    yield Finding("fast path", fused, f"{FUSE}" + ("" if fused else f": switched off by {VARIABLE}"), needed=False)
+    yield Finding("fast path", fused, f"{FUSE}" + ("" if fused else f": disabled by {VARIABLE}"), needed=False)
 
 
 def _model() -> Finding:
@@ -109,7 +109,7 @@ def _model() -> Finding:
         return Finding("default model", True, f"{NAME}, converted, in {converted_folder()}")
     found = find_gguf()
     if found is not None:
-        return Finding("default model", True, f"{NAME}, will be converted at the first start (20 s)")
+        return Finding("default model", True, f"{NAME}, to be converted at the first start (20 s)")
     return Finding("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
 
 
@@ -118,7 +118,7 @@ def _head() -> Finding:
 
     if is_head(DEFAULT_HEAD):
         return Finding("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
-    remedy = "the default drafter is ngram; specscope train eagle3 makes a head"
+    remedy = "the default drafter is then ngram; specscope train eagle3 makes a head"
     return Finding("default head", False, "not installed", remedy, needed=False)
 
 
@@ -141,7 +141,7 @@ def _steps(tokens: int = 32) -> Iterator[Finding]:
     decode = records[2:]  # after the prompt, and what a first draft costs
     whole = median((r.end_ns - r.start_ns) / 1e6 for r in decode)
     emitted = sum(part.emitted for r in decode for part in r.requests) / len(decode)
-    yield Finding("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, by {engine.run_info.backend}; of it")
+    yield Finding("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, backend {engine.run_info.backend}")
     for i, phase in enumerate(decode[0].phases):
         ms = median((r.phases[i].end_ns - r.phases[i].start_ns) / 1e6 for r in decode)
         on_device = [r.device_ns[i] / 1e6 for r in decode if r.device_ns]

@@ -19,7 +19,7 @@ from specscope.cli.options import (
     sampling_options,
     sampling_params,
 )
-from specscope.cli.streams import say
+from specscope.cli.streams import need_terminal, say
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -37,15 +37,15 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 def cli(context: click.Context) -> None:
     """The debugger for speculative decoding.
 
-    Watch a model draft and verify, token by token; capture every decision with its evidence; replay, report and
-    send it to Jaeger.
+    Watch a model draft and verify, token by token. Capture every decision with its evidence, then replay it, report
+    on it, or send it to Jaeger.
 
     \b
-      specscope run                             watch the default model live
+      specscope run                                watch the default model live
       specscope capture prompts.txt -o run.jsonl   record without a screen
-      specscope replay run.jsonl                look at a recording
-      specscope report run.jsonl                its acceptance figures
-      specscope debug "a prompt"                stop at a rejection, go back, what if
+      specscope replay run.jsonl                   look at a recording
+      specscope report run.jsonl                   print its acceptance figures
+      specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -53,9 +53,14 @@ def cli(context: click.Context) -> None:
 
 @cli.command()
 @click.argument("prompts", nargs=-1)
-@click.option("--file", "file", metavar="PROMPTS", help="Prompts from a file: text lines or JSON Lines; - is stdin.")
-@click.option("-o", "--output", metavar="FILE", help="Capture the run to this file as well.")
-@click.option("--paused", is_flag=True, help="Stop before the first step.")
+@click.option(
+    "--file",
+    "file",
+    metavar="PROMPTS",
+    help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
+@click.option("--paused", is_flag=True, help="Start paused before the first step.")
 @engine_options
 @sampling_options
 @output_options
@@ -69,9 +74,9 @@ def run(
     paused: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Decode PROMPTS live on a screen that shows every draft tree and verdict.
+    """Decode PROMPTS on a live screen that shows every draft tree and verdict.
 
-    Without PROMPTS or --file the screen asks for one (press i).
+    Without PROMPTS or --file, press i on the screen to enter one.
     """
     from specscope.cli.run import run_live
     from specscope.engine.prompts import prompt_specs
@@ -80,19 +85,26 @@ def run(
     params, raw = sampling_params(flags)
     settings = output_settings(flags, output, (file, config.target, config.draft_model))
     specs = prompt_specs(prompts, file, params, raw=raw)
+    need_terminal("specscope capture PROMPTS -o FILE")
     run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
 
 
 @cli.command()
-@click.option("--listen", metavar="HOST:PORT", help="Show engines that send spans there (gRPC; HTTP one port on).")
-@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="For HTTP instead of the port after.")
-@click.option("--web", is_flag=True, help="Show WORDS in a browser: any of specscope's screens.  [default: run]")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.",
+)
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Port for HTTP, if not the next one.")
+@click.option(
+    "--web", is_flag=True, help="Serve a screen to a browser: the specscope command in WORDS.  [default: run]"
+)
 @click.option(
     "--web-host",
     default="127.0.0.1",
     show_default=True,
     metavar="HOST",
-    help="0.0.0.0 lets other machines in: with the token in the URL that is printed at the start.",
+    help="Address to serve on. 0.0.0.0 lets other machines in, with the token in the URL that is printed.",
 )
 @click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
@@ -106,7 +118,7 @@ def tui(
     web_port: int,
     words: tuple[str, ...],
 ) -> None:
-    """The screen for engines elsewhere, or any screen in a browser.
+    """Show engines that run elsewhere, or serve any screen to a browser.
 
     \b
     specscope tui --listen 127.0.0.1:4317
@@ -119,7 +131,7 @@ def tui(
         serve(list(words) or heard or ["run"], web_host, web_port)
         return
     if listen is None or words:
-        raise UserError("which screen? specscope tui --listen HOST:PORT, or specscope tui --web -- replay run.jsonl")
+        raise UserError("nothing to show: give --listen HOST:PORT, or --web -- replay run.jsonl")
     from specscope.cli.attach import run_attached
 
     run_attached(listen, http_port, lifetime)
@@ -127,47 +139,60 @@ def tui(
 
 @cli.command()
 @click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
-@click.option("--file", metavar="FILE", help="Prompts: lines of text, or JSON Lines.")
+@click.option(
+    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
+)
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
-@click.option("--commands", "script", metavar="FILE", help="Obey the lines of FILE (- for standard input), then end.")
+@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
+@click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
 @sampling_options
-def debug(prompts: tuple[str, ...], file: str | None, over: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Debug PROMPTS on a live engine, or a recording with --over: breakpoints, steps, back, what if. `help` lists all.
+def debug(
+    prompts: tuple[str, ...],
+    file: str | None,
+    over: str | None,
+    script: str | None,
+    stop_on_error: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Debug PROMPTS on a live engine, or a recording with --over: set breakpoints, step forward and back, ask what if.
 
-    The run stands before its first step; `break reject if p > 0.2`, then `continue`.
+    The run starts paused before step 0. Try `break reject if p > 0.2`, then `continue`; `help` lists all commands.
+    A script runs to its end, and the exit code is 2 where a command failed.
     """
     from specscope.cli.debug import converse, over_capture
 
+    if stop_on_error and script is None:
+        raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
     params, raw = sampling_params(flags)
     if over is not None:
         if prompts or file is not None:
-            raise UserError("--over debugs a recording: it takes no prompts")
-        converse(over_capture(over), script)
+            raise UserError("--over debugs a recording, so it takes no prompts")
+        converse(over_capture(over), script, stop_on_error=stop_on_error)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands
 
     specs = prompt_specs(prompts, file, params, raw=raw)
     if not specs:
-        raise UserError("what is to be debugged? give a prompt, --file, or a recording with --over")
-    converse(live_commands(config, specs), script)
+        raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
+    converse(live_commands(config, specs), script, stop_on_error=stop_on_error)
 
 
 @cli.command()
 @click.argument("prompts", metavar="PROMPTS")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Where the capture goes (OTLP JSON Lines).")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
 @click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
-@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
 @engine_options
 @sampling_options
 @output_options
 def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Decode the prompts in the file PROMPTS (- is stdin) and record every step, without a screen.
+    """Decode the prompts in the file PROMPTS (- is standard input) and record every step, without a screen.
 
-    PROMPTS holds text lines, or JSON Lines with "prompt" or chat "messages", sampling parameters by their names, and
-    any other key as a label that reports group by. Ctrl-C ends the run and leaves a valid file.
+    PROMPTS holds lines of text, or JSON Lines with "prompt" or chat "messages", sampling parameters by name, and any
+    other key as a label that reports group by. Ctrl-C ends the run and leaves a valid capture.
     """
     from specscope.cli.capture import capture_run
     from specscope.engine.prompts import read_prompts
@@ -183,9 +208,9 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 @click.argument("file", metavar="FILE")
 @click.pass_obj
 def replay(lifetime: Lifetime, file: str) -> None:
-    """Look at the capture FILE in the same screen as a live run, with a time slider.
+    """Show the capture FILE on the same screen as a live run, with a time slider.
 
-    FILE#REQUEST@STEP (the key y copies it) begins at that step of that request: run.jsonl#r3@17.
+    FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. The key y copies such a reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.reading import CaptureReader, split_reference
@@ -195,6 +220,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
         file, start = split_reference(file)
         reader = CaptureReader(file)
+        need_terminal(f"specscope report {file}")
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
@@ -203,10 +229,10 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
 @cli.command()
 @click.argument("file", metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="All figures and every request, as JSON.")
-@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots there.")
+@click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
+@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 def report(file: str, as_json: bool, html: str | None) -> None:
-    """Print the acceptance figures of the capture FILE: pooled, per request, per position, worst requests first."""
+    """Print the acceptance figures of the capture FILE: pooled, per request and per position, worst requests first."""
     from specscope.analyze.report import build_report
     from specscope.trace.reading import read_capture
 
@@ -228,7 +254,7 @@ def report(file: str, as_json: bool, html: str | None) -> None:
         from specscope.analyze.text import render_text
 
         class Pipe(Console):
-            """A console that leaves it to `main` what a reader who has gone means."""
+            """A console that leaves a closed pipe to `main`."""
 
             def on_broken_pipe(self) -> None:
                 raise BrokenPipeError
@@ -240,7 +266,7 @@ def _write_page(figures: Report, html: str) -> None:
     try:
         from specscope.analyze.page import render_html
     except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install 'specscope[html]'") from None
+        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
     page = render_html(figures).encode("utf-8", "backslashreplace")
     try:
         Path(html).write_bytes(page)
@@ -251,16 +277,18 @@ def _write_page(figures: Report, html: str) -> None:
 
 @cli.command()
 @click.argument("tree", metavar="TREE")
-@click.option("--mask/--no-mask", default=True, help="Show the attention mask too.")
+@click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 def tree(tree: str, mask: bool) -> None:
-    """Draw the tree string TREE as --tree takes it, its attention mask, and what it costs.
+    """Draw a draft tree as --tree takes it, with its attention mask and its cost.
 
     \b
       5                           a chain of five
       3x4                         three chains of four
       '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
-      top:3x4                     top tokens even where the request is sampled
+      top:3x4                     the same shape, but always of the likeliest tokens
       dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
+
+    A static tree is sampled where the request is sampled, and holds the likeliest tokens where it is greedy.
     """
     from specscope.trace.plan import parse_plan
     from specscope.trace.plan_text import describe
@@ -271,40 +299,68 @@ def tree(tree: str, mask: bool) -> None:
 @cli.group(invoke_without_command=True)
 @click.pass_context
 def train(context: click.Context) -> None:
-    """Train drafters for a target of your own."""
+    """Train a drafter for your own target."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 @train.command("eagle3")
-@click.option("-o", "--output", required=True, metavar="DIR", help="The head, its data and its state go there.")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state."
+)
 @click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
 @click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
-@click.option("--self-synthesise", "tokens", type=whole_from(1, 10**10), metavar="N", help="Tokens the target writes.")
 @click.option(
-    "--draft-vocab", type=whole_from(4, 10**6), metavar="N", default=8192, show_default=True, help="Tokens it drafts."
+    "--self-synthesise",
+    "tokens",
+    type=whole_from(1, 10**10),
+    metavar="N",
+    help="Let the target write N tokens of training data.",
 )
 @click.option(
-    "--steps", type=whole_from(1, 16), metavar="N", default=3, show_default=True, help="Passes over its own outputs."
+    "--draft-vocab",
+    type=whole_from(4, 10**6),
+    metavar="N",
+    default=8192,
+    show_default=True,
+    help="Size of the head's vocabulary.",
+)
+@click.option(
+    "--steps",
+    type=whole_from(1, 16),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Training-time test: passes over the head's own output.",
 )
 @click.option("--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True)
 @click.option("--learning-rate", type=real_from(1e-9, 10), metavar="RATE", default=1e-3, show_default=True)
 @click.option("--batch-tokens", type=whole_from(16, 2**20), metavar="N", default=2048, show_default=True)
 @click.option("--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True)
-@click.option("--start", default="", metavar="HEAD", help="Go on from this head instead of a new one.")
+@click.option("--start", default="", metavar="HEAD", help="Continue from this head instead of a new one.")
 @click.option(
-    "--rows", type=whole_from(1, 4096), metavar="N", default=64, show_default=True, help="Sequences written at once."
+    "--rows",
+    type=whole_from(1, 4096),
+    metavar="N",
+    default=64,
+    show_default=True,
+    help="Sequences that the target writes at once.",
 )
 @click.option(
-    "--longest", type=whole_from(32, 2**17), metavar="N", default=320, show_default=True, help="Tokens of a sequence."
+    "--longest",
+    type=whole_from(32, 2**17),
+    metavar="N",
+    default=320,
+    show_default=True,
+    help="Longest sequence, in tokens.",
 )
 @click.option("--device", default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
     """Train an EAGLE-3 head and write it in the published format.
 
-    The data is what the target writes by itself (its own instructions, then its own answers), or your file. Stop it
-    with Ctrl-C or kill it: the same command goes on where it was.
+    The training data is what the target writes by itself (instructions, then its answers), or your file. Interrupt or
+    kill it at any time: the same command resumes where it stopped.
     """
     if (data is None) == (tokens is None):
         raise UserError("give either --data FILE or --self-synthesise N")
@@ -320,9 +376,9 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
 
 
 @cli.command()
-@click.option("--step", is_flag=True, help="Also run the default engine, and say where a step's time goes.")
+@click.option("--step", is_flag=True, help="Also run the default engine, and show where the time of a step goes.")
 def doctor(*, step: bool) -> None:
-    """Say what was found on this machine, what is missing, and what to do about it."""
+    """Show what was found on this machine, what is missing, and how to fix it."""
     from specscope.cli.doctor import examine
 
     missing = 0

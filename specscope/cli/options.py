@@ -1,4 +1,4 @@
-"""The flags that several verbs share, and the objects that they become."""
+"""The flags that several verbs share, and the objects they become."""
 
 from __future__ import annotations
 
@@ -28,24 +28,35 @@ _ENGINE = [
         metavar="DRAFTER",
         help="eagle, ngram, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
     ),
-    click.option("--draft-model", metavar="MODEL", help="An EAGLE head, a smaller model, or self:N (first N layers)."),
-    click.option("--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', dynamic:16: see specscope tree -h."),
-    click.option("--adaptive", is_flag=True, default=None, help="Let depth and nodes follow acceptance and costs."),
+    click.option(
+        "--draft-model",
+        metavar="MODEL",
+        help="An EAGLE head, a smaller model, or self:N (the target's first N layers).",
+    ),
+    click.option(
+        "--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h."
+    ),
+    click.option(
+        "--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."
+    ),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
     click.option(
-        "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton: GPU kernels.  [default: auto]"
+        "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton needs a GPU.  [default: auto]"
     ),
-    click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs on a GPU.  [default: auto]"),
-    click.option("--max-batch", type=Number(Count), metavar="N", help="Requests at once.  [default: 8]"),
+    click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs, on a GPU.  [default: auto]"),
+    click.option("--max-batch", type=Number(Count), metavar="N", help="Most requests in a batch.  [default: 8]"),
     click.option(
-        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Tokens fed in one step.  [default: 512]"
+        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Most tokens in one step.  [default: 512]"
     ),
     click.option(
-        "--max-context", type=Number(Context), metavar="N", help="Tokens a request may have.  [default: the model's]"
+        "--max-context",
+        type=Number(Context),
+        metavar="N",
+        help="Most tokens in a request.  [default: the model's limit]",
     ),
-    click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="For the KV cache.  [default: 1]"),
-    click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads of the engine."),
+    click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
+    click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
 ]
 _SAMPLING = [
     click.option(
@@ -61,28 +72,30 @@ _SAMPLING = [
     click.option(
         "--frequency-penalty", type=Number(PARAM_TYPES["frequency_penalty"]), metavar="R", help="[default: 0]"
     ),
-    click.option(
-        "--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Every coin follows from it.  [default: 0]"
-    ),
+    click.option("--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"),
     click.option(
         "--max-tokens",
         type=Number(PARAM_TYPES["max_tokens"]),
         metavar="N",
-        help="Output tokens a request.  [default: 128]",
+        help="Most output tokens per request.  [default: 128]",
     ),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Ends the output; may be given several times."),
-    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence token."),
-    click.option("--raw", is_flag=True, help="Feed prompts as they are, not as chat turns."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End the output at this text; may be repeated."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Continue past the end-of-sequence token."),
+    click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 ]
 _OUTPUT = [
-    click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics there, e.g. http://localhost:4317."),
-    click.option("--otlp-protocol", type=click.Choice(["grpc", "http/protobuf"]), help="[default: by the port]"),
+    click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
+    click.option(
+        "--otlp-protocol",
+        type=click.Choice(["grpc", "http/protobuf"]),
+        help="[default: http/protobuf at port 4318, else grpc]",
+    ),
     click.option(
         "--trace-level",
         type=click.Choice([level.value for level in Level]),
         default="trees",
         show_default=True,
-        help="How much goes to the endpoint; capture files always hold trees.",
+        help="What is sent to the endpoint; captures always hold trees.",
     ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
     click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),

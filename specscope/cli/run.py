@@ -42,7 +42,7 @@ def run_live(
     ending = threading.Lock()
 
     def finish() -> None:
-        # On leaving the screen, and on losing the terminal. A signal that comes meanwhile must not cut it short.
+        # When the screen closes or the terminal is lost. Further signals must not cut it short.
         with interruptible(), ending:
             worker.close()
             while outputs:

@@ -1,4 +1,4 @@
-"""Standard input, output and error: any of them may be closed, full, or read by a process that has gone."""
+"""Standard input, output and error: any of them may be closed, full, or read by a process that has ended."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
+from specscope.errors import UserError
 from specscope.trace.vocabulary import printable
 
 
 class OutputError(OSError):
-    """Standard output takes nothing more: its disk is full, say, or it is closed."""
+    """Standard output cannot be written: the disk is full, or it is closed."""
 
 
 class _Output(FileIO):
     """Standard output, whose errors can be told from those of files."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
-        """Write. Raises BrokenPipeError where nobody reads, else OutputError."""
+        """Write. Raises BrokenPipeError where the reader has closed the pipe, else OutputError."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -29,10 +30,10 @@ class _Output(FileIO):
 
 
 class _Error(FileIO):
-    """Standard error that takes everything: no run ends because what is said of it cannot be written."""
+    """Standard error that never fails: no run ends because a message cannot be written."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
-        """Write, or let it go."""
+        """Write, or drop it."""
         with suppress(OSError):
             return super().write(data) or 0
         return len(data)
@@ -41,7 +42,7 @@ class _Error(FileIO):
 def open_streams() -> None:
     """Make all three usable. Called first: else the next file that is opened would take a closed one's number.
 
-    What is closed reads as empty, standard error goes nowhere, and writing to standard output fails, as it should.
+    A closed input reads as empty, a closed standard error drops what is written, and a closed output raises.
     """
     for number, name, mode in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -63,6 +64,15 @@ def _replace(number: int, mode: int) -> None:
     if nowhere != number:
         os.dup2(nowhere, number)
         os.close(nowhere)
+
+
+def need_terminal(instead: str) -> None:
+    """Refuse to draw a screen where there is no terminal. Raises UserError. `instead`: what works without one.
+
+    Textual draws on standard error, so that standard output may be a pipe. Behind textual-serve it draws for a browser.
+    """
+    if not os.environ.get("TEXTUAL_DRIVER") and not os.isatty(1 if os.name == "nt" else 2):
+        raise UserError(f"the screen needs a terminal; without one use {instead}")
 
 
 def flush_output() -> None:

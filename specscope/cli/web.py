@@ -1,6 +1,6 @@
-"""`specscope tui --web`: the screen in a browser, through textual-serve, for nobody but the user.
+"""`specscope tui --web`: the screen in a browser, through textual-serve, for the user alone.
 
-Whoever reaches a session types debugger commands. A page of another site must not: its websocket says so in its
+Whoever reaches a session can type debugger commands. A page of another site must not: its websocket says so in its
 Origin, and a name that was rebound to this machine's address (DNS rebinding) says so in its Host. On an address that
 other machines reach, every name may be right, so a token decides: it is in the URL that is printed at the start.
 """
@@ -49,9 +49,9 @@ class Guard:
         if not self.token and host not in self.hosts:
             return f"this server is {address('localhost', self.port)}, not {host[:100]!r}"
         if any(origin.lower() != f"http://{host}" for origin in origins):
-            return "another site's page may not use this server"
+            return "pages of other sites may not use this server"
         if self.token and not self._knows(request):
-            return "open the URL that specscope printed when it started: it holds a token"
+            return "open the URL that specscope printed when it started: it contains a token"
         return ""
 
     def _knows(self, request: Request) -> bool:
@@ -82,7 +82,7 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
         from aiohttp import web
         from textual_serve.server import Server
     except ImportError:
-        raise UserError(f"the browser needs textual-serve: {REMEDY}") from None
+        raise UserError(f"--web needs textual-serve: {REMEDY}") from None
     guard = Guard(host, port)
 
     @web.middleware
@@ -100,7 +100,7 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
         return response
 
     class Guarded(Server):
-        """The server, with so many sessions at most, that names itself as its visitor does."""
+        """The server, with a limit on sessions, that uses the host name its visitor used."""
 
         sessions = 0
 
@@ -122,7 +122,7 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
             finally:
                 self.sessions -= 1
 
-    # -P: nothing in the folder where this runs shall stand for a package.
+    # -P: no file in the current folder may shadow a package.
     line = shlex.join([sys.executable, "-P", "-m", "specscope", *command])
     templates = Path(specscope.__file__).parent / "tui" / "web"  # textual-serve's own page asks another host for a font
     url = f"http://{address(host, port)}" + (f"/?token={guard.token}" if guard.token else "")
@@ -132,7 +132,7 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
 def serve(command: Sequence[str], host: str, port: int) -> None:
     """Serve `specscope COMMAND` until Ctrl-C; each page that is opened runs its own. Raises UserError."""
     if not host:
-        raise UserError("--web-host is empty: 127.0.0.1 is this machine, 0.0.0.0 every address that it has")
+        raise UserError("--web-host is empty: use 127.0.0.1 for this machine only, 0.0.0.0 for every address")
     server, _ = make_server(command, host, port)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]

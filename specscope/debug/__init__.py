@@ -1,6 +1,6 @@
 """Run, pause, step, break and go back over anything that steps. Nothing here imports torch.
 
-`Session(engine=...)` is the debugger for a notebook or a test; `Commands(session)` obeys the console's lines.
+`Session(engine=...)` is the debugger for a notebook or a test; `Commands(session)` runs the console's commands.
 """
 
 from specscope.debug.commands import Commands

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specscope.debug.events import Event, EventKind, Evidence, events, types_of
 from specscope.debug.expressions import Expression
 from specscope.errors import UserError
+from specscope.trace.checked import short
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
 from specscope.trace.vocabulary import printable
@@ -102,14 +103,14 @@ class Breakpoints:
         matches = [kind for kind in EventKind if kind.value.startswith(event)] if event else []
         exact = [kind for kind in matches if kind.value == event]
         if len(exact or matches) != 1:
-            raise UserError(f"{event!r} is no event: use {', '.join(kind.value for kind in EventKind)}")
+            raise UserError(f"unknown event {short(event)}: use {', '.join(kind.value for kind in EventKind)}")
         point = Breakpoint(0, (exact or matches)[0], condition, temporary=temporary)
         return self._keep(point)
 
     def watch(self, condition: str) -> Breakpoint:
         """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
         if not condition:
-            raise UserError("watch what? write watch tau < 1.5")
+            raise UserError("give a condition, such as watch tau < 1.5")
         return self._keep(Breakpoint(0, EventKind.STEP, condition, watch=True))
 
     def _keep(self, point: Breakpoint) -> Breakpoint:

@@ -1,4 +1,4 @@
-"""What happened in a step, event by event, with the names by which conditions speak of it."""
+"""What happened in a step, event by event, with the fields that conditions can use."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class EventKind(StrEnum):
 ANY_NAMES: dict[str, tuple[type, str]] = {
     "step": (int, "the engine's step"),
     "request": (str, "the request's id"),
-    "running": (int, "requests in the step"),
+    "running": (int, "requests in the batch"),
     "waiting": (int, "requests in the queue"),
-    "ms": (float, "milliseconds the step took"),
+    "ms": (float, "duration of the step in milliseconds"),
 }
 STEP_NAMES: dict[str, tuple[type, str]] = {
     **ANY_NAMES,
     "index": (int, "the request's own step number"),
     "context": (int, "tokens before the root"),
-    "drafter": (str, "who drafted"),
+    "drafter": (str, "name of the drafter, none where nothing was drafted"),
     "nodes": (int, "nodes of the tree"),
     "accepted": (int, "nodes accepted"),
-    "length": (int, "tokens committed: accepted and the final one"),
+    "committed": (int, "tokens committed: the accepted ones and the final one"),
     "emitted": (int, "tokens that became output"),
-    "kind": (str, "of the final token: bonus, recovered or target"),
+    "kind": (str, "kind of the final token: bonus, recovered or target"),
     "tau": (float, "the request's mean acceptance length so far"),
-    "text": (str, "of the tokens emitted; of the token at a node"),
-    "token": (int, "the final token; the token at a node"),
-    "final_p": (float, "the probability the final token was drawn with"),
+    "text": (str, "text of the tokens emitted; at a node, of its token"),
+    "token": (int, "the final token; at a node, its token"),
+    "final_p": (float, "probability with which the final token was drawn"),
     "final_coin": (float, "the coin that drew it"),
     "final_margin": (float, "how far p would have to move for another final token"),
-    "near_tie": (bool, "whether rounding could flip the decision: at the node, or any in the step"),
-    "forced": (bool, "whether anything was forced and not judged"),
+    "near_tie": (bool, "whether rounding could flip a decision of the step; at a node, its decision"),
+    "forced": (bool, "whether a verdict of the step was forced"),
 }
 NODE_NAMES: dict[str, tuple[type, str]] = {
     **STEP_NAMES,
@@ -61,14 +61,14 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "depth": (int, "its depth, from 1"),
     "sibling": (int, "its place among its siblings, from 1"),
     "p": (float, "the target's probability of its token"),
-    "q": (float, "the drafter's, as drawn; 1 where it was deterministic"),
-    "p_tried": (float, "p in the residual it was tried against"),
-    "q_tried": (float, "q likewise"),
+    "q": (float, "the drafter's probability, as drawn; 1 where deterministic"),
+    "p_tried": (float, "p in the residual that it was tried against"),
+    "q_tried": (float, "q in the residual that it was tried against"),
     "a": (float, "its acceptance probability"),
     "u": (float, "its coin"),
     "margin": (float, "how far p would have to move for another outcome"),
-    "residual": (float, "the mass left after its rejection"),
-    "draft": (float, "the probability that the drafter gave it"),
+    "residual": (float, "residual mass after its rejection"),
+    "draft": (float, "the drafter's own probability, before sampling rules"),
     "score": (float, "the drafter's log probability of its path"),
 }
 NODE_EVENTS = (EventKind.REJECT, EventKind.ACCEPT)
@@ -76,7 +76,7 @@ BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
 
 
 def names_of(kind: EventKind) -> dict[str, tuple[type, str]]:
-    """What a condition on such an event may speak of."""
+    """The fields that a condition on such an event can use."""
     return NODE_NAMES if kind in NODE_EVENTS else ANY_NAMES if kind in BARE_EVENTS else STEP_NAMES
 
 
@@ -162,7 +162,7 @@ class Evidence(Mapping[str, object]):
         verdict = self._part.verdict
         return 0 if verdict is None else verdict.accepted
 
-    def _length(self) -> int:
+    def _committed(self) -> int:
         return 0 if self._part.verdict is None else self._accepted() + 1
 
     def _emitted(self) -> int:

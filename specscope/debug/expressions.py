@@ -50,15 +50,15 @@ class ExpressionError(UserError):
 
 
 class Expression:
-    """A condition. `names`: what it may speak of, each with the type of its values."""
+    """A condition. `names`: the fields it can use, each with the type of its values."""
 
     def __init__(self, text: str, names: Mapping[str, type]) -> None:
         self.text = " ".join(text.splitlines()).strip()
         self._evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS)
         if not self.text:
-            raise ExpressionError("", 0, "a condition is wanted")
+            raise ExpressionError("", 0, "give a condition, such as depth == 1 and p < 0.1")
         if len(self.text) > LONGEST:
-            raise ExpressionError(self.text[:20] + "…", 0, f"a condition has at most {LONGEST} characters")
+            raise ExpressionError(self.text[:20] + "…", 0, f"the condition is longer than {LONGEST} characters")
         try:
             self.text.encode()
             with warnings.catch_warnings():
@@ -68,19 +68,19 @@ class Expression:
         except SyntaxError as error:
             column = error.offset - 1 if error.offset else len(self.text)  # 0: at the end
             hint = " (to compare, write ==)" if self.text[column : column + 1] == "=" else ""
-            raise ExpressionError(self.text, column, f"this is no condition{hint}") from None
+            raise ExpressionError(self.text, column, f"invalid condition{hint}") from None
         except UnicodeEncodeError:
-            raise ExpressionError(ascii(self.text)[1:21] + "…", 0, "a condition is Unicode text") from None
+            raise ExpressionError(ascii(self.text)[1:21] + "…", 0, "the condition is not valid Unicode text") from None
         except (RecursionError, MemoryError, ValueError):
-            raise ExpressionError(self.text[:20] + "…", 0, "this condition is too deep") from None
+            raise ExpressionError(self.text[:20] + "…", 0, "the condition is nested too deeply") from None
         self._body = tree.body
 
     def __call__(self, values: Mapping[str, object]) -> bool:
-        """Whether it holds of these values. A division by zero, or a value that is not known (None), does not hold."""
+        """Whether it holds for these values. A division by zero, or an unknown value (None), does not hold."""
         return bool(self.value(values))
 
     def value(self, values: Mapping[str, object]) -> object:
-        """What it comes to; None where that cannot be said."""
+        """Its value; None where it has none."""
         self._evaluator.names = values
         try:
             return self._evaluator._eval(self._body)
@@ -111,7 +111,7 @@ class _Check(ast.NodeVisitor):
             raise self._refuse(node, f"{_say(node.op)} cannot be used in a condition")
         for side in (node.left, node.right):
             if self._is_text(side):
-                raise self._refuse(side, "arithmetic is for numbers, and this is text")
+                raise self._refuse(side, "arithmetic needs numbers, and this is text")
         self.generic_visit(node)
 
     def _is_text(self, node: ast.expr) -> bool:
@@ -129,21 +129,21 @@ class _Check(ast.NodeVisitor):
         """Only the evidence has names."""
         if node.id not in self.names:
             known = ", ".join(sorted(self.names))
-            raise self._refuse(node, f"there is no {node.id} here (there are: {known})")
+            raise self._refuse(node, f"there is no {node.id} here; there are: {known}")
 
     def visit_Call(self, node: ast.Call) -> None:
         """Only the few functions."""
         if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
             raise self._refuse(node, f"only {', '.join(FUNCTIONS)} can be called")
         if node.keywords or not node.args or any(isinstance(arg, ast.Starred) for arg in node.args):
-            raise self._refuse(node, f"{node.func.id} takes values, one or more")
+            raise self._refuse(node, f"{node.func.id} takes one or more values, without names")
         for arg in node.args:
             self.visit(arg)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         """Numbers, text, True, False, None."""
         if not isinstance(node.value, int | float | str | None):
-            raise self._refuse(node, "only numbers and text can be written")
+            raise self._refuse(node, "only numbers and text can be used")
 
 
 def _say(node: ast.AST) -> str:

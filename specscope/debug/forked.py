@@ -1,4 +1,4 @@
-"""Forked: a request from one of its steps on, as it went and as it goes with changes."""
+"""Forked: a request run again from one of its steps, with and without changes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from specscope.trace.draw import draw_tree
 from specscope.trace.records import RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
 
-TEXT = 300  # characters of each side's output that are said
+TEXT = 300  # characters of each side's output that are shown
 
 
 @dataclass(frozen=True)
 class Forked:
-    """Two runs beside each other. Filled by who ran them (engine/whatif.py)."""
+    """Two runs, to be compared. Filled by live/whatif.py."""
 
     request: str
-    index: int  # the request's step at which they part
+    index: int  # the request's step from which both run
     changes: str  # in words
     original: tuple[RequestStep, ...]
     fork: tuple[RequestStep, ...]
@@ -47,7 +48,7 @@ class Forked:
 
     @property
     def differ(self) -> bool:
-        """Whether there is a difference."""
+        """Whether the outputs differ."""
         return self.same < max(map(len, self.outputs))
 
     def parting(self, side: Sequence[RequestStep]) -> int:
@@ -61,24 +62,24 @@ class Forked:
 
     @property
     def gained(self) -> float | None:
-        """Acceptance length of the fork less that of the original."""
+        """Acceptance length of the fork minus that of the original."""
         a, b = (figures.tau for figures in self.figures)
         return None if a is None or b is None else b - a
 
     def describe(self, vocabulary: Vocabulary) -> str:
-        """Both outputs with the first difference marked, and what it did to acceptance."""
+        """Both outputs with the first difference marked, and the change in acceptance length."""
         lines = [f"fork of {self.request} from its step {self.index}: {self.changes}"]
         for name, tokens, figures in zip(("original", "fork"), self.outputs, self.figures, strict=True):
             before = vocabulary.text(tokens[: self.same])[-TEXT:]
             after = vocabulary.text(tokens[self.same :])[:TEXT]
-            tau = f"τ {figures.tau:.3f} over {figures.drafts} drafts" if figures.drafts else "no drafts"
+            tau = f"τ {figures.tau:.3f} over {plural(figures.drafts, 'draft')}" if figures.drafts else "no drafts"
             lines.append(f"{name:<9} {tau}")
             lines.append(f"          {before}{'»' if self.differ else ''}{after}".replace("\n", "⏎"))
         lines.append(self.difference(vocabulary))
         if self.gained is not None:
             lines.append(f"acceptance length {self.gained:+.3f}")
         if self.forced:
-            lines.append("something was forced: this fork is not lossless")
+            lines.append("a verdict, coin or token was forced: this fork is not lossless")
         lines += [self.note] if self.note else []
         for name, side in (("original", self.original), ("fork", self.fork)):
             at = self.parting(side) if self.differ else 0
@@ -87,15 +88,15 @@ class Forked:
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:
-        """Where they part, in words."""
+        """The first difference, in words."""
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
-        near = "; it begins at a near tie: rounding alone may explain it" if self.near_tie else ""
+        near = ", at a near tie: rounding alone may explain it" if self.near_tie else ""
         return f"first difference: token {self.same} after the fork, {a} became {b}{near}"
 
     @property
     def near_tie(self) -> bool:
-        """Whether they part in a step with a decision that rounding could flip."""
+        """Whether the first difference is in a step with a decision that rounding could flip."""
         parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
         return any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)

@@ -19,7 +19,7 @@ from specscope.trace.records import RequestStep, StepRecord
 KEPT = 20_000  # steps of a live run; a capture keeps them all
 
 
-class Engine(Protocol):
+class Steppable(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
 
     steps: int
@@ -60,12 +60,13 @@ class Session:
     """`position` is the place in `history.steps` of the step that ran last; -1 before the first."""
 
     history: History = field(default_factory=History)
-    engine: Engine | None = None  # None over a capture
+    engine: Steppable | None = None  # None over a capture
     breakpoints: Breakpoints = field(default_factory=Breakpoints)
     position: int = -1
     phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
     request: str = ""  # the chosen one; "" for the first of the step
     interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
+    _node: tuple[RequestStep, int] | None = field(default=None, init=False, repr=False)  # of which step, and which
 
     def __post_init__(self) -> None:
         if self.engine is not None:
@@ -95,6 +96,22 @@ class Session:
         chosen = self.chosen
         found = None if chosen is None else self.history.part(chosen.id, self.position)
         return None if found is None else found[1]
+
+    @property
+    def node(self) -> int | None:
+        """The current node of `part`, as gdb has a frame; None at the root, and after every move without a hit."""
+        return self._node[1] if self._node is not None and self._node[0] is self.part else None
+
+    @node.setter
+    def node(self, number: int | None) -> None:
+        part = self.part
+        self._node = None if number is None or part is None else (part, number)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last step has run, and there is nothing to run on to."""
+        more = self.position < len(self.history.steps) - 1 if self.engine is None else self.engine.busy
+        return bool(self.history.steps) and not more
 
     # Forward
 
@@ -158,7 +175,7 @@ class Session:
         if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
         if self._ended(chosen):
-            raise UserError(f"{chosen.id} has ended already")
+            raise UserError(f"{chosen.id} has already ended")
         return self._run(lambda record: "finished" if any(e.info.id == chosen.id for e in record.finished) else "")
 
     def _ended(self, request: RequestHistory) -> bool:
@@ -188,6 +205,33 @@ class Session:
             self.history.truncate(position + 1)
         self.position, self.phase = position, ""
         return Stop("step" if position >= 0 else "start")
+
+    def goto_step(self, number: int) -> Stop:
+        """Be where the step of that number had just run: on another branch of a recording, or run on to it."""
+        history = self.history
+        if history.position_of(number) is None and self.engine is None and (other := history.knows(number)):
+            history.show(other.branch)
+        at = history.position_of(number)
+        if at is not None:
+            return self.goto(at)
+        first, last = (history.steps[0].step, history.steps[-1].step) if history.steps else (0, -1)
+        if self.engine is None or number < last:
+            known = f"{first} to {last}" if history.steps else "none"
+            raise UserError(f"there is no step {number} on this path; there are: {known}")
+        while (record := self._advance()) is not None and record.step < number:
+            pass
+        return Stop("end" if record is None else "step")
+
+    def show_branch(self, number: int) -> Stop:
+        """Be at the end of a branch of a recording."""
+        if number not in self.history.branches:
+            known = ", ".join(map(str, self.history.branches))
+            raise UserError(f"there is no branch {number}; there are: {known}")
+        if self.engine is not None:
+            raise UserError(f"the engine stands on branch {self.history.branch}: its recording can show the others")
+        self.history.show(number)
+        self.position = len(self.history.steps) - 1
+        return Stop("step")
 
     def reverse_next(self, count: int = 1) -> Stop:
         """Undo engine steps."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,28 +12,30 @@ from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import accepted_text, finish_text, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
 
 
-def where(session: Session, node: int | None = None) -> str:
-    """One line: the step, the chosen request, its verdict; and the node that stopped it."""
+def where(session: Session) -> str:
+    """The step, the current request and its verdict in one line; the current node in another."""
     record, part, chosen = session.record, session.part, session.chosen
     if record is None or part is None or chosen is None:
         return "before the first step"
     line = f"step {record.step}  {printable(chosen.id)}@{part.index}  "
     verdict = part.verdict
+    line += accepted_text(part)
     if verdict is None:
-        return line + f"prefill of {part.prefill_tokens} tokens"
-    text = session.history.vocabulary.show(verdict.token)
-    line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
+        return line
+    line += f" → {verdict.kind.value} {session.history.vocabulary.show(verdict.token)}"
     if len(verdict.forced):
         line += "  (forced: not lossless)"
     if len(part.tree) in session.history.near_ties(part):
         line += f"  ({NEAR_TIE}: margin {verdict.final_margin:.1e})"
-    return line if node is None else line + "\n" + _node_line(session, part, node)
+    return line if session.node is None else line + "\n" + _node_line(session, part, session.node)
 
 
 def _node_line(session: Session, part: RequestStep, node: int) -> str:
@@ -65,7 +69,7 @@ def node(session: Session, number: int) -> str:
     siblings = part.tree.children(int(part.tree.parent[number]))
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
-        lines.append(f"residual after it: {part.verdict.residual_mass[number]:.6g}")
+        lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(chosen.steps) if step is part)
@@ -83,11 +87,11 @@ def begun(session: Session) -> str:
     lines = []
     for part, draft in zip(current.plan.parts, current.drafts, strict=False):
         tokens = " ".join(session.history.vocabulary.show(int(t)) for t in draft.tree.token)
-        lines.append(f"{part.request.id}: {len(draft.tree)} nodes drafted{': ' + tokens if tokens else ''}")
+        lines.append(f"{part.request.id}: {plural(len(draft.tree), 'node')} drafted{': ' + tokens if tokens else ''}")
     if not current.drafts:
-        lines = [f"{part.request.id}: {part.feed} tokens to feed" for part in current.plan.parts]
+        lines = [f"{part.request.id}: {plural(part.feed, 'token')} to feed" for part in current.plan.parts]
     if current.logits:
-        lines.append("logits of " + ", ".join(f"{len(x)} rows" for x in current.logits))
+        lines.append("logits of " + ", ".join(plural(len(x), "row") for x in current.logits))
     return "\n".join(lines)
 
 
@@ -101,24 +105,31 @@ def breakpoints(session: Session) -> str:
     """A line each."""
     lines = []
     for point in session.breakpoints.points.values():
-        notes = [f"hit {point.hits} times"] if point.hits else []
-        notes += ["off"] if not point.enabled else []
-        notes += [f"ignores {point.ignore}"] if point.ignore else []
+        notes = [f"hit {plural(point.hits, 'time')}"] if point.hits else []
+        notes += ["disabled"] if not point.enabled else []
+        notes += [f"skips {plural(point.ignore, 'hit')}"] if point.ignore else []
         lines.append(f"{point.number:>3}  {point.describe()}" + (f"  ({', '.join(notes)})" if notes else ""))
         lines += [f"       {command}" for command in point.commands]
     return "\n".join(lines) or "no breakpoints"
 
 
 def requests(session: Session) -> str:
-    """A line each, as far as the run stands."""
+    """A line each, as of the step that ran last: what came later is not told."""
+    known = session.history.steps[: session.position + 1]
+    ends = {end.info.id: end.reason.value for record in known for end in record.finished}
+    came = {info.id for record in known for info in record.admitted} | set(ends)
     lines = []
     for request in session.history.requests.values():
+        steps = request.steps[: bisect_right(request.engine_steps, session.position)]
+        if not steps and request.id not in came:
+            continue
         mark = "▸" if session.chosen is request else " "
-        figures = f"τ {request.acceptance.tau:.2f}" if request.acceptance.drafts else ""
+        tau = measure(steps).tau
+        figures = "" if tau is None else f"τ {tau:.2f}"
         title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
-        lines.append(
-            f"{mark} {printable(request.id):<6} {request.state:<10} {len(request.steps):>5} steps  {figures:<7} {title}"
-        )
+        count = f"{plural(len(steps), 'step'):>11}"
+        state = finish_text(ends.get(request.id, "running"))
+        lines.append(f"{mark} {printable(request.id):<6} {state:<12} {count}  {figures:<7} {title}")
     return "\n".join(lines) or "no requests"
 
 
@@ -130,49 +141,54 @@ def step(session: Session) -> str:
     times = "  ".join(
         f"{printable(p.name)} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes)
     )
-    parts = "  ".join(f"{printable(part.request)}: {part.emitted} tokens" for part in record.requests)
+    parts = "  ".join(f"{printable(part.request)}: {plural(part.emitted, 'token')}" for part in record.requests)
     text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
     ties = sum(len(session.history.near_ties(part)) for part in record.requests)
-    return text + (f"\n{ties} of its decisions are near ties: rounding could flip them" if ties else "")
+    said = "1 decision is a near tie" if ties == 1 else f"{ties} decisions are near ties"
+    return text + (f"\n{said}: rounding could flip {'it' if ties == 1 else 'them'}" if ties else "")
+
+
+def branches(session: Session) -> str:
+    """Where each branch begins, and which one this is."""
+    lines = []
+    for branch in session.history.branches.values():
+        mark = "▸" if branch.number == session.history.branch else " "
+        begins = "the run as it began" if not branch.number else f"step {branch.first} follows step {branch.after}"
+        lines.append(f"{mark} {branch.number}  {begins}")
+    return "\n".join(lines)
 
 
 def kv(session: Session) -> str:
-    """Blocks of the cache: how many, what the step did with them, and of a live engine whose they are."""
+    """Blocks of the cache: how many; of a live engine whose they are, and what the step moved."""
     record = session.record
     if record is None:
         return "nothing has run yet"
     live = getattr(session.engine, "requests", {})
+    last = getattr(session.engine, "last", None)
+    moves = last.state.moves if last is not None and last.record is record else {}
     lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
-    lines += [_kv_step(part, live.get(part.request)) for part in record.requests]
-    lines += [f"{printable(name)} lost its blocks: it will be computed again" for name in record.preempted]
+    lines += [_kv_step(part, live.get(part.request), moves.get(part.request, ((), ()))) for part in record.requests]
+    lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
     lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
     return "\n".join(lines)
 
 
-def _kv_step(part: RequestStep, request: Any) -> str:  # noqa: ANN401
-    """What one request's step wrote, moved and left: places in its table; of a live engine the slots behind them."""
+def _kv_step(part: RequestStep, request: Any, moves: tuple[Sequence[int], Sequence[int]]) -> str:  # noqa: ANN401
+    """What one request's step fed; of a live engine into which slots, and the moves that were really made."""
     start, nodes = part.context_len, len(part.tree)
-    base = start + part.prefill_tokens + (part.verdict is not None)
-    end = base + nodes
-
-    def where(first: int, last: int) -> str:
-        text = f"{first}" if last == first + 1 else f"{first} to {last - 1}"
-        if request is None or request.table.capacity < last:
-            return text
-        slots = request.table.slots(first, last)
+    end = start + part.prefill_tokens + (part.verdict is not None) + nodes
+    said = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"
+    if request is not None and request.table.capacity >= end:
+        slots = request.table.slots(start, end)
         runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
-        return f"{text} (slots {', '.join(f'{run[0]} to {run[-1]}' if len(run) > 1 else f'{run[0]}' for run in runs)})"
-
-    said = f"{printable(part.request)}@{part.index}: wrote places {where(start, end)}"
-    if part.verdict is None or not nodes:
-        return said
-    path = part.verdict.path.tolist()
-    moved = [(base + node, base + i) for i, node in enumerate(path) if node != i]
-    said += "".join(f"; moved {a} to {b}" for a, b in moved)
-    return said + (f"; free again {where(base + len(path), end)}" if len(path) < nodes else "")
+        said += ", slots " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    if part.verdict is not None and nodes:
+        said += f"; {part.verdict.accepted} of {plural(nodes, 'node')} kept"
+    moved = [f"{a} to {b}" for a, b in zip(*moves, strict=True) if a != b]
+    return said + (f"; moved slot {', '.join(moved)}" if moved else "")
 
 
 def names(session: Session) -> str:
-    """What conditions may speak of."""
+    """The fields that conditions can use."""
     width = max(map(len, NODE_NAMES))
     return "\n".join(f"{name:<{width}}  {what}" for name, (_, what) in NODE_NAMES.items())

@@ -1,4 +1,4 @@
-"""Viewer: a history, and where there is a live engine the means to run it.
+"""Viewer: a history, and with a live engine the means to run it.
 
 The screens know this and nothing else; replay gives a history alone, a live run adds a control.
 """
@@ -20,7 +20,7 @@ from specscope.trace.params import SamplingParams
 
 
 class Control(Protocol):
-    """What a session can ask of an engine: a worker process, or one elsewhere that is only heard."""
+    """What a screen can ask of an engine: one in a worker process, or one elsewhere that can only be watched."""
 
     @property
     def obeys(self) -> bool:
@@ -56,19 +56,19 @@ class Control(Protocol):
 
     @property
     def progress(self) -> tuple[str, float | None]:
-        """While loading: what is going on, and how much of it is done (0 to 1) where that is known."""
+        """While loading: the stage, and how much of it is done (0 to 1) where that is known."""
 
     @property
     def error(self) -> str:
-        """Why it ended, where it ended badly."""
+        """Why it failed; empty where it did not."""
 
     @property
     def notices(self) -> deque[str]:
-        """Refusals to be shown once; the screen takes them out."""
+        """Messages to be shown once; the screen takes them out."""
 
     @property
     def said(self) -> deque[str]:
-        """What the debugger says; the screen takes it out."""
+        """Answers of the debugger; the screen takes them out."""
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -99,7 +99,7 @@ READ_SECONDS = 0.08  # of reading between two looks at the keyboard
 
 @dataclass
 class Viewer:
-    """One run being looked at. `position` indexes `history.steps`; it follows the newest step while `follow`."""
+    """One run on the screen. `position` indexes `history.steps`; it follows the newest step while `follow`."""
 
     history: History = field(default_factory=History)
     control: Control | None = None  # None over a capture
@@ -109,42 +109,45 @@ class Viewer:
     said: deque[str] = field(default_factory=deque)  # by the debugger, for the screen to take out
     notices: deque[str] = field(default_factory=deque)  # to be shown once; the screen takes them out
     _commands: Commands | None = None  # over a capture; a live engine has its own
+    _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
     def debug(self, line: str) -> None:
-        """Give the debugger a line: that of the live engine, or one over the history. What it says comes in `said`."""
+        """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `said`."""
         if self._commands is None:
             self._commands = Commands(Session(history=self.history), many_lines=False)
         if self.control is not None and self.live and self.control.obeys:
-            with suppress(UserError):  # what is no command, the engine's debugger says
+            with suppress(UserError):  # the engine's debugger reports unknown commands
                 self.follow = self.follow or not self._commands.is_passive(line)
             self.control.debug(line)
             return
         session = self._commands.session
-        session.position = self.position
+        if not self._before_first:
+            session.position = self.position
         try:
             self.said.append(self._commands.run(line))
         except UserError as error:
             self.said.append(str(error))
-        except Exception as error:  # a line that was typed must not take the screen with it
+        except Exception as error:  # a typed line must not end the screen
             self.said.append(f"the debugger failed: {type(error).__name__}: {error}")
         if session.position != self.position:
             self.goto(session.position)
+            self._before_first = session.position < 0
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The breakpoints of the debugger that `debug` speaks to."""
+        """The breakpoints of the debugger that `debug` uses."""
         if self.control is not None and self.live and self.control.obeys:
             return self.control.points
         return () if self._commands is None else self._commands.session.breakpoints.shown()
 
     def show(self, history: History) -> None:
-        """Look at another engine's history."""
+        """Show another engine's history."""
         self.history, self._commands = history, None
         self.goto_end()
 
     @staticmethod
     def over(reader: Reader) -> Viewer:
-        """A session over a capture, which may still have more to read."""
+        """A viewer over a capture, which may still have more to read."""
         return Viewer(history=reader.history, reader=reader, notices=deque(reader.warnings if reader.done else ()))
 
     @property
@@ -202,15 +205,15 @@ class Viewer:
             self.control.step()
 
     def back(self) -> None:
-        """The step before."""
+        """The previous step."""
         self.goto(self.position - 1)
 
     def goto(self, position: int) -> None:
-        """Look at the step at `position` (kept within the history) and stay there."""
+        """Show the step at `position` (kept within the history) and stay there."""
         self.position = max(min(position, len(self.history.steps) - 1), 0 if self.history.steps else -1)
-        self.follow = False
+        self.follow = self._before_first = False
 
     def goto_end(self) -> None:
         """Follow the newest step."""
         self.position = len(self.history.steps) - 1
-        self.follow = True
+        self.follow, self._before_first = True, False

@@ -101,14 +101,14 @@ def count_blocks(loaded: LoadedModel, gib: float) -> int:
     """KV blocks that fit into `gib` GiB."""
     blocks = int(gib * GIB) // KVCache.block_bytes(loaded.layers, loaded.dtype)
     if blocks < 2:
-        raise UserError(f"--kv-memory {gib} GiB holds less than two KV blocks of {loaded.name}")
+        raise UserError(f"--kv-memory {gib} GiB is less than two KV blocks of {loaded.name}")
     return blocks
 
 
 def drafter_blocks(config: EngineConfig, blocks: int) -> int:
     """KV blocks for the drafter of a target with so many.
 
-    It feeds more nodes than are verified where the tree is dynamic, and shall not run out before the target.
+    It feeds more nodes than are verified where the tree is dynamic, and must not run out before the target.
     """
     return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
 
@@ -153,13 +153,15 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
     if target.vocab_size != draft.vocab_size:
         raise UserError(
             f"the draft model's vocabulary ({draft.vocab_size}) is not the target's ({target.vocab_size}): "
-            "a drafter must speak the target's tokens"
+            "a draft model needs the target's tokens"
         )
     if draft.folder is not None and not (draft.folder / "tokenizer.json").exists():
         return  # the sizes agree and there is nothing more to compare
     theirs = load_tokenizer(config.draft_model).get_vocab()
     if theirs != tokenizer.get_vocab():
-        raise UserError(f"the tokenizers of {draft.name} and {target.name} differ: a drafter must speak its tokens")
+        raise UserError(
+            f"the tokenizers of {draft.name} and {target.name} differ: a draft model needs the target's tokenizer"
+        )
 
 
 def _run_info(

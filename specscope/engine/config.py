@@ -74,7 +74,7 @@ class EngineConfig:
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
         if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError("the drafter eagle needs --draft-model: the folder of a head that was made for the target")
+            raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
         if (self.drafter in ("ngram", "none") or self.synthetic_rates) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.synthetic_rates and not isinstance(self.plan, StaticPlan):
@@ -111,9 +111,7 @@ class EngineConfig:
         layers = (self.draft_model or "").removeprefix("self:")
         count = whole(layers)
         if not count:
-            raise UserError(
-                f"--draft-model {short(self.draft_model)}: write self:N, N the layers of the target to draft with"
-            )
+            raise UserError(f"--draft-model {short(self.draft_model)}: write self:N, for the target's first N layers")
         return count
 
     @property

@@ -96,7 +96,7 @@ class Engine(GenerateMixin):
         """Queue a request and return its id. Raises UserError for a prompt that cannot run."""
         text, tokens = self.encode(prompt)
         if name in self.requests:
-            raise UserError(f"request {name!r} is running already")
+            raise UserError(f"a request named {name!r} is already running")
         if not tokens:
             raise UserError("the prompt is empty: it has no tokens")
         if len(tokens) >= self.max_context:
@@ -129,7 +129,7 @@ class Engine(GenerateMixin):
             try:
                 text = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
             except Exception as error:
-                raise UserError(f"the chat template refuses these messages: {error}") from error
+                raise UserError(f"the chat template rejects these messages: {error}") from error
             return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
         bad = next((t for t in tokens if not 0 <= t < self.runner.loaded.vocab_size), None)
@@ -229,7 +229,7 @@ class Engine(GenerateMixin):
     def rewind(self, step: int) -> None:
         """Make the engine what it was before `step`; a step that was begun is given up. Raises UserError."""
         if self.timeline is None:
-            raise UserError("this engine keeps no timeline: it cannot go back")
+            raise UserError("this engine keeps no timeline, so it cannot go back")
         if step == self.steps and self.current is None:
             return
         self.timeline.rewind(self, step)

@@ -104,4 +104,4 @@ def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
     texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
     size = sum(map(len, texts))  # in characters, each of which is a byte at least
     if size > tokens * longest:
-        raise UserError(f"the prompt has {size} characters, more than fit into the limit of {tokens - 1} tokens")
+        raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")

@@ -79,14 +79,14 @@ def read_prompts(path: str, params: SamplingParams, *, raw: bool) -> list[Prompt
         if not specs:
             is_json = line.lstrip().startswith("{")
         if len(specs) == MOST_PROMPTS:
-            raise UserError(f"{path} holds more than {MOST_PROMPTS} prompts: split it")
+            raise UserError(f"{path} has more than {MOST_PROMPTS} prompts: split it")
         own = dataclasses.replace(params, seed=(params.seed + len(specs)) % 2**63)
         try:
             specs.append(parse_line(line, own, raw=raw) if is_json else PromptSpec(line, own, raw=raw))
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
     if not specs:
-        raise UserError(f"{path} holds no prompts")
+        raise UserError(f"{path} has no prompts")
     return specs
 
 

@@ -172,7 +172,7 @@ class Timeline:
                 return at
         first = self.moments[0].record if self.moments else None
         known = self.step if first is None else first.step
-        raise UserError(f"step {step} cannot be gone back to: steps {known} to {self.step} are known")
+        raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
 
     def rewind(self, engine: Rewindable, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""

@@ -15,6 +15,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.live.messages import Command, Points, Ready, Status
+from specscope.live.output import LastOutput
 from specscope.live.server import serve
 from specscope.trace.bus import Bus
 from specscope.trace.history import History
@@ -56,11 +57,15 @@ class Worker:
         # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
         commands, self._commands = context.Pipe(duplex=False)
         self._news, news = context.Pipe(duplex=False)
-        self._process = context.Process(target=serve, args=(commands, news, config, prompts, paused), daemon=True)
+        printed, output = context.Pipe(duplex=False)
+        arguments = (commands, news, output, config, prompts, paused)
+        self._process = context.Process(target=serve, args=arguments, daemon=True)
         with ignore_terminal():
             self._process.start()
         commands.close()
         news.close()
+        output.close()
+        self._output = LastOutput(printed)
         self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
         self._reader.start()
 
@@ -84,7 +89,9 @@ class Worker:
         except (EOFError, OSError):
             self._process.join(5)
             if not self._error and self._process.exitcode != 0:
+                printed = self._output.last_line()
                 self._error = f"the engine's process ended with code {self._process.exitcode}"
+                self._error += f": {printed}" if printed else ""
         except UserError as error:
             self._error = str(error)
             self._send("stop")

@@ -13,6 +13,7 @@ from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.trace.changes import Changes
 from specscope.trace.records import RequestStep
+from specscope.trace.wording import plural
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
     """
     before = step.context_len + step.prefill_tokens + 1 if step.verdict is not None else len(request.prompt_tokens)
     if len(request.tokens) < before:
-        raise UserError(f"step {step.index} of {request.id} is no longer part of it: it was rewound")
+        raise UserError(f"step {step.index} of {request.id} no longer exists: the engine was rewound past it")
     twin = _twin(request, request.tokens[:before], changes)
     beside = _beside(engine, changes)
     shared = min(step.context_len, len(twin.tokens) - 1)
@@ -66,7 +67,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
     if changes.tail is not None:
         gone, new = changes.tail
         if not 0 <= gone < len(tokens):
-            raise UserError(f"of {len(tokens)} tokens the last {gone} cannot be replaced")
+            raise UserError(f"cannot drop {plural(gone, 'token')}: the context has {len(tokens)}")
         twin.tokens = [*tokens[: len(tokens) - gone], *new]
         left, prompt = len(tokens) - gone, len(request.prompt_tokens)
         if left < prompt:  # the prompt was edited; else the new tokens are output in the place of output
@@ -80,7 +81,9 @@ def _beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
     unknown = set(changes.engine) - {"drafter", "draft_model", "tree"}
     if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))} cannot be changed in a fork: drafter, draft_model and tree can")
+        raise UserError(
+            f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model and tree"
+        )
     settings = dict(changes.engine)
     if "drafter" in settings:  # what the old drafter had is not the new one's
         settings = {"draft_model": None, "tree": None, "adaptive": False, **settings}

@@ -16,12 +16,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from specscope.debug.breakpoints import Point
-from specscope.debug.commands import Commands, find
+from specscope.debug.command_table import find
+from specscope.debug.commands import Commands
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.live.messages import Command, Points, Ready, Status
+from specscope.live.output import redirect_output
 from specscope.live.start import start_engine
 
 if TYPE_CHECKING:
@@ -162,9 +164,15 @@ class _Server:
 
 
 def serve(
-    commands: Connection, news: Connection, config: EngineConfig, prompts: Sequence[PromptSpec], paused: bool
+    commands: Connection,
+    news: Connection,
+    output: Connection,
+    config: EngineConfig,
+    prompts: Sequence[PromptSpec],
+    paused: bool,
 ) -> None:
-    """The worker process's main function."""
+    """The worker process's main function. `output`: where what libraries print goes."""
+    redirect_output(output)
     end_with_parent()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(commands, news, paused)

@@ -19,6 +19,7 @@ from specscope.trace.changes import Changes
 from specscope.trace.checked import short, whole
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, RequestStep, StepRecord
+from specscope.trace.wording import plural
 
 USAGE = (
     "fork takes temperature=0.7, seed=3 and other sampling parameters; drafter=, tree=, draft_model=; "
@@ -93,7 +94,7 @@ class EngineWhatIf(WhatIf):
         known = timeline.arrivals() if timeline is not None else ()
         found = self.engine.requests.get(name) or next((r for r in known if r.id == name), None)
         if found is None:
-            raise UserError(f"{name} came before the debugger: it cannot be forked")
+            raise UserError(f"{name} was added before debugging started, so it cannot be forked")
         return found
 
     def _run(self, request: Request, part: RequestStep, changes: Changes, tokens: int) -> tuple[RequestStep, ...]:
@@ -141,7 +142,9 @@ class EngineWhatIf(WhatIf):
     def _node(self, text: str, part: RequestStep) -> int:
         number = whole(text)
         if number is None or number >= len(part.tree):
-            raise UserError(f"there is no node {text[:20]}: this step has {len(part.tree)}, numbered from 0")
+            raise UserError(
+                f"there is no node {text[:20]}: this step has {plural(len(part.tree), 'node')}, numbered from 0"
+            )
         return number
 
     def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
@@ -167,7 +170,7 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise UserError(f"{name}={text[:40]}: a number is wanted") from None
+        raise UserError(f"{name}={text[:40]}: give a number") from None
     if not (math.isfinite(number) and least <= number <= most):
-        raise UserError(f"{name}={text[:40]}: between {least:g} and {most:g}")
+        raise UserError(f"{name}={text[:40]}: give a number between {least:g} and {most:g}")
     return number

@@ -26,5 +26,5 @@ def pick_backend(name: str, device: torch.device) -> Backend:
     backend = Backend(name)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if backend is Backend.TRITON and device.type != "cuda" and not interpreted:
-        raise UserError("the triton backend needs a CUDA GPU; for a test without one, slowly: TRITON_INTERPRET=1")
+        raise UserError("the triton backend needs a CUDA GPU (TRITON_INTERPRET=1 emulates one, slowly, for tests)")
     return backend

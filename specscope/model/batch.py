@@ -1,4 +1,4 @@
-"""One ragged batch: the rows of every request laid end to end, and who may see whom."""
+"""One ragged batch: the rows of every request laid end to end, and which slots each row attends to."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else could have written a folder under /tmp. The user's cache is the user's to judge."""
+    """Whether only this user could have written a folder under /tmp. The user's own cache is trusted."""
     if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
         return True
     found = folder.lstat()
@@ -72,7 +72,7 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
         return folder
     source = find_gguf()
     if source is None:
-        raise UserError(f"the default model is not installed: {REMEDY}, or name one with --target")
+        raise UserError(f"the default model is not installed: {REMEDY}, or give --target")
     folder = _writable_place()
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
@@ -96,12 +96,12 @@ def _writable_place() -> Path:
         try:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_ours(folder.parent):
-                raise PermissionError(0, "it belongs to somebody else")
+                raise PermissionError(0, "it belongs to another user")
             with tempfile.TemporaryFile(dir=folder.parent):
                 return folder
         except OSError as error:
             reasons.append(f"{folder.parent} ({error.strerror})")
-    raise UserError(f"no place for the converted model: cannot write {' nor '.join(reasons)}; set XDG_CACHE_HOME")
+    raise UserError(f"cannot store the converted model: cannot write {' nor '.join(reasons)}; set XDG_CACHE_HOME")
 
 
 def _convert_into(folder: Path, source: Path) -> None:

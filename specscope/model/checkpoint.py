@@ -48,7 +48,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except RecursionError:
-        raise UserError(f"{path} is not usable: its JSON is nested too deep") from None
+        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -85,7 +85,7 @@ def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | No
     faults += [f"has {_some(extra)} that such a model has no place for"] if extra else []
     faults += [f"holds {key} as {list(held)} instead of {list(told)}" for key, held, told in wrong[:1]]
     if faults:
-        raise UserError(f"cannot load {name}: by its config it is a {model}, but the checkpoint " + "; ".join(faults))
+        raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
 
 
 def _is_beyond(key: str, layers: int) -> bool:

@@ -24,7 +24,7 @@ def pick_device(name: str) -> torch.device:
     if device.type != "cuda":
         raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")
     if not torch.cuda.is_available():
-        raise UserError("no CUDA device was found: use --device cpu (specscope doctor says what was found)")
+        raise UserError("found no CUDA device: use --device cpu (specscope doctor shows what was found)")
     count = torch.cuda.device_count()
     if not 0 <= (device.index or 0) < count:
         raise UserError(f"no device {name}: this machine has {count}, counted from cuda:0")
@@ -56,5 +56,5 @@ def _try(dtype: torch.dtype, name: str, device: torch.device) -> None:
         functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
     except (RuntimeError, NotImplementedError) as error:
         raise UserError(
-            f"--dtype {name}: the device {device} cannot compute in it ({first_line(error)}): use --dtype float32"
+            f"--dtype {name}: the device {device} does not support it ({first_line(error)}): use --dtype float32"
         ) from error

@@ -29,7 +29,7 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class FastPath:
-    """One way to multiply by a weight that is laid out anew."""
+    """One way to multiply by a repacked weight."""
 
     name: str  # as SPECSCOPE_DISABLE takes it
     dtype: torch.dtype
@@ -76,7 +76,7 @@ def disabled() -> frozenset[str]:
     names = frozenset(name.strip().lower() for name in os.environ.get(VARIABLE, "").split(",")) - {""}
     unknown = sorted(names - set(NAMES))
     if unknown:
-        raise UserError(f"{VARIABLE}: there is no fast path {unknown[0]!r}: use {', '.join(NAMES)}, with commas")
+        raise UserError(f"{VARIABLE}: unknown fast path {unknown[0]!r}: use {', '.join(NAMES)}, with commas")
     return names
 
 

@@ -21,7 +21,9 @@ def published_aux_layers(layers: int) -> tuple[int, int, int]:
     Li et al. 2025; the places are those of their modeling_llama_kv.py, and vLLM's and SGLang's default.
     """
     if layers < 6:
-        raise UserError(f"the target has {layers} layers: EAGLE-3 takes features from three places and needs 6")
+        raise UserError(
+            f"the target has {layers} layers; EAGLE-3 takes features from three of them and needs at least 6"
+        )
     return 2, layers // 2, layers - 3
 
 
@@ -33,7 +35,7 @@ class AuxHiddenStates:
         for aux_layer in aux_layers:
             if aux_layer != "final" and not 0 <= aux_layer < len(layers):
                 raise UserError(
-                    f"features are asked of layer {aux_layer}, but the target has layers 0 to {len(layers) - 1}"
+                    f"the head asks for features of layer {aux_layer}, but the target has layers 0 to {len(layers) - 1}"
                 )
         self.aux_layers = tuple(aux_layers)
         self._seen: dict[AuxLayer, Tensor] = {}

@@ -4,7 +4,7 @@ A launch costs a GPU's host some microseconds, and a step of a small batch has h
 with the addresses and sizes that they had when it was recorded. So a batch is padded to a shape that was recorded, and
 copied to where that graph reads: each sequence is given the shape's rows, and sequences that are not there stand on the
 cache's spare block. A row of padding sees the sequence's context and itself, its keys and values go behind the
-sequence's own or to the spare block, and nobody reads what comes of it.
+sequence's own or to the spare block, and the result is not read.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Graphs:
     def _padded(self, segments: Sequence[Segment], shape: Shape) -> Batch:
         """A batch of exactly this shape, of which the first sequences are these."""
         spare = [self._cache.spare] * self._beyond
-        nobody = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
-        all_of_them = [*segments, *[nobody] * (shape.sequences - len(segments))]
+        padding = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
+        all_of_them = [*segments, *[padding] * (shape.sequences - len(segments))]
         padded = [_pad(s, shape.rows, spare) for s in all_of_them]
         return Batch.build(padded, self._cache.device, Backend.TRITON, Room(self._window, self._blocks + self._beyond))
 

@@ -148,7 +148,7 @@ def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> N
         if len(tokens.unique()) != len(tokens):
             raise UserError(f"d2t in {path} gives two draft tokens the same token of the target")
         if config.draft_vocab == config.vocab and bool(d2t.any()):
-            raise UserError(f"d2t in {path} reorders a vocabulary that is not reduced: it must be zeros")
+            raise UserError(f"d2t in {path} must be zeros: the vocabulary is not reduced")
     if t2d is not None:
         if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (config.vocab,):
             raise UserError(f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]")

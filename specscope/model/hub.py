@@ -10,19 +10,19 @@ from typing import Any
 
 from specscope.errors import UserError, first_line
 
-LIMIT = 4.0  # seconds until a hub that does not answer is not there
+LIMIT = 4.0  # seconds to wait for the hub
 
 
 def hub_arguments(name: str) -> dict[str, Any]:
     """What from_pretrained takes besides a hub name. Raises UserError where the hub cannot be reached.
 
-    Without a network what was fetched earlier is loaded. The library would try six times for each file, for a minute.
+    Without a network the cache is used. The library would retry each file six times, for a minute.
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     if constants.is_offline_mode():
-        return {}  # the library looks into the cache alone, and says so
+        return {}  # the library uses the cache alone, and says so
     problem = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
     if problem is None:
         return {}
@@ -32,7 +32,7 @@ def hub_arguments(name: str) -> dict[str, Any]:
         raise UserError(f"cannot load {name}: {first_line(error)}") from None
     if not cached:
         raise UserError(
-            f"cannot load {name}: it is no folder here, was not fetched earlier, and {constants.ENDPOINT} "
+            f"cannot load {name}: it is not a folder, is not in the cache, and {constants.ENDPOINT} "
             f"cannot be reached ({problem})"
         )
     return {"local_files_only": True}

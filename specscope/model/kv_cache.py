@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Free blocks."""
         return len(self._free)
 
     @property
@@ -56,7 +56,7 @@ class BlockPool:
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
-        """Hold a block once less; it is free when nobody holds it."""
+        """Drop one reference to a block; it is free at zero."""
         assert self.refs[block] > 0, "a free block was dropped"
         self.refs[block] -= 1
         if self.refs[block] == 0:
@@ -122,7 +122,7 @@ class KVCache:
     ) -> None:
         slots = (blocks + 1) * BLOCK_SIZE
         self.pool = BlockPool(blocks)
-        self.spare = blocks  # one more block than the pool has: rows of padding are written there, and nobody reads it
+        self.spare = blocks  # one more block than the pool has: rows of padding are written there, and it is never read
         self.layers = layers
         self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
         self.views = [shape.split(rows[None]) for shape, rows in zip(layers, self.rows, strict=True)]

@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None) -> Product | None:
-    """x -> x W^T + b with a weight laid out anew, on the fastest path that works; None where none does."""
+    """x -> x W^T + b with a repacked weight, on the fastest path that works; None where none does."""
     for path in usable(weight.dtype):
         if path.fits(weight):
             try:
@@ -64,7 +64,7 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
 
 
 def may_pack(model: nn.Module) -> bool:
-    """Whether the weights of a model can be laid out anew, and memory has room for them twice."""
+    """Whether the weights of a model can be repacked, and memory has room for them twice."""
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     known = all(usable(dtype) for dtype in {weight.dtype for weight in weights})
     try:

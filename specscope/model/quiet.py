@@ -1,4 +1,4 @@
-"""Libraries that draw bars and write warnings on a standard error that is ours, silenced."""
+"""Silences libraries that draw progress bars and write warnings on our standard error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingf
 
 
 def hush(*, gguf: bool = False) -> None:
-    """No bars and no warnings of transformers and huggingface_hub; what goes wrong comes as an exception.
+    """No bars and no warnings from transformers and huggingface_hub; failures arrive as exceptions.
 
-    `gguf`: a .gguf file will be read, whose reader draws a bar that no switch turns off.
+    `gguf`: a .gguf file will be read, whose reader draws a bar that cannot be switched off.
     """
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging

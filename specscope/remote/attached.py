@@ -17,6 +17,7 @@ from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable,
 from specscope.trace.checked import short, whole
 from specscope.trace.history import History, weight
 from specscope.trace.params import SamplingParams
+from specscope.trace.wording import plural
 
 WAITING = 20_000  # messages that may wait for the screen before records are dropped
 MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
@@ -25,8 +26,8 @@ WAITING_BYTES = 128 * 2**20  # of the messages that wait
 NOTICES = 100  # that wait to be shown
 
 
-class _Run:
-    """What has come of one engine."""
+class _KeptRun:
+    """The records of one engine."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -35,11 +36,11 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, roughly."""
+        """Approximate size in bytes."""
         return self.bytes + self._words
 
     def take(self, heard: RunUpdate, lost: int) -> None:
-        """Records that are new; `lost`: those that were dropped before they could be taken."""
+        """Add new records; `lost`: how many were dropped on the way."""
         self.history.run = heard.info or self.history.run
         self.history.vocabulary.pieces.update(heard.pieces)
         self.history.vocabulary.special.update(heard.special)
@@ -50,7 +51,7 @@ class _Run:
         self.history.dropped = heard.lost + lost
 
     def trim(self, crowded: bool) -> int:
-        """Let old steps go where there are too many, or no room; how many went."""
+        """Drop old steps where there are too many, or no room; returns how many."""
         before = len(self.history.steps)
         if before > MOST or (crowded and before > 1):
             self.history.keep_last(min(before, MOST) * 3 // 4)
@@ -59,19 +60,19 @@ class _Run:
 
 
 class Attached:
-    """A Control that only hears: records of any number of engines. One of them is on the screen."""
+    """A Control that only receives: records of any number of engines. One of them is on the screen."""
 
     obeys = False
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
-        """Listen. Raises UserError where a port cannot be had."""
+        """Listen. Raises UserError where a port cannot be used."""
         self.notices: deque[str] = deque(maxlen=NOTICES)
         self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None
-        self.runs: dict[str, _Run] = {}
+        self.runs: dict[str, _KeptRun] = {}
         self._shown = ""
         self._heard: deque[RunUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
@@ -130,24 +131,24 @@ class Attached:
         return changed
 
     def _trim(self) -> None:
-        """Let old steps go; the screen stays at the step that it shows."""
+        """Drop old steps; the screen stays at its step."""
         crowded = sum(run.size for run in self.runs.values()) > BYTES
         largest = max(self.runs, key=lambda name: self.runs[name].size, default="")
         for name, run in list(self.runs.items()):
             gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
-                self.notices.append(f"the oldest {gone:,} steps were let go")
+                self.notices.append(f"dropped the oldest {plural(gone, 'step')}")
             if crowded and not gone and name == largest and name != self._shown:
-                del self.runs[name]  # nothing of it can be let go but all
+                del self.runs[name]  # it has no steps left to drop
 
     def _take(self, heard: RunUpdate, history: History) -> None:
         if heard.run not in self.runs:
             if heard.info is None:
-                return  # it was let go for newer ones
+                return  # it was dropped for newer ones
             first = not self.runs
             if len(self.runs) >= ENGINES:
                 del self.runs[next(iter(self.runs))]
-            self.runs[heard.run] = _Run(history if first else History())
+            self.runs[heard.run] = _KeptRun(history if first else History())
             if first:
                 self._shown = heard.run
             else:
@@ -158,13 +159,13 @@ class Attached:
         """Put the next engine on the screen."""
         names = list(self.runs)
         if len(names) < 2 or self.viewer is None:
-            self.notices.append("there is one engine" if names else "no engine has been heard of yet")
+            self.notices.append("there is only one engine" if names else "no engine has sent anything yet")
             return
         self._shown = names[(names.index(self._shown) + 1) % len(names)] if self._shown in names else names[0]
         self.viewer.show(self.runs[self._shown].history)
 
     def _only_heard(self) -> None:
-        self.notices.append("this engine runs elsewhere: it can be watched, not commanded")
+        self.notices.append("this engine runs elsewhere: it can be watched, but not controlled")
 
     def pause(self) -> None:
         """Not possible from here."""
@@ -201,7 +202,7 @@ class Attached:
 
     @property
     def status(self) -> str:
-        """`loading` until an engine was heard, then `attached`."""
+        """`loading` until an engine has sent something, then `attached`."""
         return "attached" if self.runs else "loading"
 
     @property
@@ -217,5 +218,5 @@ def checked_address(text: str, flag: str) -> tuple[str, int]:
     number = whole(port)
     readable = bare.isprintable() and " " not in bare and (":" not in bare or bare != host)
     if not bare or not readable or number is None or number > 65535:
-        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, the port at most 65535")
+        raise UserError(f"{flag} {short(text)}: write HOST:PORT, e.g. 127.0.0.1:4317, with a port up to 65535")
     return bare, number

@@ -1,12 +1,12 @@
-"""A process that hears engines and sends what it heard down a pipe.
+"""A process that receives spans of engines and sends their records down a pipe.
 
-Decoding two thousand spans a second in the screen's process would hold its interpreter while a key waits. So a listener
-receives and decodes, and the screen takes in records that are ready.
+Decoding two thousand spans per second in the screen's process would block its interpreter while a key waits. So the
+listener receives and decodes, and the screen gets finished records.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Unreadable:
     text: str
 
 
-class _Run:
+class _RunDecoder:
     """What a listener keeps of one engine."""
 
     def __init__(self, info: RunInfo) -> None:
@@ -90,7 +90,7 @@ class _Run:
         lines = self.decoder.faults.news()
         if self.decoder.summaries and not self._summaries:
             self._summaries = True
-            lines.append("decode steps came without their evidence: export at level `trees`")
+            lines.append("decode steps without evidence: export at level `trees`")
         return lines
 
 
@@ -104,7 +104,7 @@ class _Listener:
         self._values = 0  # values in them
         self._dropped = 0  # exports
         self._changed = threading.Condition()  # guards the four
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of spans that belong to no run
 
     def take(self, spans: list[ReadableSpan]) -> None:
@@ -141,7 +141,7 @@ class _Listener:
                     self._tell(name, its)
                 except (EOFError, OSError):
                     raise
-                except Exception as error:  # one odd export must not deafen it for the others
+                except Exception as error:  # one bad export must not stop it
                     self._wonder(f"{type(error).__name__}: {error}")
 
     def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:
@@ -153,7 +153,7 @@ class _Listener:
                 return
             if len(self._runs) >= ENGINES:
                 del self._runs[next(iter(self._runs))]
-            self._runs[name] = _Run(info)
+            self._runs[name] = _RunDecoder(info)
         run = self._runs[name]
         heard = run.feed(name, spans, self._dropped)
         if heard is not None:
@@ -180,7 +180,8 @@ def _values(span: ReadableSpan) -> int:
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:
     """The listener process's main function. Says Listening, then RunUpdates, until the pipe closes."""
-    logging.disable()  # standard error is the screen's
+    with open(os.devnull, "w") as nowhere:  # the terminal is the screen's
+        os.dup2(nowhere.fileno(), 2)
     end_with_parent()
     listener = _Listener(pipe)
     receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)

@@ -73,11 +73,11 @@ class Receiver:
         self._parsing = threading.Lock()  # one export at a time: decoded they are many times larger
         self._room = BODIES * max_body  # bytes of bodies that may still come over HTTP
         self._open = False
-        self._grpc: Any = None  # held here: a gRPC server that nobody refers to is collected and stops
+        self._grpc: Any = None  # held here: without a reference a gRPC server is collected, and stops
         self._http: _HttpServer | None = None
 
     def start(self) -> Receiver:
-        """Listen. Raises UserError where a port cannot be had; nothing is left open then."""
+        """Listen. Raises UserError where a port cannot be used, and leaves none open."""
         self._open = True
         try:
             if self.grpc_port is not None:
@@ -181,7 +181,9 @@ class Receiver:
 
 
 def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
-    return UserError(f"cannot listen on {host}:{port} for OTLP over {protocol}: is it in use? choose another port")
+    return UserError(
+        f"cannot listen on {host}:{port} for OTLP over {protocol}: the port is probably in use: choose another"
+    )
 
 
 def _cannot_take(error: Exception) -> str:
@@ -312,7 +314,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", text.encode())
 
     def _length(self, limit: int) -> int:
-        """The body's length. One that is too long is read and dropped, so that the client hears the answer."""
+        """The body's length. One that is too long is read and dropped, so that the client gets the answer."""
         self._patience.allow(BODY_SECONDS, SILENT_SECONDS)
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
@@ -323,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
         return int(length)
 
     def _read(self, receiver: Receiver) -> tuple[str, list[ReadableSpan]]:
-        """(content type, spans) of the request. Its body is read first, so that the client hears the answer."""
+        """(content type, spans) of the request. Its body is read first, so that the client gets the answer."""
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
         if len(body) < length:

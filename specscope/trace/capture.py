@@ -90,7 +90,7 @@ def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a pipe that nobody reads with an error, instead of waiting for a reader."""
+    """Raise for a pipe without a reader, instead of waiting for one."""
     number = os.open(path, flags | os.O_NONBLOCK, 0o666)
     os.set_blocking(number, True)
     return number
@@ -138,7 +138,7 @@ class CaptureWriter:
                 view = view[self._file.write(view) :]
         except OSError as error:
             raise UserError(
-                f"cannot go on writing {self.path}: {error.strerror}; what was written before stays readable"
+                f"cannot go on writing {self.path}: {error.strerror}; what was already written is readable"
             ) from error
 
     def close(self) -> None:

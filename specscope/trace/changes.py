@@ -1,10 +1,12 @@
-"""What is different in a fork. No torch: the console makes these, the engine obeys them."""
+"""What is different in a fork. No torch: the console makes these, the engine applies them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from specscope.trace.wording import plural
 
 
 @dataclass(frozen=True)
@@ -28,5 +30,5 @@ class Changes:
         said += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]
         said += [f"token {token}" for token in self.tokens.values()]
         if self.tail is not None:
-            said.append(f"last {self.tail[0]} tokens replaced by {len(self.tail[1])}")
+            said.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
         return ", ".join(said) or "nothing changed"

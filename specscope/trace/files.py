@@ -74,7 +74,7 @@ def _open_pipe(path: str) -> BinaryIO:
     thread.start()
     thread.join(PATIENCE)
     if not opened:
-        raise UserError(f"{path} is a pipe that nobody writes to")
+        raise UserError(f"{path} is a pipe without a writer")
     if isinstance(opened[0], OSError):
         raise opened[0]
     return opened[0]
@@ -109,7 +109,7 @@ def check_output(
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     if start and not start.lower().startswith(tuple(begin.lower() for begin in begins)):
-        raise UserError(f"{path} exists and is not an output of this command: remove it, or give another name")
+        raise UserError(f"{path} exists and was not written by this command: remove it, or give another name")
 
 
 def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None]) -> None:
@@ -130,7 +130,7 @@ def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None])
         ):
             raise UserError(f"-o {folder} would overwrite the input {name}: give another folder")
     if held and not held & TRAINING:
-        raise UserError(f"{folder} is not empty and holds no training: give another folder")
+        raise UserError(f"{folder} is not empty and was not made by specscope train: give another folder")
 
 
 def _check_new(path: str, flag: str) -> None:

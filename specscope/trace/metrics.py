@@ -184,7 +184,7 @@ class _LogLines:
         self._end_ns = record.end_ns
 
     def flush(self, totals: Totals) -> None:
-        """Write the line for what was counted since the last one, and begin anew."""
+        """Write the line for what was counted since the last one, and start again."""
         if self._start_ns is None:
             return
         line = log_line(totals.take(), (self._end_ns - self._start_ns) / 1e9)
@@ -273,12 +273,14 @@ class Metrics(Collector):
     def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
         """Serve that text over HTTP until `close`; port 0 takes any free one. Returns the port.
 
-        Raises UserError where the port cannot be had.
+        Raises UserError where the port cannot be used.
         """
         try:
             server, _ = start_http_server(port, host, self._registry)
         except (OSError, OverflowError):
-            raise UserError(f"cannot serve metrics on {host}:{port}: is it in use? choose another port") from None
+            raise UserError(
+                f"cannot serve metrics on {host}:{port}: the port is probably in use: choose another"
+            ) from None
         self._servers.append(server)
         return int(server.server_port)
 

@@ -85,7 +85,7 @@ class SamplingParams:
         unknown = set(values) - PARAM_NAMES
         if unknown:
             name = short(sorted(unknown)[0])
-            raise UserError(f"unknown sampling parameter {name}; known: {', '.join(sorted(PARAM_NAMES))}")
+            raise UserError(f"unknown sampling parameter {name}: use {', '.join(sorted(PARAM_NAMES))}")
         return SamplingParams(**values)
 
 

@@ -1,8 +1,8 @@
 """How to draft: what people write for --tree, and what it costs. No torch.
 
 5, 3x4, [(0,), (1,), (0, 0)]      a static tree: sampled where the request is sampled, top tokens where it is greedy
-sampled:3x4                       the same, said aloud
-top:3x4                           a static tree of top tokens always: deterministic, as the rule for it is
+sampled:3x4                       the same, spelled out
+top:3x4                           a static tree of top tokens always: deterministic, and verified as such
 dynamic:24,depth=6,top=4          EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide; deterministic
 """
 
@@ -89,15 +89,11 @@ TreePlan = StaticPlan | DynamicPlan
 def parse_plan(text: str) -> TreePlan:
     """Read a --tree. Raises UserError that says what is wrong."""
     kind, colon, rest = text.strip().partition(":")
-    if not colon:
-        return StaticPlan(parse_tree(text))
-    if kind == "dynamic":
+    if kind == "dynamic" and colon:
         return _dynamic(rest, text)
-    if kind in ("top", "sampled"):
+    if kind in ("top", "sampled") and colon:
         return StaticPlan(parse_tree(rest), top=kind == "top")
-    raise UserError(
-        f"cannot read the tree {short(text)}: it begins with dynamic:, top: or sampled:, or is a static tree"
-    )
+    return StaticPlan(parse_tree(text))
 
 
 def _dynamic(rest: str, text: str) -> DynamicPlan:

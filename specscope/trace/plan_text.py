@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.tree import ROOT, DraftTree, TreeShape
+from specscope.trace.wording import plural
 
 WIDEST_MASK = 64  # nodes; wider masks are left out
 
@@ -32,7 +33,7 @@ def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:
         yield "mask        a row may attend to the context, to the root, and to the nodes marked ■"
         yield from _mask(shape)
     elif mask:
-        yield f"mask        {len(shape)} nodes are too many to show it"
+        yield f"mask        not drawn for {len(shape)} nodes"
 
 
 def _draw(shape: TreeShape) -> Iterator[str]:
@@ -52,13 +53,14 @@ def _draw(shape: TreeShape) -> Iterator[str]:
 def _costs(plan: TreePlan, leaves: int | None) -> Iterator[str]:
     nodes = plan.max_nodes
     yield f"nodes       {nodes}" + ("" if leaves is None else f", {leaves} of them leaves")
-    yield f"depth       {plan.max_depth}: at most {plan.max_depth + 1} tokens a step, the final one included"
-    yield f"verify      {nodes + 1} rows a request (root and nodes), {nodes + 1} slots of the target's KV cache"
-    yield f"draft       {plan.max_depth} passes, {plan.max_fed + 1} rows, for a drafter that is a model"
+    yield f"depth       {plan.max_depth}: at most {plan.max_depth + 1} tokens per step, with the final token"
+    yield f"verify      {nodes + 1} rows per request (root and nodes), {nodes + 1} slots of the target's KV cache"
+    passes = plural(plan.max_depth, "pass", "passes")
+    yield f"draft       {passes}, {plural(plan.max_fed + 1, 'row')}, where the drafter is a model"
 
 
 def _dynamic(plan: DynamicPlan) -> Iterator[str]:
-    yield f"shape       found anew each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
+    yield f"shape       searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
     yield f"            {plan.depth} deep; of {plan.candidates} candidates the {plan.max_nodes} best are kept"
     yield from _costs(plan, None)
     yield "rule        top tokens, deterministic: accepted with p"

@@ -18,6 +18,7 @@ from specscope.trace.records import StepRecord
 from specscope.trace.schema import DamagedError
 from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
 
 
 class CaptureReader:
@@ -92,7 +93,7 @@ class CaptureReader:
         if not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
         if run != self.history.run.run_id:
-            raise UserError("the file holds more than one run; keep each in a file of its own")
+            raise UserError("the file holds more than one run: write each to its own file")
         records: list[StepRecord] = []
         for span in spans:
             if isinstance(span, DamagedError):
@@ -109,15 +110,15 @@ class CaptureReader:
         if history.run is None:
             raise UserError(f"{self.name} is not a capture: it is empty")
         if decoder.summaries and not history.acceptance.steps:
-            raise UserError(f"{self.name} holds spans of level `steps`: replay and report need level `trees`")
+            raise UserError(f"{self.name} holds spans of level `steps`; replay and report need level `trees`")
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
-            self.warnings.append(f"{decoder.summaries:,} decode steps came without their evidence")
+            self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
         if decoder.lost:
-            self.warnings.append(f"{decoder.lost:,} steps are incomplete and left out")
+            self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
-            self.warnings.append(f"{unfinished} of {len(history.requests)} requests have no end in this file")
+            self.warnings.append(f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file")
 
 
 def _whole(line: bytes) -> bool:
@@ -144,5 +145,5 @@ def split_reference(text: str) -> tuple[str, str]:
         return text, ""
     name, sign, index = start.rpartition("@")
     if not sign or not name or whole(index) is None:
-        raise UserError(f"{text}: after # a request and its step are wanted, such as run.jsonl#r3@17")
+        raise UserError(f"{text}: write a request and its step after #, such as run.jsonl#r3@17")
     return file, start

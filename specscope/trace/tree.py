@@ -24,6 +24,7 @@ Bools = NDArray[np.bool_]
 ROOT = -1  # the parent of the first drafted level: the last committed token, which is no node of the tree
 MAX_NODES = 256
 LONGEST = 100_000  # characters of a tree string
+FORMS = "5 (a chain), 3x5, [(0,), (1,), (0, 0)], top:3x5, sampled:3x5 or dynamic:24,depth=6,top=4"
 
 
 class Drawn(IntEnum):
@@ -121,15 +122,14 @@ def _check_size(nodes: int, text: str) -> None:
 
 
 def _paths(text: str) -> list[tuple[int, ...]]:
-    form = "a number (chain), WIDTHxDEPTH, or paths such as [(0,), (1,), (0, 0)]"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's own remarks on the text are not for this user
             value = ast.literal_eval(text) if len(text) <= LONGEST else None
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        raise UserError(f"cannot read the tree {short(text)}: write {form}") from None
+        raise UserError(f"cannot read the tree {short(text)}: write {FORMS}") from None
     if not isinstance(value, list | tuple) or not all(isinstance(path, tuple) for path in value):
-        raise UserError(f"cannot read the tree {short(text)}: write {form}")
+        raise UserError(f"cannot read the tree {short(text)}: write {FORMS}")
     for path in value:
         if not path or not all(type(rank) is int and rank >= 0 for rank in path):
             raise UserError(f"tree {short(text)}: {short(path)} is not a path of child ranks (0 and up)")

@@ -42,14 +42,14 @@ def run_info(resource: Attributes) -> RunInfo:
     """What `spans.resource_attributes` wrote. Raises UserError for the resource of another program."""
     if "specscope.run.id" not in resource:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
-        raise UserError(f"these are spans of another program ({service}), not of specscope")
+        raise UserError(f"these spans come from another program ({service})")
     try:
         told = schema.read(schema.Resource, resource)
         values = msgspec.structs.asdict(told)
         values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
     except DamagedError as error:
-        raise UserError(f"what they say of their run cannot be read, or is of another version: {error}") from None
+        raise UserError(f"their run cannot be read, or is of another version: {error}") from None
     return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens)})
 
 

@@ -22,7 +22,7 @@ from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.shards import Shards
-from specscope.train.ttt import Heads, Outcome, Padded, forward
+from specscope.train.ttt import BatchScores, Heads, Padded, forward
 
 STATE = "training.pt"
 LOG = "training.jsonl"
@@ -52,7 +52,7 @@ class Training:
         self.held_out = [i for i in range(len(data)) if i % HELD_OUT == HELD_OUT - 1]
         self.samples = [i for i in range(len(data)) if i % HELD_OUT != HELD_OUT - 1]
         if not self.held_out:
-            raise UserError(f"there are {len(data)} sequences: training needs at least {HELD_OUT}")
+            raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {len(data)}")
         make = going_on if recipe.start else new_head
         self.head, self.heads = make(target, data, self.samples, recipe)
         tokens = sum(data.length(i) for i in self.samples)
@@ -71,7 +71,9 @@ class Training:
             return
         state = torch.load(path, map_location=self.target.device, weights_only=True)
         if state["about"] != self._about():
-            raise UserError(f"{self.folder} holds a run of another recipe or other data: remove it, or use another")
+            raise UserError(
+                f"{self.folder} holds a training run with other settings or data: remove it, or give another folder"
+            )
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
@@ -91,7 +93,7 @@ class Training:
         os.replace(path.with_suffix(".part"), path)
         save_head(self.head, self.folder)
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[BatchScores]:
         """Train to the end, a batch at a time."""
         for batch in self._batches():
             began = time.perf_counter()
@@ -180,7 +182,7 @@ def going_on(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
     tokens = head.target_tokens()
     wanted, found = head_config(target, head.config.draft_vocab), head.config
     if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
-        raise UserError(f"{recipe.start} is no head that was trained here: it cannot be gone on from")
+        raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
     rows = target.output.weight if tokens is None else target.output.weight[tokens]
     return head, Heads(target.embedding.weight.float(), rows.float())
 

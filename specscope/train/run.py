@@ -116,7 +116,7 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
         progress(f"data: {count[0]:,} tokens", count[0], max(task.tokens, count[0]))
 
     if task.data is not None:
-        for file in shard_files(folder):  # a torn run over a file begins anew
+        for file in shard_files(folder):  # an interrupted pass over a file starts again
             file.unlink()
         run_texts(runner, tokenizer, task.data, ShardWriter(folder, about), more, task.longest)
     else:

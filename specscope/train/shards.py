@@ -38,7 +38,7 @@ class ShardWriter:
         self.folder = folder
         known = folder / ABOUT
         if known.exists() and json.loads(known.read_text()) != about:
-            raise UserError(f"{folder} holds data that was made otherwise: give another folder, or remove it")
+            raise UserError(f"{folder} holds data made with other settings: remove it, or give another folder")
         known.write_text(json.dumps(about, indent=2) + "\n")
         self._samples: list[Sample] = []
         self._next = len(shard_files(folder))

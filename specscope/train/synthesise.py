@@ -90,12 +90,12 @@ class Synthesiser:
         self.openers: list[list[int]] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in OPENERS]
         room = longest - len(self.turns.opening) - len(self.turns.answer) - max(map(len, self.openers))
         if room < LEAST_ROOM:
-            raise UserError(f"--longest {longest} leaves {room} tokens to write after the chat template: raise it")
+            raise UserError(f"--longest {longest} leaves room for {room} tokens after the chat template: raise it")
         self._opening = _Writing(BlockTable(), list(self.turns.opening), 0, 1.0, False, len(self.turns.opening))
         self._opening_features = self._feed([self._opening])[1][0]
 
     def write(self, tokens: int, writer: ShardWriter, progress: Callable[[int], None]) -> None:
-        """Write until `tokens` are kept. `progress` hears how many more each time."""
+        """Write until `tokens` are kept. `progress` is called with how many are new."""
         running = [self._begin() for _ in range(self.rows)]
         kept = 0
         while kept < tokens:

@@ -70,7 +70,7 @@ def _text(values: Any, tokenizer: Any) -> Text:  # noqa: ANN401
         whole: str = tokenizer.apply_chat_template(messages, tokenize=False)
         given: str = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
     except Exception as error:
-        raise UserError(f"the chat template refuses these messages: {error}") from error
+        raise UserError(f"the chat template rejects these messages: {error}") from error
     return Text(given, whole.removeprefix(given)) if whole.startswith(given) else Text("", whole)
 
 
@@ -82,7 +82,7 @@ def run_texts(
     progress: Callable[[int], None],
     longest: int,
 ) -> None:
-    """Run the target over every text of a file, cut to `longest` tokens. `progress` hears of each one's tokens."""
+    """Run the target over every text of a file, cut to `longest` tokens. `progress` gets the tokens of each."""
     width = runner.loaded.width
     for text in read_texts(path, tokenizer):
         given = tokenizer(text.given, add_special_tokens=False)["input_ids"] if text.given else []

@@ -31,7 +31,7 @@ class Padded:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchScores:
     """What a batch gave, step by step: loss, and sums over the positions that count."""
 
     loss: Tensor
@@ -49,7 +49,7 @@ class Heads:
         self.rows = rows  # [draft vocabulary, width] of the target's head
 
 
-def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> Outcome:
+def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> BatchScores:
     """Run the head `steps` times over a batch; the loss is differentiable.
 
     Cross-entropy with the target's distribution over the draft vocabulary, averaged over positions and weighted over
@@ -78,7 +78,7 @@ def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> Outcom
         among.append(int(top.sum()))
     weights = [DECAY**step for step in range(steps)]
     loss = torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum() / sum(weights)
-    return Outcome(loss, positions, first, among, [float(x.detach()) for x in losses])
+    return BatchScores(loss, positions, first, among, [float(x.detach()) for x in losses])
 
 
 def _ahead(x: Tensor, by: int) -> Tensor:

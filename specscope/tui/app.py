@@ -24,11 +24,11 @@ from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, Hints, StatusBar
-from specscope.tui.widgets.console import Talk
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.prompt import Talk
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider

@@ -55,7 +55,7 @@ def read_settings(actions: Mapping[str, str], path: Path | None = None) -> Setti
     try:
         unknown = set(found) - {"keys", "theme", "fps"}
         if unknown:
-            raise UserError(f"unknown {sorted(unknown)[0]}; there are keys, theme and fps")
+            raise UserError(f"unknown setting {sorted(unknown)[0]}: use keys, theme and fps")
         return Settings(
             _keys(checked(found.get("keys", {}), Keys, "keys"), actions),
             checked(found.get("theme", "dark"), Theme, "theme"),
@@ -79,7 +79,7 @@ def _keys(found: Mapping[str, Any], actions: Mapping[str, str]) -> dict[str, str
     """[keys], checked: each a known action, and no key given to two of them."""
     for name, key in found.items():
         if name not in actions:
-            raise UserError(f"there is no action {short(name)}; there are {', '.join(actions)}")
+            raise UserError(f"unknown action {short(name)}: use {', '.join(actions)}")
         checked(key, Key, f"keys.{name}")
     owner: dict[str, str] = {}
     for name, keys in {**actions, **found}.items():

@@ -171,14 +171,14 @@ def test_the_same_report_gives_the_same_page() -> None:
 def test_plots_draw_the_figures() -> None:
     drawn = dict(plots(build_report(small(), source="x")))
     assert list(drawn) == [
-        "Acceptance rate by depth",
+        "Acceptance by depth",
         "Accepted tokens per draft",
         "Mean acceptance length over the run",
         "Mean acceptance length by request, worst first",
         "Time by phase",
     ]
-    assert drawn["Acceptance rate by depth"].count("fill: #3f7fbf") == 3 + 1  # three depths and the legend
-    assert "conditional" in drawn["Acceptance rate by depth"]
+    assert drawn["Acceptance by depth"].count("fill: #3f7fbf") == 3 + 1  # three depths and the legend
+    assert "conditional" in drawn["Acceptance by depth"]
     assert plots(build_report(History(), source="x")) == []
 
 

@@ -148,7 +148,7 @@ def test_an_empty_run() -> None:
     assert (report.phases, report.timeline, report.requests, report.groups) == ([], [], [], {})
     assert report.means.tau is None
     assert report.run is None
-    assert report.warnings == ["nothing is known of the run: its header is missing"]
+    assert report.warnings == ["the run's header is missing: its model and settings are unknown"]
     assert orjson.loads(orjson.dumps(report.to_dict())) == report.to_dict()
 
 
@@ -166,7 +166,7 @@ def test_a_capture_that_was_cut() -> None:
     report = build_report(whole, source="x", warnings=["the last line is torn"])
     assert report.warnings[0] == "the last line is torn"
     assert "4 records are missing" in report.warnings[1]
-    assert report.warnings[2].startswith("1 of 2 requests have no end")
+    assert report.warnings[2].startswith("1 of 2 requests did not end")
     [a, _] = report.requests
     assert (a.finish, a.total_s, a.output) == (None, None, "t40 t23 t41 t43 t44 ")
 

@@ -33,26 +33,43 @@ def test_a_script_over_a_recording(tmp_path):
     assert "never" not in ran.stdout
 
 
-def test_a_bad_line_of_a_script_ends_it_with_its_number(tmp_path):
+BAD_SCRIPT = "next\nbreak reject if pp > 1\nnonsense\nprint step\n"
+
+
+def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     script = tmp_path / "script"
-    script.write_text("next\nbreak reject if pp > 1\n")
+    script.write_text(BAD_SCRIPT)
     ran = debug("--over", PLANTED, "--commands", script)
     assert ran.returncode == 2
+    assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
+    first, second, last = ran.stderr.splitlines()
+    assert "line 2: there is no pp here" in first
+    assert "line 3: unknown command 'nonsense'" in second
+    assert last.endswith("script: 2 commands failed, the first in line 2")
+
+
+def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
+    script = tmp_path / "script"
+    script.write_text(BAD_SCRIPT)
+    ran = debug("--over", PLANTED, "--commands", script, "--stop-on-error")
+    assert ran.returncode == 2
     assert "line 2: there is no pp here" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert "nonsense" not in ran.stdout + ran.stderr
 
 
 def test_lines_from_a_pipe_go_on_after_a_bad_one():
     ran = debug("--over", PLANTED, text="frobnicate\nnext\nwhere\n")
     assert ran.returncode == 0
-    assert "there is no command 'frobnicate'" in ran.stderr
+    assert "unknown command 'frobnicate'" in ran.stderr
     assert "step 0" in ran.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "what is to be debugged?"),
+        ([], "nothing to debug"),
+        (["a prompt", "--stop-on-error"], "--stop-on-error is for a script"),
         (["--over", "nothing.jsonl"], "nothing.jsonl"),
         (["--over", PLANTED, "a prompt"], "it takes no prompts"),
         (["--over", PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),

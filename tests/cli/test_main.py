@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
     stderr = child.communicate(timeout=60)[1]
     assert child.returncode == 130
     assert "Traceback" not in stderr
-    assert "interrupted; kept" in stderr
+    assert "interrupted; captured" in stderr
     reader = read_capture(path)
     assert reader.warnings == []
     assert {r.state for r in reader.history.requests.values()} <= {"cancelled", "length"}
@@ -146,7 +146,7 @@ BAD = {
         ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
         "no EAGLE head",
     ),
-    "unknown kind of tree": (["tree", "wide:3"], "it begins with dynamic:, top: or sampled:"),
+    "unknown kind of tree": (["tree", "wide:3"], "top:3x5, sampled:3x5 or dynamic:24"),
     "dynamic tree too deep": (["tree", "dynamic:24,depth=99"], "depth must be between 1 and 32"),
     "training without data": (["train", "eagle3", "-o", "O"], "give either --data FILE or --self-synthesise N"),
     "training on no file": (
@@ -155,7 +155,7 @@ BAD = {
     ),
     "training a shallow target": (
         ["train", "eagle3", "-o", "O", "--target", "SHALLOW", "--self-synthesise", "9"],
-        "takes features from three places and needs 6",
+        "takes features from three of them and needs at least 6",
     ),
     "tree too large": (["capture", "P", "-o", "O", "--tree", "999"], "the limit is"),
     "tree the drafter cannot draw": (
@@ -201,12 +201,41 @@ def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, dee
     assert done.stdout == ""
 
 
+TREE_FORMS = ("5 (a chain)", "3x5", "[(0,), (1,), (0, 0)]", "top:3x5", "dynamic:24,depth=6,top=4")
+
+
+@pytest.mark.parametrize("words", [["run", "a prompt", "--tree"], ["run", "--drafter", "ngram", "--tree"], ["tree"]])
+def test_a_tree_that_cannot_be_read_names_every_form_without_torch(words):
+    command = [sys.executable, "-X", "importtime", "-m", "specscope", *words, "banana"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    assert done.returncode == 2
+    assert "cannot read the tree 'banana'" in done.stderr
+    assert all(form in done.stderr for form in TREE_FORMS)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "textual"}
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["run", "a prompt"], "specscope capture PROMPTS -o FILE"),
+        (["replay", "traces/planted.jsonl"], "specscope report traces/planted.jsonl"),
+        (["tui", "--listen", "127.0.0.1:0"], "specscope tui --web --listen 127.0.0.1:0"),
+    ],
+)
+def test_a_screen_without_a_terminal_is_refused_and_names_what_works(words, instead):
+    done = specscope(*words)
+    assert done.returncode == 2
+    assert done.stderr == f"specscope: error: the screen needs a terminal; without one use {instead}\n"
+    assert done.stdout == ""
+
+
 def test_tree_draws_shape_mask_and_costs():
     done = specscope("tree", "[(0,), (1,), (0, 0)]")
     assert done.returncode == 0
     assert "├─ 0  0\n│  └─ 2  0,0\n└─ 1  1" in done.stdout
     assert "   2        ■ · ■" in done.stdout
-    assert "4 rows a request" in done.stdout
+    assert "4 rows per request" in done.stdout
     assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
 
 

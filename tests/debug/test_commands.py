@@ -3,7 +3,8 @@
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.commands import COMMANDS, Commands, find
+from specscope.debug.command_table import COMMANDS, find
+from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.local import commands_over
@@ -58,7 +59,7 @@ SCRIPT = [
     "goto 4",
     "info step",
     "delete",
-    "until length > 1",
+    "until committed > 1",
     "break recover",
     "next 20",
     "next 2",
@@ -184,7 +185,7 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
         "KL(target, drafter)",
         "the drafted token in sampled from: p 0.",
         "context: …",
-        "residual after it",
+        "residual mass after it",
     ):
         assert part in said
     assert "ANOTHER" not in said
@@ -198,11 +199,23 @@ def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
     accepted, nodes = part.verdict.accepted, len(part.tree)
     (line,) = [x for x in engine.run("info kv").splitlines() if x.startswith(f"{part.request}@{part.index}:")]
     slots = engine.session.engine.requests[part.request].table.slots(part.context_len, base + nodes)
-    assert f"wrote places {part.context_len} to {base + nodes - 1} (slots {slots[0]} to " in line
-    assert all(f"{slot}" in line for slot in (slots[0], slots[-1]))
-    assert f"free again {base + accepted}" in line
+    assert (
+        f"{base + nodes - part.context_len} rows fed after a context of {part.context_len}, slots {slots[0]} " in line
+    )
+    assert f"{slots[-1]}" in line
+    assert f"; {accepted} of {nodes} nodes kept" in line
+    first = base - part.context_len
     for i, node in enumerate(part.verdict.path.tolist()):
-        assert (f"moved {base + node} to {base + i}" in line) == (node != i)
+        assert (f"{slots[first + node]} to {slots[first + i]}" in line.partition("moved slot")[2]) == (node != i)
+
+
+def test_info_kv_over_a_capture_claims_no_moves(recorded):
+    """Issue 12, item 1: it stated moves that it inferred."""
+    over = Commands(Session(history=recorded))
+    for _ in recorded.steps:
+        over.run("next")
+        assert "moved" not in over.run("info kv")
+        assert "slots" not in over.run("info kv")
 
 
 def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
@@ -299,24 +312,24 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("frobnicate", "there is no command"),
-        ("re", "could be"),
-        ("break nothing", "is no event"),
+        ("frobnicate", "unknown command"),
+        ("re", "is ambiguous"),
+        ("break nothing", "unknown event"),
         ("break reject depth==1", "write break reject if"),
         ("break reject if depth = 1", "write =="),
         ("break finish if depth == 1", "there is no depth here"),
         ("delete 9", "there is no breakpoint 9"),
         ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
-        ("next many", "is no number"),
-        ("goto x", "goto which step"),
-        ("info everything", "info about what"),
+        ("next many", "COUNT must be"),
+        ("goto x", "give a step"),
+        ("info everything", "give one of: info"),
         ("request r99", "there is no request"),
         ("node 99", "there is no node 99"),
-        ("watch", "watch what"),
+        ("watch", "give a condition"),
         ("fork foo=1", "cannot be changed"),
-        ("fork temperature=hot", "a number is wanted"),
-        ("fork 'x", "quotes come in pairs"),
+        ("fork temperature=hot", "give a number"),
+        ("fork 'x", "unbalanced quotes"),
         ("fork seed=inf", "seed=inf"),
         ("commands 1,2 tree", "the number of one breakpoint"),
         ("fork drafter=magic", "unknown drafter"),
@@ -352,7 +365,7 @@ def test_names_prefixes_and_help():
     commands = Commands(Session())
     said = commands.run("help")
     assert all(command.name in said and command.help in said for command in COMMANDS)
-    assert "undo a phase" in commands.run("help rs")
+    assert "back one phase" in commands.run("help rs")
 
 
 def test_completion():
@@ -368,3 +381,111 @@ def test_an_empty_session_says_so():
     assert "nothing is left" in commands.run("c")
     with pytest.raises(UserError, match="nothing has run yet"):
         commands.run("print step")
+
+
+def test_every_command_has_a_method_and_every_method_is_a_command():
+    methods = {name for name in dir(Commands) if name.startswith("do_")}
+    assert methods == {command.method for command in COMMANDS}
+
+
+def test_a_stop_at_a_node_makes_it_the_current_one(either):
+    either.run("break reject if depth == 1")
+    either.run("c")
+    node = either.session.node
+    assert node is not None
+    assert either.run("print p") == either.run(f"print p @ {node}")
+    assert either.run("node").splitlines()[0] == either.run("where").splitlines()[1]
+    either.run("delete")
+    either.run("next")
+    assert either.session.node is None
+    with pytest.raises(UserError, match="no current node"):
+        either.run("node")
+    with pytest.raises(UserError, match="p belongs to a node"):
+        either.run("print p")
+
+
+def test_going_up_and_down_the_tree(either):
+    either.run("break accept if depth == 2")
+    either.run("c")
+    leaf = either.session.node
+    tree = either.session.part.tree
+    either.run("up")
+    assert either.session.node == tree.parent[leaf]
+    assert "at depth 1: accepted" in either.run("where")
+    either.run("up")
+    assert either.session.node is None
+    assert "token" not in either.run("where")
+    assert int(either.run("print token @ root")) == either.session.part.verdict.token
+    with pytest.raises(UserError, match="this is the root"):
+        either.run("up")
+    either.run("down")
+    either.run("down")
+    assert either.session.node == leaf
+    with pytest.raises(UserError, match="no children"):
+        either.run("down")
+
+
+def test_the_current_node_does_not_outlive_its_step(engine):
+    engine.run("tbreak reject")
+    engine.run("c")
+    assert engine.session.node is not None
+    engine.run("reverse-next")
+    assert engine.session.node is None
+    engine.run("next")
+    assert engine.session.node is None
+
+
+def over(recorded, position=None):
+    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in recorded.steps:
+        history.append(record)
+    return Commands(Session(history=history, position=len(history.steps) - 1 if position is None else position))
+
+
+@pytest.mark.parametrize("line", ["continue", "next", "step", "until accepted >= 0"])
+def test_at_the_last_step_running_on_names_the_way_back(recorded, line):
+    """A replay opens on the last step."""
+    said = over(recorded).run(line)
+    assert "nothing is left to run after the last step" in said
+    assert "run starts again from the first, goto start goes there" in said
+    assert "run starts" not in over(recorded, 2).run("continue")
+
+
+def test_run_starts_from_the_first_step(either):
+    either.run("break reject")
+    first = either.run("run")
+    assert "breakpoint 1" in first
+    at = either.session.position
+    either.run("continue")
+    assert either.session.position > at
+    assert either.run("run") == first
+    assert either.session.position == at
+
+
+def test_goto_start_and_end(either, recorded):
+    either.run("next 3")
+    assert either.run("goto start") == "before the first step"
+    assert either.session.position == -1
+    either.run("next 5")
+    either.run("goto end")
+    last = len(recorded.steps) - 1 if either.session.engine is None else 4
+    assert either.session.position == last
+
+
+def test_requests_are_told_as_of_the_step(tiny, recorded):
+    live_one = live(tiny)
+    for position in (0, 2, len(recorded.steps) - 1):
+        at = over(recorded, position)
+        said = at.run("info requests")
+        live_one.run(f"goto {recorded.steps[position].step}")
+        assert said == live_one.run("info requests")
+    assert "length" not in over(recorded, 2).run("info requests")
+    assert "length" in over(recorded).run("info requests")
+    assert "  1 step " in over(recorded, 0).run("info requests")
+    assert over(recorded, -1).run("info requests") == "no requests"
+
+
+def test_what_was_accepted_is_said_of_nodes_and_depth(either):
+    either.run("until nodes == 4")
+    part = either.session.part
+    assert f"accepted {part.verdict.accepted} of 4 nodes, depth {part.verdict.accepted} of 2" in either.run("where")

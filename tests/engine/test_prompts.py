@@ -53,7 +53,7 @@ def test_other_bad_files(tmp_path):
     with pytest.raises(UserError, match="cannot read the prompts"):
         read_prompts(str(tmp_path / "none"), PARAMS, raw=False)
     (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(UserError, match="holds no prompts"):
+    with pytest.raises(UserError, match="has no prompts"):
         read_prompts(str(tmp_path / "empty"), PARAMS, raw=False)
     (tmp_path / "latin").write_bytes(b"fine\n\xff\xfe\n")
     with pytest.raises(UserError, match="line 2: this is not UTF-8"):

@@ -140,7 +140,7 @@ def test_what_is_not_known_is_refused(engines):
     fresh(engine, 60)
     engine.add("abc", SamplingParams(max_tokens=3))
     engine.step()
-    with pytest.raises(UserError, match="cannot be gone back to"):
+    with pytest.raises(UserError, match="cannot go back to"):
         engine.rewind(7)
     assert engine.steps == 1
     engine.timeline = None

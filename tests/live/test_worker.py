@@ -114,6 +114,31 @@ def test_a_killed_worker_is_noticed(tiny):
     doomed.close()
 
 
+NOISY = """
+import os, sys, threading, time
+
+def make_noise():
+    while "torch" not in sys.modules:
+        time.sleep(0.01)
+    print("on standard output", flush=True)
+    os.write(2, b"Retrying in 1s [Retry 1/5].\\nillegal instruction\\n")
+    os._exit(3)
+
+if "--multiprocessing-fork" in sys.orig_argv:
+    threading.Thread(target=make_noise, daemon=True).start()
+"""
+
+
+def test_what_libraries_print_is_kept_off_the_screens_terminal(tmp_path, monkeypatch, capfd):
+    (tmp_path / "sitecustomize.py").write_text(NOISY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    noisy = Worker(EngineConfig(target="./nothing"), [], PARAMS)
+    wait(lambda: noisy.status == "ended")
+    noisy.close()
+    assert noisy.error == "the engine's process ended with code 3: illegal instruction"
+    assert "".join(capfd.readouterr()) == ""
+
+
 def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
     worker.submit("running on", SamplingParams(max_tokens=400, ignore_eos=True))
     wait(lambda: worker.status == "running", session)
@@ -131,7 +156,7 @@ def test_a_bad_line_does_not_end_the_run(worker, session):
             session.debug(line)
         wait(lambda: any(why in text for text in session.said), session)
 
-    ask("nonsense", "no command")
+    ask("nonsense", "unknown command")
     ask("break emit", "breakpoint")
     wait(lambda: session.points, session)
     number = session.points[0].number

@@ -112,7 +112,7 @@ def test_a_folder_that_others_can_write_is_not_trusted(places):
         UserError, match=r"no place for the converted model: cannot write .*set XDG_CACHE_HOME"
     ) as error:
         bundled.bundled_model(lambda _: None)
-    assert "belongs to somebody else" in str(error.value)
+    assert "belongs to another user" in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -69,7 +69,7 @@ def test_without_taps_there_are_no_features():
 @pytest.mark.parametrize("aux_layer", [4, 7, -1])
 def test_a_layer_that_is_not_there_is_refused(aux_layer):
     loaded = adopt(build("llama"), "llama")
-    with pytest.raises(UserError, match=f"asked of layer {aux_layer}, but the target has layers 0 to 3"):
+    with pytest.raises(UserError, match=f"asks for features of layer {aux_layer}, but the target has layers 0 to 3"):
         ModelRunner(loaded, blocks=2, aux_layers=(0, aux_layer))
 
 

@@ -101,7 +101,7 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
 def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, some_records()[:-1])
-    assert "have no end" in read_capture(path).warnings[-1]
+    assert "did not end" in read_capture(path).warnings[-1]
 
 
 @pytest.mark.parametrize(

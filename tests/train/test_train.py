@@ -147,7 +147,7 @@ def test_training_learns_and_a_resumed_run_is_the_same_run(data, target, tmp_pat
     assert again == losses[7:]
     for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="other settings or data"):
         Training(target, data, Recipe(), tmp_path / "cut")
 
 
@@ -181,7 +181,7 @@ def test_shards_hold_what_was_added_across_files(tmp_path, monkeypatch):
             assert torch.equal(getattr(shards[index], name), getattr(sample, name))
     counts = shards.counts(20, range(5))
     assert counts.tolist() == [sum(i < n for n in (3, 9, 15, 1, 4)) if i > 1 else 0 for i in range(20)]
-    with pytest.raises(UserError, match="made otherwise"):
+    with pytest.raises(UserError, match="made with other settings"):
         ShardWriter(tmp_path, {"a": 2})
 
 

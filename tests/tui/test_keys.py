@@ -342,7 +342,7 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
 
 
 def test_a_bad_reference_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="a request and its step are wanted"):
+    with pytest.raises(UserError, match="write a request and its step after #"):
         split_reference("run.jsonl#nowhere")
     odd = tmp_path / "a#b"
     odd.write_text("")

@@ -161,7 +161,7 @@ async def test_a_breakpoint_that_cannot_be_is_said():
         await pilot.press("b", "a", *"nonsense", "enter")
         await pilot.pause()
         assert app.viewer.points == ()
-        assert "is no event" in notes(app)[-1]
+        assert "unknown event" in notes(app)[-1]
 
 
 async def test_a_fork_opens_at_its_first_difference():

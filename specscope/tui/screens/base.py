@@ -12,8 +12,8 @@ from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.console import Console
 from specscope.tui.widgets.ledger import Ledger
+from specscope.tui.widgets.prompt import DebugPrompt
 
 
 class Screens(Questions):
@@ -108,7 +108,7 @@ class Screens(Questions):
     def _hear(self, text: str) -> None:
         """The debugger said something: where it was asked, else as a notice as well."""
         waiting = self._waiting()
-        if isinstance(self.screen, Console):
+        if isinstance(self.screen, DebugPrompt):
             self.screen.hear(text)
             return
         self.talk.add(text)

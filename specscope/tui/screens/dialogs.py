@@ -12,7 +12,7 @@ from specscope.debug.viewer import Control, Viewer
 from specscope.trace.checked import whole
 from specscope.trace.history import RequestHistory
 from specscope.tui.ask import Ask
-from specscope.tui.widgets.console import Console, Talk
+from specscope.tui.widgets.prompt import DebugPrompt, Talk
 
 
 class Questions(App[None]):
@@ -124,7 +124,7 @@ class Questions(App[None]):
 
     def action_console(self) -> None:
         """The debugger's prompt."""
-        self.push_screen(Console(self.talk, self.action_debug_line, Commands(Session()).complete))
+        self.push_screen(DebugPrompt(self.talk, self.action_debug_line, Commands(Session()).complete))
 
     def action_debug_line(self, line: str) -> None:
         """Give the debugger a line; a live engine answers when it can."""

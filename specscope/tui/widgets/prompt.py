@@ -32,7 +32,7 @@ class Talk:
         return new
 
 
-class Console(ModalScreen[None]):
+class DebugPrompt(ModalScreen[None]):
     """A log and a line to type. `run` is given each line; what comes back is shown when it comes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,7 +49,7 @@ class Console(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """The log above, the line below."""
-        with Vertical(id="console") as box:
+        with Vertical(id="debug-prompt") as box:
             box.border_title = Text("Debugger")
             box.border_subtitle = Text("Enter runs, Tab completes, ↑ history, Esc closes, help lists all")
             yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)

@@ -1,0 +1,74 @@
+"""The debugger's commands by name: what they are called, what follows the name, and their help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specscope.errors import UserError
+from specscope.trace.checked import short
+
+
+@dataclass(frozen=True)
+class ConsoleCommand:
+    """One command. `Commands.do_NAME` runs it, with underscores for hyphens."""
+
+    name: str
+    usage: str  # what follows the name
+    help: str
+    short: tuple[str, ...] = ()
+    repeats: bool = False  # whether an empty line runs it again
+    passive: bool = False  # whether it neither moves a run nor looks at where it stands: a running engine runs on
+
+    @property
+    def method(self) -> str:
+        """The method of Commands that runs it."""
+        return "do_" + self.name.replace("-", "_")
+
+
+COMMANDS = (
+    ConsoleCommand("continue", "", "run to the next breakpoint, or to the end", ("c",)),
+    ConsoleCommand("run", "", "go back to the start and run to the first breakpoint"),
+    ConsoleCommand("next", "[COUNT]", "run one engine step, or COUNT", ("n",), repeats=True),
+    ConsoleCommand(
+        "step", "[COUNT]", "run one phase of a step: schedule, draft, forward, verify, commit", ("s",), repeats=True
+    ),
+    ConsoleCommand("finish", "[REQUEST]", "run until a request ends", ("fin",)),
+    ConsoleCommand("until", "EXPR", "run until EXPR holds for a request's step", ("u",)),
+    ConsoleCommand("reverse-continue", "", "go back to the previous breakpoint", ("rc",)),
+    ConsoleCommand("reverse-next", "[COUNT]", "go back one engine step, or COUNT", ("rn",), repeats=True),
+    ConsoleCommand("reverse-step", "", "go back one phase", ("rs",), repeats=True),
+    ConsoleCommand("goto", "STEP|start|end", "go to just after that step, before the first step, or to the last"),
+    ConsoleCommand("break", "EVENT [if EXPR]", "stop at every such event where EXPR holds", ("b",), passive=True),
+    ConsoleCommand("tbreak", "EVENT [if EXPR]", "the same, once", ("tb",), passive=True),
+    ConsoleCommand("watch", "EXPR", "stop when EXPR becomes true or false for a request", passive=True),
+    ConsoleCommand("ignore", "N COUNT", "skip the next COUNT hits of breakpoint N", passive=True),
+    ConsoleCommand("enable", "[N ...]", "enable breakpoints, or all", passive=True),
+    ConsoleCommand("disable", "[N ...]", "disable breakpoints, or all", passive=True),
+    ConsoleCommand("delete", "[N ...]", "delete breakpoints, or all", ("d",), passive=True),
+    ConsoleCommand(
+        "commands", "N [LINE; ...]", "commands to run when breakpoint N stops; without LINE, up to end", passive=True
+    ),
+    ConsoleCommand("info", "breakpoints|requests|branches|step|kv|names", "list them", ("i",), passive=True),
+    ConsoleCommand("print", "EXPR [@ NODE]", "the value of EXPR at NODE, else at the current node or step", ("p",)),
+    ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",)),
+    ConsoleCommand("node", "[N]", "everything about node N, which becomes the current node"),
+    ConsoleCommand("up", "", "make the parent the current node"),
+    ConsoleCommand("down", "", "make the accepted child the current node, or the first where none was"),
+    ConsoleCommand("where", "", "the current step, request and node", ("w",)),
+    ConsoleCommand("branch", "N", "show another branch of a recorded run, at its end"),
+    ConsoleCommand("request", "NAME", "make this the current request", ("r",)),
+    ConsoleCommand("fork", "[NAME=VALUE ...]", "run the request again from this step, with changes, and compare"),
+    ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),
+    ConsoleCommand("quit", "", "leave the debugger", ("q", "exit")),
+)
+
+
+def find(name: str) -> ConsoleCommand:
+    """A command by its name, its short name or a unique prefix. Raises UserError."""
+    exact = [c for c in COMMANDS if name == c.name or name in c.short]
+    found = exact or [c for c in COMMANDS if c.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in found)}")
+    raise UserError(f"unknown command {short(name)}: help lists all commands")

@@ -1,0 +1,104 @@
+"""The commands about breakpoints: what `Commands` does for break, watch, ignore, delete and their kin."""
+
+from __future__ import annotations
+
+from specscope.debug.command_table import find
+from specscope.debug.session import Session
+from specscope.errors import UserError
+from specscope.trace.checked import short, whole
+from specscope.trace.wording import plural
+
+
+class PointCommands:
+    """`commands N` without lines reads the lines that follow, up to `end`; until then `reading` is True."""
+
+    def __init__(self, session: Session, *, many_lines: bool) -> None:
+        """`many_lines`: whether `commands N` may read the lines that follow."""
+        self.session = session
+        self.many_lines = many_lines
+        self._draining = False  # whether breakpoints' own commands are being run
+        self._for: int | None = None  # the breakpoint whose commands are being read
+        self._lines: list[str] = []
+
+    @property
+    def reading(self) -> bool:
+        """Whether the next lines are commands of a breakpoint, up to `end`."""
+        return self._for is not None
+
+    def _note(self, line: str) -> str:
+        assert self._for is not None
+        if line.strip() == "end":
+            self.session.breakpoints.get(self._for).commands = tuple(self._lines)
+            self._for, self._lines = None, []
+        elif line.strip():
+            find(line.split()[0])
+            self._lines.append(line.strip())
+        return ""
+
+    def do_break(self, text: str, *, temporary: bool = False) -> str:
+        """`EVENT [if EXPR]`."""
+        event, _, condition = text.partition(" ")
+        condition = condition.strip()
+        if condition and not condition.startswith("if "):
+            raise UserError(f"write break {event} if {condition}")
+        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip(), temporary=temporary)
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    def do_tbreak(self, text: str) -> str:
+        """A breakpoint that stops once."""
+        return self.do_break(text, temporary=True)
+
+    def do_watch(self, text: str) -> str:
+        """A condition whose change stops."""
+        point = self.session.breakpoints.watch(text.removeprefix("if ").strip())
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    def _numbers(self, text: str) -> list[int]:
+        found: list[int] = []
+        for word in text.replace(",", " ").split():
+            number = whole(word)
+            if number is None:
+                raise UserError(f"{short(word)} is not the number of a breakpoint")
+            found.append(number)
+        return found
+
+    def do_enable(self, text: str, *, yes: bool = True) -> str:
+        """Those of the numbers, or all."""
+        points = self.session.breakpoints
+        for point in [points.get(n) for n in self._numbers(text)] if text else list(points.points.values()):
+            point.enabled = yes
+        return ""
+
+    def do_disable(self, text: str) -> str:
+        """Those of the numbers, or all."""
+        return self.do_enable(text, yes=False)
+
+    def do_delete(self, text: str) -> str:
+        """Those of the numbers, or all."""
+        self.session.breakpoints.delete(self._numbers(text) if text else None)
+        return ""
+
+    def do_ignore(self, text: str) -> str:
+        """`N COUNT`: skip a breakpoint's next hits."""
+        numbers = self._numbers(text)
+        if len(numbers) != 2:
+            raise UserError("write ignore N COUNT")
+        self.session.breakpoints.get(numbers[0]).ignore = numbers[1]
+        return f"breakpoint {numbers[0]} skips its next {plural(numbers[1], 'hit')}"
+
+    def do_commands(self, text: str) -> str:
+        """`N`, then lines up to `end`; or `N line; line`."""
+        number, _, rest = text.partition(" ")
+        numbers = self._numbers(number)
+        if len(numbers) != 1 or not (rest or (self.many_lines and not self._draining)):
+            raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
+        (at,) = numbers
+        point = self.session.breakpoints.get(at)
+        if rest:
+            lines = [line.strip() for line in rest.split(";") if line.strip()]
+            for line in lines:
+                find(line.split()[0])
+            point.commands = tuple(lines)
+        else:
+            self._for, self._lines = at, []
+        return ""
