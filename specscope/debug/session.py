@@ -117,6 +117,7 @@ class Session:
 
     def _advance(self) -> StepRecord | None:
         """One step: of the engine, or of the capture; None at the end."""
+        self._node = None
         if self.engine is None:
             if self.position >= len(self.history.steps) - 1:
                 return None
@@ -193,6 +194,7 @@ class Session:
 
     def goto(self, position: int) -> Stop:
         """Be where the step at `position` had just run; -1 for before the first. The engine is rewound, or run on."""
+        self._node = None
         if not position >= -1:
             raise UserError("there is nothing before the first step")
         if position > self.position:
