@@ -249,7 +249,7 @@ class Engine(GenerateMixin):
         self.timeline.rewind(self, step)
 
     def _schedule(self, now: StepState) -> None:
-        now.plan = self.scheduler.schedule(time.time_ns())
+        now.plan = self.scheduler.schedule(time.time_ns(), lambda request: self._most_nodes(now, request))
         for request in now.plan.preempted:
             self.drafter.release(request.id)
         for request in now.plan.failed:
@@ -259,18 +259,29 @@ class Engine(GenerateMixin):
 
     def _draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
-        fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
-        able = [self._context(part.request, sum(fits)) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
+        fits = [part.decodes and self._has_room(part.request) for part in now.plan.parts]
+        able = [self._context(now, part.request) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
         now.sizes = {context.request: context.size for context in able if context.size is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
 
-    def _context(self, request: Request, batch: int) -> Context:
+    def _has_room(self, request: Request) -> bool:
+        """Whether the longest draft fits into the request's context."""
+        return len(request.tokens) + self.drafter.max_depth < self.max_context
+
+    def _most_nodes(self, now: StepState, request: Request) -> int:
+        """Nodes that the request's draft may have in this step; where sizes are adaptive, its size is chosen here."""
+        if not self._has_room(request):
+            return 0
+        if self.sizer is not None:
+            now.sizes[request.id] = self.sizer.choose(request.id, max(len(self.scheduler.running), 1))
+        return self.drafter.most_nodes(self._context(now, request))
+
+    def _context(self, now: StepState, request: Request) -> Context:
         """What the drafter may know of a request, and how much it shall draft where sizes are adaptive."""
-        if self.sizer is None:
-            return request.context
-        return dataclasses.replace(request.context, size=self.sizer.choose(request.id, batch))
+        size = now.sizes.get(request.id)
+        return request.context if size is None else dataclasses.replace(request.context, size=size)
 
     def _forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""

@@ -49,10 +49,13 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests. A new drafter implements this in a file of its own."""
 
     name: str
-    max_nodes: int  # the largest tree it may propose: KV room is reserved for it
+    max_nodes: int  # the largest tree it may propose
     max_depth: int
     aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
+
+    def most_nodes(self, context: Context) -> int:
+        """Nodes that the next draft of a request has at most: so many rows and KV slots are kept for it."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""
@@ -78,6 +81,10 @@ class NoDrafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+
+    def most_nodes(self, context: Context) -> int:
+        """None."""
+        return 0
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """Nothing for anybody."""
