@@ -16,7 +16,7 @@ from torch import Tensor
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
-from specscope.engine.generate import GenerateMixin, Prompt, check_length
+from specscope.engine.generate import GenerateMixin, Prompt, check_length, title_of
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule, Scheduled, Scheduler
 from specscope.engine.timeline import Timeline
@@ -129,7 +129,7 @@ class Engine(GenerateMixin):
         if outside >= self.runner.loaded.vocab_size:
             raise UserError(f"logit_bias: token id {outside} is outside the vocabulary ({self._ids()})")
         name = self._new_name() if name is None else name
-        request = Request(name, text, tokens, params, labels or {}, time.time_ns(), _title(prompt))
+        request = Request(name, text, tokens, params, labels or {}, time.time_ns(), title_of(prompt))
         self.requests[name] = request
         self.scheduler.waiting.append(request)
         if self.timeline is not None:
@@ -315,7 +315,7 @@ class Engine(GenerateMixin):
         )
         forced = draft.forced or self.changes is not None  # such verdicts are found on the host
         backend = Backend.TORCH if forced else self.runner.cache.backend
-        p = distributions(logits, params, request.prompt_tokens, request.output, paths, backend)
+        p = distributions(logits, params, context.counts, paths, backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
         asked = VerifyInput(tree, p, draft.q, coin, draft.forced)
         return asked if self.changes is None else changed_input(asked, self.changes, context.position)
@@ -366,8 +366,8 @@ class Engine(GenerateMixin):
         """The accepted path moves from where the tree lay to the slots after the root."""
         path, base = verdict.path, request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
-            slots = request.table.slots(0, base + int(path.max()) + 1)
-            now.moves.append((slots[base + path], slots[base : base + len(path)]))
+            slots = request.table.slots(base, base + int(path.max()) + 1)
+            now.moves.append((slots[path], slots[: len(path)]))
         request.computed = base + len(path)
 
     def _retire(self, request: Request) -> None:
@@ -396,9 +396,3 @@ class Engine(GenerateMixin):
             passes=now.passes,
             device_ns=() if self.clock is None else self.clock.turn(),
         )
-
-
-def _title(prompt: Prompt) -> str:
-    """The last message of a conversation."""
-    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
-    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

@@ -10,7 +10,6 @@ from specscope.engine.request import Request
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
 from specscope.trace.records import FinishReason
 
-
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 
 Nodes = Callable[[Request], int]
@@ -132,7 +131,7 @@ class Scheduler:
 
     def _part(self, request: Request, nodes: Nodes, budget: int) -> Scheduled:
         most = request.pending
-        if self.root_alone and most > 1 and request.output:
+        if self.root_alone and most > 1 and len(request.tokens) > len(request.prompt_tokens):
             most -= 1  # a request that comes back drafts again from the very step in which it would have
         feed = max(min(most, budget), 1)
         decodes = feed == request.pending

@@ -9,6 +9,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
+from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
 from specscope.trace.records import RequestStep
 
@@ -53,13 +54,14 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
         arrival_ns=request.arrival_ns,
         title=request.title,
     )
-    twin.tokens = list(tokens)
+    whole = tokens
     if changes.tail is not None:
         gone, new = changes.tail
         if not 0 <= gone < len(tokens):
             raise UserError(f"of {len(tokens)} tokens the last {gone} cannot be replaced")
-        twin.tokens = [*tokens[: len(tokens) - gone], *new]
-        twin.prompt_tokens = twin.tokens[: max(len(request.prompt_tokens) - gone + len(new), 1)]
+        whole = [*tokens[: len(tokens) - gone], *new]
+        twin.prompt_tokens = whole[: max(len(request.prompt_tokens) - gone + len(new), 1)]
+    twin.tokens = Tokens(twin.prompt_tokens, whole[len(twin.prompt_tokens) :])
     return twin
 
 

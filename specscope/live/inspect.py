@@ -42,9 +42,9 @@ def look(engine: Engine, request: str, node: int) -> Look:
     scheduled, draft, tree = now.plan.parts[at].request, now.drafts[at], now.drafts[at].tree
     above = int(tree.parent[node])
     logits = now.logits[at][above + 1].float()
-    params, prompt, output = scheduled.params, scheduled.prompt_tokens, scheduled.output
+    params, counts = scheduled.params, scheduled.context.counts
     path = [] if above == ROOT else [int(tree.token[i]) for i in tree.path_to(above)]
-    (found,) = distributions(logits[None], params, prompt, output, [path], engine.runner.cache.backend)
+    (found,) = distributions(logits[None], params, counts, [path], engine.runner.cache.backend)
     if isinstance(found, Point):
         p = torch.zeros_like(logits)
         p[found.token] = 1
@@ -52,7 +52,7 @@ def look(engine: Engine, request: str, node: int) -> Look:
         assert isinstance(found, Dense)
         p = found.probs
     q = draft.q.get(above)
-    moved = shaped(logits[None], params, prompt, output, [path])[0]
+    moved = shaped(logits[None], params, counts, [path])[0]
     return Look(
         token=int(tree.token[node]),
         raw=logits.softmax(-1),

@@ -61,7 +61,8 @@ def test_every_request_makes_progress_and_none_holds_kv_without_its_turn(draftin
     records = run(drafting, 45)
     begun = {part.request for record in records for part in record.requests if part.emitted}
     assert begun == set(names)
-    assert drafting.scheduler.running and not drafting.scheduler.waiting
+    assert drafting.scheduler.running
+    assert not drafting.scheduler.waiting
     served = [{part.request for part in record.requests} for record in records[-4:]]
     assert all(len(each) >= 20 for each in served)
     assert set.union(*served) >= set(drafting.requests)  # 64 * 25 / 512, rounded up

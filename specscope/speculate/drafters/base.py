@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.adaptive import Size
+from specscope.speculate.counts import TokenCounts
+from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
@@ -30,6 +32,18 @@ class Context:
     def position(self) -> int:
         """The root's position in the request: its coins follow from it."""
         return len(self.tokens) - 1
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What penalties are made of; empty where the request has none.
+
+        The engine's own lists keep their counts up to date; those of any other are counted anew.
+        """
+        if not self.params.penalised:
+            return TokenCounts()
+        if isinstance(self.tokens, Tokens) and self.tokens.prompt_len == self.prompt_len:
+            return self.tokens.counts
+        return TokenCounts.of(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
 
 
 @dataclass(frozen=True)
