@@ -82,6 +82,8 @@ class Scheduler:
         plan = Schedule(self.max_step_tokens)
         has_place = self.waiting and len(self.running) < self.max_batch
         kept = self.max_step_tokens // SHARE if has_place else 0
+        for request in self.running:  # what the last step kept for drafts; so what is held follows from lengths alone
+            self.cache.truncate(request.table, request.computed)
         for request in list(self.running):
             if request in self.running and plan.budget > kept:
                 self._plan(request, nodes, plan, plan.budget - kept)

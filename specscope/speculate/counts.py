@@ -31,14 +31,16 @@ class TokenCounts:
         """Those of two lists of tokens."""
         counts = TokenCounts()
         for token in prompt:
-            counts._prompt[counts._at(token)] = True
+            place = counts._at(token)
+            counts._prompt[place] = True
         for token in output:
             counts.add(token)
         return counts
 
     def add(self, token: int) -> None:
         """One more of it in the output."""
-        self._times[self._at(token)] += 1
+        place = self._at(token)  # first: it may make the arrays anew
+        self._times[place] += 1
 
     def remove(self, token: int) -> None:
         """One less."""

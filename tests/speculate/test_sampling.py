@@ -107,6 +107,13 @@ def test_counts_that_follow_a_request_are_those_of_its_tokens(prompt, edits, pat
         assert torch.equal(shaped(logits, params, counted, [[], path]), shaped(logits, params, anew, [[], path]))
 
 
+def test_counts_have_room_for_any_number_of_tokens():
+    prompt, output = [*range(150)], [*range(100, 400), *range(200, 300)]
+    for counts in (TokenCounts.of(prompt, output), Tokens(prompt, output).counts):
+        assert sorted(counts.seen) == list(range(400))
+        assert dict(zip(*counts.output, strict=True)) == {t: 1 + (200 <= t < 300) for t in range(100, 400)}
+
+
 def test_tokens_are_changed_at_their_end_alone():
     text = Tokens([1, 2, 3], [4, 5])
     for part in (slice(0, 1), slice(2, None), slice(3, 4), slice(None, None, 2)):
