@@ -81,6 +81,15 @@ def bench_gpu(json_file: str | None) -> None:
     run_gpu(json_file)
 
 
+@bench.command("growth")
+@json_option
+def bench_growth(json_file: str | None) -> None:
+    """How time grows with the length of a context or the size of a batch: each curve, and the exponent fitted to it."""
+    from specscope.bench.growth import run_growth
+
+    run_growth(json_file)
+
+
 @bench.command("debug")
 @paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401

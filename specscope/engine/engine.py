@@ -14,7 +14,7 @@ from torch import Tensor
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.clock import DeviceClock
 from specscope.engine.config import EngineConfig
-from specscope.engine.generate import GenerateMixin, Prompt, check_length
+from specscope.engine.generate import GenerateMixin, Prompt, check_length, title_of
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler
 from specscope.engine.state import PHASES, LastStep, StepState
@@ -108,7 +108,7 @@ class Engine(GenerateMixin):
         if outside >= self.runner.loaded.vocab_size:
             raise UserError(f"logit_bias: token id {outside} is outside the vocabulary ({self._ids()})")
         name = self._new_name() if name is None else name
-        request = Request(name, text, tokens, params, labels or {}, time.time_ns(), _title(prompt))
+        request = Request(name, text, tokens, params, labels or {}, time.time_ns(), title_of(prompt))
         self.requests[name] = request
         self.scheduler.waiting.append(request)
         if self.timeline is not None:
@@ -240,7 +240,7 @@ class Engine(GenerateMixin):
         self.bus.publish(Moved(self.timeline.last))
 
     def _schedule(self, now: StepState) -> None:
-        now.plan = self.scheduler.schedule(time.time_ns())
+        now.plan = self.scheduler.schedule(time.time_ns(), lambda request: self._most_nodes(now, request))
         now.waiting = len(self.scheduler.waiting)
         for request in now.plan.preempted:
             self.drafter.release(request.id)
@@ -251,18 +251,29 @@ class Engine(GenerateMixin):
 
     def _draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
-        fits = [p.decodes and len(p.request.tokens) + self.drafter.max_depth < self.max_context for p in now.plan.parts]
-        able = [self._context(part.request, sum(fits)) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
+        fits = [part.decodes and self._has_room(part.request) for part in now.plan.parts]
+        able = [self._context(now, part.request) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
         now.sizes = {context.request: context.size for context in able if context.size is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
 
-    def _context(self, request: Request, batch: int) -> Context:
+    def _has_room(self, request: Request) -> bool:
+        """Whether the longest draft fits into the request's context."""
+        return len(request.tokens) + self.drafter.max_depth < self.max_context
+
+    def _most_nodes(self, now: StepState, request: Request) -> int:
+        """Nodes that the request's draft may have in this step; where sizes are adaptive, its size is chosen here."""
+        if not self._has_room(request):
+            return 0
+        if self.sizer is not None:
+            now.sizes[request.id] = self.sizer.choose(request.id, max(len(self.scheduler.running), 1))
+        return self.drafter.most_nodes(self._context(now, request))
+
+    def _context(self, now: StepState, request: Request) -> Context:
         """What the drafter may know of a request, and how much it shall draft where sizes are adaptive."""
-        if self.sizer is None:
-            return request.context
-        return dataclasses.replace(request.context, size=self.sizer.choose(request.id, batch))
+        size = now.sizes.get(request.id)
+        return request.context if size is None else dataclasses.replace(request.context, size=size)
 
     def _forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
@@ -296,7 +307,7 @@ class Engine(GenerateMixin):
         )
         forced = draft.forced or self.changes is not None  # such verdicts are found on the host
         backend = Backend.TORCH if forced else self.runner.cache.backend
-        p = distributions(logits, params, request.prompt_tokens, request.output, paths, backend)
+        p = distributions(logits, params, context.counts, paths, backend)
         coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
         asked = VerifyInput(tree, p, draft.q, coin, draft.forced)
         return asked if self.changes is None else changed_input(asked, self.changes, context.position)
@@ -347,8 +358,8 @@ class Engine(GenerateMixin):
         """The accepted path moves from where the tree lay to the slots after the root."""
         path, base = verdict.path, request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
-            slots = request.table.slots(0, base + int(path.max()) + 1)
-            now.moves[request.id] = (slots[base + path], slots[base : base + len(path)])
+            slots = request.table.slots(base, base + int(path.max()) + 1)
+            now.moves[request.id] = (slots[path], slots[: len(path)])
         request.computed = base + len(path)
 
     def _retire(self, request: Request) -> None:
@@ -377,9 +388,3 @@ class Engine(GenerateMixin):
             passes=now.passes,
             device_ns=() if self.clock is None else self.clock.turn(),
         )
-
-
-def _title(prompt: Prompt) -> str:
-    """The last message of a conversation."""
-    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
-    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

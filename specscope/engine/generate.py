@@ -105,3 +105,9 @@ def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
     size = sum(map(len, texts))  # in characters, each of which is a byte at least
     if size > tokens * longest:
         raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
+
+
+def title_of(prompt: Prompt) -> str:
+    """The last message of a conversation."""
+    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
+    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

@@ -9,6 +9,7 @@ import numpy as np
 
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context
+from specscope.speculate.tokens import Tokens
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, RequestEnd, RequestInfo
 from specscope.trace.vocabulary import Vocabulary
@@ -25,7 +26,7 @@ class Request:
     labels: Mapping[str, str]
     arrival_ns: int
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
-    tokens: list[int] = field(default_factory=list)  # prompt and output; the last is the root
+    tokens: Tokens = field(init=False)  # prompt and output; the last is the root
     computed: int = 0  # tokens whose KV is in the target's cache
     table: BlockTable = field(default_factory=BlockTable)
     steps: int = 0  # the request's own step counter
@@ -36,11 +37,11 @@ class Request:
     kv_life: int = 0  # rises whenever its KV is given up
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.prompt_tokens)
+        self.tokens = Tokens(self.prompt_tokens)
 
     def restart(self) -> None:
         """As it was when it came. It must hold no KV."""
-        self.tokens = list(self.prompt_tokens)
+        self.tokens = Tokens(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = 0
         self.finish, self.stop, self.error = None, "", ""
         self.kv_life += 1
@@ -102,9 +103,9 @@ class Request:
         longest = max(len(text.encode()) for text in self.params.stop)
         tail = b""
         newest = len(vocabulary.pieces.get(self.tokens[-1], b""))
-        for token in reversed(self.output):
-            if token not in vocabulary.special:
-                tail = vocabulary.pieces.get(token, b"") + tail
+        for at in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
+            if self.tokens[at] not in vocabulary.special:
+                tail = vocabulary.pieces.get(self.tokens[at], b"") + tail
             if len(tail) >= longest + newest:
                 break
         return next((text for text in self.params.stop if text.encode() in tail), "")

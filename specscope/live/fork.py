@@ -11,6 +11,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
+from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
 from specscope.trace.records import RequestStep
 from specscope.trace.wording import plural
@@ -63,17 +64,18 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
         arrival_ns=request.arrival_ns,
         title=request.title,
     )
-    twin.tokens = list(tokens)
+    whole = tokens
     if changes.tail is not None:
         gone, new = changes.tail
         if not 0 <= gone < len(tokens):
             raise UserError(f"cannot drop {plural(gone, 'token')}: the context has {len(tokens)}")
-        twin.tokens = [*tokens[: len(tokens) - gone], *new]
-        left, prompt = len(tokens) - gone, len(request.prompt_tokens)
-        if left < prompt:  # the prompt was edited; else the new tokens are output in the place of output
-            twin.prompt_tokens = list(twin.tokens)
-        if not twin.tokens:
+        left = len(tokens) - gone
+        whole = [*tokens[:left], *new]
+        if not whole:
             raise UserError("nothing would be left of the context: give a tail")
+        if left < len(request.prompt_tokens):  # the prompt was edited; else the tail is output
+            twin.prompt_tokens = whole
+    twin.tokens = Tokens(twin.prompt_tokens, whole[len(twin.prompt_tokens) :])
     return twin
 
 

@@ -18,7 +18,8 @@ from specscope.engine.engine import Engine
 from specscope.engine.state import StepState
 from specscope.errors import UserError
 from specscope.live.again import run_again
-from specscope.speculate.drafters.base import Draft
+from specscope.speculate.counts import TokenCounts
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, shaped
 from specscope.speculate.verify.distribution import Distribution, Point
 from specscope.trace.history import RequestHistory
@@ -42,6 +43,11 @@ class Evidence:
     verdict: Verdict | None  # None where the step is not judged yet
     computed: bool  # whether it was computed again
     notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What penalties are made of."""
+        return Context(self.request, self.tokens, self.prompt_len, self.params).counts
 
     def path(self, node: int) -> list[int]:
         """Drafted tokens down to a node; none for ROOT."""
@@ -134,7 +140,7 @@ def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
     draft = None if own is None else own()[0].to(raw.device)
     q = seen.draft.q.get(above)
     thought = None if draft is None else draft.softmax(-1)
-    moved = shaped(logits[None], seen.params, *_split(seen), [path])[0]
+    moved = shaped(logits[None], seen.params, seen.counts, [path])[0]
     return NodeView(
         request=seen.request,
         step=seen.step,
@@ -154,15 +160,10 @@ def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
     )
 
 
-def _split(seen: Evidence) -> tuple[Sequence[int], Sequence[int]]:
-    """Prompt and output before the step."""
-    return seen.tokens[: seen.prompt_len], seen.tokens[seen.prompt_len :]
-
-
 def _target(engine: Engine, seen: Evidence, node: int) -> Distribution:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
-    return distributions(logits, seen.params, *_split(seen), [seen.path(node)], engine.runner.cache.backend)[0]
+    return distributions(logits, seen.params, seen.counts, [seen.path(node)], engine.runner.cache.backend)[0]
 
 
 def _left(seen: Evidence, above: int, p: Distribution) -> Distribution:

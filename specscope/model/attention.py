@@ -70,7 +70,7 @@ class Variant:
 def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, variant: Variant) -> Tensor:
     """Attention of one padded group. query [N, H, D]; returns [real rows, H, E]."""
     key, value = group.context(cache, layer)
-    rows = query if group.rows is None else query.index_select(0, group.rows)
+    rows = query[group.rows]
     (padded, heads, size), kv_heads = rows.shape, key.shape[1]
     fold, alone = heads // kv_heads, padded == group.size  # alone: one row a segment, nothing to turn round
     if alone:
@@ -93,8 +93,7 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
         return parts[0]
     out = parts[0].new_empty(query.shape[0], *parts[0].shape[1:])
     for group, part in zip(batch.groups, parts, strict=True):
-        rows = group.rows if group.real is None else group.rows.index_select(0, group.real)  # type: ignore[union-attr]
-        out.index_copy_(0, rows, part)  # type: ignore[arg-type]
+        out[group.into] = part
     return out
 
 

@@ -16,7 +16,8 @@ from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.trace.tree import Bools, DraftTree
 
-PADDED_ROWS = 64  # longer segments are never padded into one attention group with others
+GATHER = 5  # what it takes to gather a slot, in rows that attend to it
+CALL = 1024  # what a call of its own takes, in slots times rows: less padding than that is cheaper
 
 
 @dataclass
@@ -68,13 +69,14 @@ class Group:
     K is a whole number of blocks, but for a `span`.
     """
 
-    rows: Tensor | None  # int64 [B * M] the batch's row behind each padded row; None where they are all rows in order
+    rows: Tensor | slice  # int64 [B * M] the batch's row behind each padded row; a slice where one follows the other
     real: Tensor | None  # int64: which padded rows are real, in the batch's order; None where all are
+    into: Tensor | slice  # the batch's row of each real row
     size: int  # B
     blocks: Tensor  # int64 [B * K / 16] the KV blocks of each segment, padded with block 0
     span: tuple[int, int] | None  # (first slot, end) where B is 1 and the blocks are contiguous: no gather needed
     seen: Tensor  # bool [B, M, K]
-    distance: Tensor  # int64 [B, M, K] query position minus key position, for sliding windows
+    members: list[Segment]
     _bias: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
     _scratch: dict[LayerShape, tuple[Tensor, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
@@ -85,11 +87,20 @@ class Group:
         """
         key = (window, fold)
         if key not in self._bias:
-            seen = self.seen if window is None else self.seen & (self.distance < window)
+            seen = self.seen if window is None else self.seen & self._within(window)
             empty = torch.zeros((), device=seen.device)
             bias = torch.where(seen, empty, torch.finfo(torch.float32).min)
             self._bias[key] = None if bool(seen.all()) else bias.repeat(1, fold, 1)[:, None]
         return self._bias[key]
+
+    def _within(self, window: int) -> Tensor:
+        """Bool [B, M, K]: which slots lie less than `window` positions before a row. Padding lies nowhere, and is."""
+        size, rows, keys = self.seen.shape
+        first, position = np.full((size, rows), -window, dtype=np.int64), np.zeros((size, keys), dtype=np.int64)
+        for b, s in enumerate(self.members):
+            first[b, : len(s.tokens)] = s.positions[-len(s.tokens) :] - window
+            position[b, : s.length] = np.concatenate([np.arange(s.context), s.positions])
+        return torch.from_numpy(position[:, None] > first[:, :, None]).to(self.seen.device)
 
     def context(self, cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of every segment, [B, heads, K, size] each; whole blocks are gathered at a time.
@@ -163,33 +174,44 @@ def _tree_batch(segments: Sequence[Segment], device: torch.device, room: Room | 
 
 
 def _groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
-    """Short segments padded together; each of the long ones alone."""
-    padded = [i for i, s in enumerate(segments) if len(s.tokens) <= PADDED_ROWS]
-    alone = [[i] for i, s in enumerate(segments) if len(s.tokens) > PADDED_ROWS]
-    return [_group(part, segments, first, device) for part in ([padded] if padded else []) + alone]
+    """Segments together with those that are about as long, so that padding is never more than the segments are."""
+    groups: list[list[int]] = []
+    sizes: list[tuple[int, int]] = []  # rows and slots of each
+    for i in sorted(range(len(segments)), key=lambda i: -segments[i].length):
+        rows, slots = len(segments[i].tokens), segments[i].length
+        for g, (m, k) in enumerate(sizes):
+            wider = max(m, rows)
+            more = (len(groups[g]) + 1) * _work(wider, k) - len(groups[g]) * _work(m, k) - _work(rows, slots)
+            if more <= CALL:
+                groups[g].append(i)
+                sizes[g] = (wider, k)
+                break
+        else:
+            groups.append([i])
+            sizes.append((rows, slots))
+    return [_group(sorted(members), segments, first, device) for members in groups]
 
 
-def _group(
-    members: list[int],
-    segments: Sequence[Segment],
-    first: NDArray[np.int64],
-    device: torch.device,
-) -> Group:
+def _work(rows: int, slots: int) -> int:
+    """What a segment's attention takes."""
+    return (rows + GATHER) * slots
+
+
+def _group(members: list[int], segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> Group:
     """Pad the segments `members` into one group."""
-    rows = max(len(segments[i].tokens) for i in members)
-    longest = max(segments[i].length for i in members)
+    chosen = [segments[i] for i in members]
+    rows = max(len(s.tokens) for s in chosen)
+    longest = max(s.length for s in chosen)
     per_segment = -(-longest // BLOCK_SIZE)
     size = len(members)
-    contiguous = size == 1 and bool((np.diff(segments[members[0]].table.blocks[:per_segment]) == 1).all())
+    contiguous = size == 1 and bool((np.diff(chosen[0].table.blocks[:per_segment]) == 1).all())
     keys = longest if contiguous else per_segment * BLOCK_SIZE
     row_of = np.zeros((size, rows), dtype=np.int64)
     is_real = np.zeros((size, rows), dtype=np.bool_)
     block_of = np.zeros((size, per_segment), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
     seen[:, :, 0] = True  # a padded row sees one slot, so that its softmax is finite; its result is not read
-    distance = np.zeros((size, rows, keys), dtype=np.int64)
-    for b, i in enumerate(members):
-        s = segments[i]
+    for b, (i, s) in enumerate(zip(members, chosen, strict=True)):
         m, end = len(s.tokens), s.length
         row_of[b, :m] = first[i] + np.arange(m)
         is_real[b, :m] = True
@@ -197,17 +219,22 @@ def _group(
         block_of[b, : len(used)] = used
         seen[b, :m, : s.context] = True
         seen[b, :m, s.context : end] = s.mask
-        key_positions = np.concatenate([np.arange(s.context), s.positions])
-        distance[b, :m, :end] = s.positions[-m:, None] - key_positions
-    everything = size == len(segments) and bool(is_real.all())
-    real = np.flatnonzero(is_real.ravel())
+    real = None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real.ravel())).to(device)
     start = int(block_of[0, 0]) * BLOCK_SIZE
     return Group(
-        rows=None if everything else torch.from_numpy(row_of.ravel()).to(device),
-        real=None if len(real) == is_real.size else torch.from_numpy(real).to(device),
+        rows=_rows(row_of.ravel(), device),
+        real=real,
+        into=_rows(row_of[is_real], device),
         size=size,
         blocks=torch.from_numpy(block_of.ravel()).to(device),
         span=(start, start + keys) if contiguous else None,
         seen=torch.from_numpy(seen).to(device),
-        distance=torch.from_numpy(distance).to(device),
+        members=chosen,
     )
+
+
+def _rows(rows: NDArray[np.int64], device: torch.device) -> Tensor | slice:
+    """Rows of the batch; a slice where one follows the other."""
+    if bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return torch.from_numpy(rows).to(device)

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection
 
-from opentelemetry.sdk.trace import ReadableSpan
-
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
+from specscope.remote.otlp import Received
 from specscope.remote.receiver import Receiver
 from specscope.trace.faults import Faults
 from specscope.trace.history import weight
@@ -25,7 +24,7 @@ from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.unspan import Decoder, run_info
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
-VALUES = 8_000_000  # and values in them
+WAITING_BYTES = 64 * 2**20  # and bytes of them, as they came
 ENGINES = 64  # runs that are kept
 HELD = 256 * 2**20  # bytes that their decoders may hold, roughly
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
@@ -70,11 +69,11 @@ class _RunDecoder:
         self._lost = 0
         self._summaries = False  # whether it was told that evidence is missing
 
-    def feed(self, name: str, spans: Sequence[ReadableSpan], dropped: int) -> RunUpdate | None:
+    def feed(self, name: str, spans: Sequence[Received], dropped: int) -> RunUpdate | None:
         """Spans of this run; what there is to tell."""
         records: list[StepRecord] = []
         for span in spans:
-            records += self.decoder.feed(span.name, span.start_time or 0, span.end_time or 0, span.attributes or {})
+            records += self.decoder.feed(*span.read())
         lost = self.decoder.lost + dropped
         if not records and self.info is None and lost == self._lost:
             return None
@@ -99,33 +98,33 @@ class _Listener:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._exports: deque[tuple[list[ReadableSpan], int]] = deque()  # with their values
+        self._exports: deque[tuple[list[Received], int]] = deque()  # with their bytes
         self._waiting = 0  # spans in them
-        self._values = 0  # values in them
+        self._bytes = 0  # of them
         self._dropped = 0  # exports
         self._changed = threading.Condition()  # guards the four
         self._runs: dict[str, _RunDecoder] = {}
         self._odd = Faults()  # of spans that belong to no run
 
-    def take(self, spans: list[ReadableSpan]) -> None:
+    def take(self, spans: list[Received]) -> None:
         """On the receiver's threads: keep them, and let it answer."""
-        values = sum(map(_values, spans))
+        size = sum(span.size for span in spans)
         with self._changed:
-            self._exports.append((spans, values))
+            self._exports.append((spans, size))
             self._waiting += len(spans)
-            self._values += values
-            while self._waiting > WAITING or self._values > VALUES:
+            self._bytes += size
+            while self._waiting > WAITING or self._bytes > WAITING_BYTES:
                 self._pop()
                 self._dropped += 1
             self._changed.notify()
 
-    def _pop(self) -> list[ReadableSpan]:
-        spans, values = self._exports.popleft()
+    def _pop(self) -> list[Received]:
+        spans, size = self._exports.popleft()
         self._waiting -= len(spans)
-        self._values -= values
+        self._bytes -= size
         return spans
 
-    def _next(self) -> list[ReadableSpan]:
+    def _next(self) -> list[Received]:
         """The eldest export; an empty one where none came for a while."""
         with self._changed:
             return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
@@ -133,9 +132,9 @@ class _Listener:
     def run(self) -> None:
         """Until the screen closes the pipe."""
         while not self._pipe.poll():
-            by_run: dict[str, list[ReadableSpan]] = {}
+            by_run: dict[str, list[Received]] = {}
             for span in self._next():
-                by_run.setdefault(str(span.resource.attributes.get("specscope.run.id", "")), []).append(span)
+                by_run.setdefault(str(span.resource.get("specscope.run.id", "")), []).append(span)
             for name, its in by_run.items():
                 try:
                     self._tell(name, its)
@@ -144,10 +143,10 @@ class _Listener:
                 except Exception as error:  # one bad export must not stop it
                     self._wonder(f"{type(error).__name__}: {error}")
 
-    def _tell(self, name: str, spans: Sequence[ReadableSpan]) -> None:
+    def _tell(self, name: str, spans: Sequence[Received]) -> None:
         if name not in self._runs:
             try:
-                info = run_info(spans[0].resource.attributes)
+                info = run_info(spans[0].resource)
             except UserError as error:
                 self._wonder(str(error))
                 return
@@ -168,14 +167,6 @@ class _Listener:
         self._odd.add("spans", why)
         for text in self._odd.news():
             self._pipe.send(Unreadable(text))
-
-
-def _values(span: ReadableSpan) -> int:
-    """How much there is in a span, in values of about 8 bytes."""
-    size = 100
-    for value in (span.attributes or {}).values():
-        size += len(value) if isinstance(value, tuple) else len(value) // 8 if isinstance(value, str) else 1
-    return size
 
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:

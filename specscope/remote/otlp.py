@@ -1,40 +1,29 @@
-"""OTLP messages to the SDK's ReadableSpans, exactly: the inverse of what the OTLP exporters encode.
+"""OTLP exports taken apart: the bytes of each span, checked, and what the decoder needs of them.
 
-A message is one of opentelemetry.proto (protobuf) or of otlp_json.py (OTLP JSON). Both have the same fields; where the
-first has an empty submessage, the second has None. Annotations name the protobuf types.
-
-An export is taken apart before its spans are decoded, one at a time: two bytes can stand for a whole message, so that
-16 MB of them decoded at once would take gigabytes.
+An export is in protobuf or in OTLP JSON. Either way its spans are decoded one at a time: two bytes can stand for a
+whole message, so that 16 MB of them decoded at once would take gigabytes. What is kept of a span until its turn comes
+is its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope as ScopeMessage
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.proto.trace.v1.trace_pb2 import Status as StatusMessage
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util import BoundedList
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from specscope.trace import otlp_json
-from specscope.trace.otlp_raw import RawRequest, RawResourceSpans, RawScopeSpans
+from specscope.trace.otlp_raw import RawArray, RawRequest, RawResourceSpans, RawScalars, RawScopeSpans
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-IS_REMOTE = 0x200  # in a span's or link's flags: the context they point to came from another process
-SCALARS = frozenset(("string_value", "bool_value", "int_value", "double_value"))
+SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 MAX_SPANS = 2**15  # in an export, and as many resources and scopes
 MAX_SPAN = 4 * 2**20  # bytes of one
 MAX_EXTRAS = 2**16  # events and links of all spans of an export, and attributes of one
@@ -42,44 +31,62 @@ MAX_EXTRAS = 2**16  # events and links of all spans of an export, and attributes
 T = TypeVar("T")
 
 
-def parse(body: bytes, kind: str = PROTOBUF) -> list[ReadableSpan]:
+@dataclass(frozen=True)
+class Received:
+    """A span as it came. It can be read: that was tried."""
+
+    resource: Mapping[str, Any]  # its attributes; one for all spans of a resource
+    raw: bytes | msgspec.Raw
+    is_json: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the span as it came."""
+        return memoryview(self.raw).nbytes
+
+    def message(self) -> Any:  # noqa: ANN401
+        """Its message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
+        return otlp_json.read_span(self.raw) if self.is_json else Span.FromString(self.raw)
+
+    def read(self) -> tuple[str, int, int, dict[str, Any]]:
+        """Name, start, end and attributes: what Decoder.feed takes."""
+        span = self.message()
+        attributes = otlp_json.plain(span.attributes) if self.is_json else _plain(span.attributes)
+        return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
+
+
+def parse(body: bytes, kind: str = PROTOBUF) -> list[Received]:
     """The spans of an ExportTraceServiceRequest in protobuf or, for kind `application/json`, in OTLP JSON.
 
     Raises ValueError, in one line, for anything else.
     """
     name = "OTLP JSON" if kind == JSON else "OTLP protobuf"
     try:
-        return _json_spans(body) if kind == JSON else _proto_spans(body)
+        return list(_json_spans(body) if kind == JSON else _proto_spans(body))
     except (ValueError, RecursionError, DecodeError, msgspec.MsgspecError) as error:
         raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
 
 
-def _proto_spans(body: bytes) -> list[ReadableSpan]:
-    spans: list[ReadableSpan] = []
+def _proto_spans(body: bytes) -> Iterator[Received]:
     bounds = _Bounds()
     for raw_resource in bounds.of(RawRequest.FromString(body).resource_spans):
         by_resource = RawResourceSpans.FromString(raw_resource)
-        resource = _resource(ResourceMessage.FromString(by_resource.resource), by_resource.schema_url)
+        resource = _plain(ResourceMessage.FromString(by_resource.resource).attributes)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = RawScopeSpans.FromString(raw_scope)
-            scope = _scope(ScopeMessage.FromString(by_scope.scope), by_scope.schema_url)
-            raw_spans = map(bounds.size, bounds.of(by_scope.spans))
-            spans += [_span(bounds.check(Span.FromString(raw)), resource, scope) for raw in raw_spans]
-    return spans
+            ScopeMessage.FromString(by_scope.scope)
+            for raw in bounds.of(by_scope.spans):
+                yield bounds.check(Received(resource, raw, is_json=False))
 
 
-def _json_spans(body: bytes) -> list[ReadableSpan]:
-    spans: list[ReadableSpan] = []
+def _json_spans(body: bytes) -> Iterator[Received]:
     bounds = _Bounds()
     for raw_resource in bounds.of(otlp_json.read_request(body).resource_spans):
         by_resource = otlp_json.read_resource(raw_resource)
-        resource = _resource(by_resource.resource, by_resource.schema_url)
+        resource = otlp_json.plain(by_resource.resource.attributes) if by_resource.resource else {}
         for raw_scope in bounds.of(by_resource.scope_spans):
-            by_scope = otlp_json.read_scope(raw_scope)
-            scope = _scope(by_scope.scope, by_scope.schema_url)
-            raw_spans = map(bounds.size, bounds.of(by_scope.spans))
-            spans += [_span(bounds.check(otlp_json.read_span(raw)), resource, scope) for raw in raw_spans]
-    return spans
+            for raw in bounds.of(otlp_json.read_scope(raw_scope).spans):
+                yield bounds.check(Received(resource, raw, is_json=True))
 
 
 class _Bounds:
@@ -96,100 +103,28 @@ class _Bounds:
             raise ValueError(f"more than {MAX_SPANS} spans in one export: send fewer at a time")
         return parts
 
-    def size(self, raw: bytes) -> bytes:
-        """A span that is still encoded."""
-        if (len(raw) if isinstance(raw, bytes) else memoryview(raw).nbytes) > MAX_SPAN:
+    def check(self, one: Received) -> Received:
+        """A span that can be read, and whose ids are ids."""
+        if one.size > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
-        return raw
-
-    def check(self, span: T) -> T:
-        """A span that is decoded."""
-        message: Any = span
-        self._extras += len(message.events) + len(message.links)
-        if self._extras > MAX_EXTRAS or len(message.attributes) > MAX_EXTRAS:
+        span = one.message()
+        self._extras += len(span.events) + len(span.links)
+        if self._extras > MAX_EXTRAS or len(span.attributes) > MAX_EXTRAS:
             raise ValueError(f"more than {MAX_EXTRAS} events, links or attributes")
-        return span
+        _check_id(span.trace_id, 16, "trace id")
+        _check_id(span.span_id, 8, "span id")
+        if any(above := _bytes(span.parent_span_id)):
+            _check_id(above, 8, "parent span id")
+        for link in span.links:
+            _check_id(link.trace_id, 16, "a link's trace id")
+            _check_id(link.span_id, 8, "a link's span id")
+        return one
 
 
-def from_proto(request: ExportTraceServiceRequest) -> list[ReadableSpan]:
-    """The spans of a request (or of TracesData) of opentelemetry.proto.
-
-    The conversion is exact: attributes keep their types (arrays become tuples), and the counts of attributes,
-    events and links that the sender dropped are kept. Raises ValueError for an id that is none.
-    """
-    spans: list[ReadableSpan] = []
-    for by_resource in request.resource_spans:
-        resource = _resource(by_resource.resource, by_resource.schema_url)
-        for by_scope in by_resource.scope_spans:
-            scope = _scope(by_scope.scope, by_scope.schema_url)
-            spans += [_span(span, resource, scope) for span in by_scope.spans]
-    return spans
-
-
-def _resource(resource: ResourceMessage | None, schema_url: str) -> Resource:
-    return Resource(_attributes(resource.attributes) if resource else {}, schema_url)
-
-
-def _scope(scope: ScopeMessage | None, schema_url: str) -> InstrumentationScope | None:
-    if scope is None or not scope.name:
-        return None
-    return InstrumentationScope(scope.name, scope.version or None, schema_url, _attributes(scope.attributes))
-
-
-def _span(span: Span, resource: Resource, scope: InstrumentationScope | None) -> ReadableSpan:
-    trace_id = _id(span.trace_id, 16, "trace id")
-    flags, state = TraceFlags(span.flags & 0xFF), _state(span.trace_state)
-    parent = None
-    if any(above := _bytes(span.parent_span_id)):
-        parent_id = _id(above, 8, "parent span id")
-        parent = SpanContext(trace_id, parent_id, bool(span.flags & IS_REMOTE), flags, state)
-    return ReadableSpan(
-        name=span.name,
-        context=SpanContext(trace_id, _id(span.span_id, 8, "span id"), False, flags, state),
-        parent=parent,
-        resource=resource,
-        attributes=_bounded(span.attributes, span.dropped_attributes_count),
-        events=_bounded_list([_event(event) for event in span.events], span.dropped_events_count),
-        links=_bounded_list([_link(link) for link in span.links], span.dropped_links_count),
-        kind=SpanKind(span.kind - 1) if 1 <= span.kind <= len(SpanKind) else SpanKind.INTERNAL,
-        status=_status(span.status),
-        start_time=span.start_time_unix_nano or None,
-        end_time=span.end_time_unix_nano or None,
-        instrumentation_scope=scope,
-    )
-
-
-def _event(event: Span.Event) -> Event:
-    return Event(event.name, _bounded(event.attributes, event.dropped_attributes_count), event.time_unix_nano)
-
-
-def _link(link: Span.Link) -> Link:
-    context = SpanContext(
-        _id(link.trace_id, 16, "a link's trace id"),
-        _id(link.span_id, 8, "a link's span id"),
-        bool(link.flags & IS_REMOTE),
-        TraceFlags(link.flags & 0xFF),
-        _state(link.trace_state),
-    )
-    return Link(context, _bounded(link.attributes, link.dropped_attributes_count))
-
-
-def _status(status: StatusMessage | None) -> Status:
-    if status is None or status.code not in (StatusCode.OK.value, StatusCode.ERROR.value):
-        return Status(StatusCode.UNSET)
-    code = StatusCode(int(status.code))
-    return Status(code, (status.message or None) if code is StatusCode.ERROR else None)
-
-
-def _state(header: str) -> TraceState:
-    return TraceState.from_header([header]) if header else TraceState()
-
-
-def _id(value: bytes | str, size: int, what: str) -> int:
+def _check_id(value: bytes | str, size: int, what: str) -> None:
     value = _bytes(value)
     if len(value) != size or not any(value):
         raise ValueError(f"{what} must be {size} bytes and not all zero, not {value.hex() or 'empty'}")
-    return int.from_bytes(value, "big")
 
 
 def _bytes(value: bytes | str) -> bytes:
@@ -197,48 +132,29 @@ def _bytes(value: bytes | str) -> bytes:
     return bytes.fromhex(value) if isinstance(value, str) else value
 
 
-def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
-    return {pair.key: _value(pair.value) for pair in pairs}
+def _plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    """Attributes as a dict; the drawing is left out. The same as otlp_json.plain, of protobuf."""
+    return {pair.key: _value(pair.value) for pair in pairs if pair.key != otlp_json.DRAWING}
 
 
-def _value(value: AnyValue) -> object:
-    """An AnyValue as the SDK holds it; one without a value is None."""
-    kind = _kind(value)
-    if kind is None:
-        return None
+def _value(value: AnyValue) -> Any:  # noqa: ANN401
+    """The Python value of an AnyValue; None for one of a kind that no attribute of ours has."""
+    kind = str(value.WhichOneof("value"))
     if kind == "array_value":
-        return _array(value.array_value.values)
-    if kind == "kvlist_value":
-        return _attributes(value.kvlist_value.values)
-    return getattr(value, kind)
+        return _array(value.array_value)
+    return getattr(value, kind) if kind in SCALARS.values() else None
 
 
-def _array(items: Sequence[AnyValue]) -> tuple[object, ...]:
-    kinds = {item.WhichOneof("value") for item in items}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is not None and kind in SCALARS:  # the arrays over a tree's nodes: one look-up an element is enough
-        return tuple(map(attrgetter(kind), items))
-    return tuple(map(_value, items))
+def _array(array: ArrayValue) -> list[Any]:
+    """The values of an array, nearly always of one kind.
 
-
-def _kind(value: AnyValue | None) -> str | None:
-    """The name of the field that an AnyValue fills."""
-    return value.WhichOneof("value") if value is not None else None
-
-
-def _bounded(pairs: Iterable[KeyValue], dropped: int) -> Mapping[str, Any]:
-    """Attributes; in the SDK's own container only where it has a count of dropped ones to carry, for it is slow."""
-    values = _attributes(pairs)
-    if not dropped:
-        return values
-    bounded = BoundedAttributes(attributes=values)
-    bounded.dropped = dropped
-    return bounded
-
-
-def _bounded_list(items: list[T], dropped: int) -> Sequence[T]:
-    if not dropped:
-        return items
-    bounded = BoundedList.from_seq(None, items)
-    bounded.dropped = dropped
-    return bounded
+    Laid end to end, the encodings of n AnyValues of one scalar kind are that of a repeated scalar: so they are read at
+    once. Of any other array not all n come back in one field.
+    """
+    items = RawArray.FromString(array.SerializeToString()).values
+    kind = SCALARS.get(items[0][0]) if items and items[0] else None
+    if kind is not None:
+        values = list(getattr(RawScalars.FromString(b"".join(items)), kind))
+        if len(values) == len(items):
+            return values
+    return [None if item.WhichOneof("value") == "array_value" else _value(item) for item in array.values]

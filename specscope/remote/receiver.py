@@ -1,7 +1,7 @@
-"""An OTLP trace receiver: gRPC and HTTP in, the SDK's ReadableSpans out.
+"""An OTLP trace receiver: gRPC and HTTP in, spans out.
 
 Attaching to an engine elsewhere is this receiver and the span codec: the engine exports with the standard OTLP
-exporters, and spans arrive here as if they had been made in this process.
+exporters, and what arrives here is fed to the decoder that reads captures.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 
 from specscope.errors import UserError
-from specscope.remote.otlp import JSON, PROTOBUF, from_proto, parse
+from specscope.remote.otlp import JSON, PROTOBUF, Received, parse
 
-__all__ = ["Receiver", "from_proto", "parse"]
-
-SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 PATH = "/v1/traces"
 MAX_BODY = 16 * 2**20  # bytes of one export, after decompression; the SDK sends 512 spans at a time
 BODIES = 4  # of the largest exports, so many may be under way over HTTP
@@ -56,7 +56,7 @@ class Receiver:
 
     def __init__(
         self,
-        on_spans: Callable[[list[ReadableSpan]], None],
+        on_spans: Callable[[list[Received]], None],
         host: str = "127.0.0.1",
         grpc_port: int | None = 0,
         http_port: int | None = 0,
@@ -107,7 +107,7 @@ class Receiver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def deliver(self, spans: list[ReadableSpan]) -> None:
+    def deliver(self, spans: list[Received]) -> None:
         """Hand spans over and count them. Raises what `on_spans` raises, ConnectionError after `close`."""
         with self._lock:
             if not self._open:
@@ -115,7 +115,7 @@ class Receiver:
             self.on_spans(spans)
             self.received += len(spans)
 
-    def parse(self, body: bytes, kind: str, encoding: str = "identity") -> list[ReadableSpan]:
+    def parse(self, body: bytes, kind: str, encoding: str = "identity") -> list[Received]:
         """The spans of an export. Raises ValueError, or _RefusedError for a body that cannot be unpacked."""
         with self._parsing:
             return parse(_decompress(body, encoding, self.max_body), kind)
@@ -134,10 +134,9 @@ class Receiver:
                 self._room += size
 
     def _start_grpc(self, port: int) -> None:
-        handler = grpc.unary_unary_rpc_method_handler(self._export)  # bytes in, bytes out
         server = grpc.server(
             ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="specscope-otlp"),
-            handlers=[grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})],
+            interceptors=[_Encoded()],
             # Without so_reuseport=0 two receivers would share a port, and each would see half of the spans.
             options=[
                 ("grpc.max_receive_message_length", self.max_body),
@@ -147,6 +146,7 @@ class Receiver:
             ],
             maximum_concurrent_rpcs=MAX_CONNECTIONS,
         )
+        add_TraceServiceServicer_to_server(_Service(self), server)  # type: ignore[no-untyped-call]
         address = f"[{self.host}]" if ":" in self.host else self.host
         try:
             self.grpc_port = server.add_insecure_port(f"{address}:{port}")
@@ -165,19 +165,38 @@ class Receiver:
             target=self._http.serve_forever, args=(POLL_SECONDS,), name="specscope-otlp-http", daemon=True
         ).start()
 
-    def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+
+class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Hands the service its requests as bytes: the generated code would decode an export whole, before any bound."""
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:  # noqa: ANN401
+        """The handler of a call, without what decodes its request."""
+        found = continuation(handler_call_details)
+        if found is None:  # no method of ours
+            return None
+        return grpc.unary_unary_rpc_method_handler(found.unary_unary, None, found.response_serializer)
+
+
+class _Service(TraceServiceServicer):
+    """The gRPC service."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def Export(self, request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:  # noqa: N802
+        """One export, still encoded."""
         try:
-            spans = self.parse(body, PROTOBUF)
+            spans = self._receiver.parse(request, PROTOBUF)
         except ValueError as error:
-            self.refused += 1
+            self._receiver.refused += 1
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            self.deliver(spans)
+            self._receiver.deliver(spans)
         except ConnectionError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Exception as error:
             context.abort(grpc.StatusCode.INTERNAL, _cannot_take(error))
-        return bytes(ExportTraceServiceResponse().SerializeToString())
+        return ExportTraceServiceResponse()
 
 
 def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
@@ -324,7 +343,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _too_large(limit)
         return int(length)
 
-    def _read(self, receiver: Receiver) -> tuple[str, list[ReadableSpan]]:
+    def _read(self, receiver: Receiver) -> tuple[str, list[Received]]:
         """(content type, spans) of the request. Its body is read first, so that the client gets the answer."""
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)

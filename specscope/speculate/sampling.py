@@ -6,12 +6,15 @@ The order is vLLM's: logit bias, penalties, temperature, min-p, top-k, top-p, so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.model.backend import Backend
+from specscope.speculate.counts import TokenCounts
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
@@ -21,19 +24,18 @@ PREFILTER = 512  # top-p first looks among this many largest logits, and sorts t
 def distributions(
     logits: Tensor,
     params: SamplingParams,
-    prompt: Sequence[int],
-    output: Sequence[int],
+    counts: TokenCounts,
     paths: Sequence[Sequence[int]],
     backend: Backend = Backend.TORCH,
 ) -> list[Distribution]:
     """One distribution a row. logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row.
 
-    Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is
-    `output` followed by its path. Float32 throughout. The logits are not changed. With the triton backend all rows
-    are Dense, greedy ones too, so that nothing is read from the device.
+    Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
+    `counts` counts, followed by its path. Float32 throughout. The logits are not changed. With the triton backend all
+    rows are Dense, greedy ones too, so that nothing is read from the device.
     """
     plain = not params.penalised and not params.logit_bias
-    rows = logits if plain else shaped(logits, params, prompt, output, paths)
+    rows = logits if plain else shaped(logits, params, counts, paths)
     if params.greedy and backend is Backend.TRITON:
         best = rows.argmax(-1, keepdim=True)
         ones = torch.zeros(rows.shape, device=rows.device).scatter_(1, best, 1.0)
@@ -47,17 +49,13 @@ def distributions(
     return [Dense(row) for row in probabilities(rows.float() / params.temperature, params)]
 
 
-def shaped(
-    logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], paths: Sequence[Sequence[int]]
-) -> Tensor:
+def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
     """Logits [R, V] after logit bias and penalties, float32; arguments as in `distributions`."""
     rows = logits.float()
     if params.logit_bias:
         rows = _with_bias(rows, params)
     if params.penalised:
-        rows = torch.stack(
-            [_penalise(row, params, prompt, [*output, *path]) for row, path in zip(rows, paths, strict=True)]
-        )
+        rows = _penalised(rows, params, counts, paths)
     return rows
 
 
@@ -95,16 +93,34 @@ def _with_bias(rows: Tensor, params: SamplingParams) -> Tensor:
     return rows
 
 
-def _penalise(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-    """Repetition (Keskar et al. 2019), then frequency and presence penalties, on one row [V]."""
-    row = row.clone()
+def _penalised(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
+    """Repetition (Keskar et al. 2019), then frequency and presence penalties, on rows [R, V].
+
+    What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
+    """
+    own = torch.tensor(list(_on_paths(counts, paths)), dtype=torch.int64)
+    own = own.view(-1, 3).to(rows.device)
+    out, seen = rows.clone(), _tensor(counts.seen, rows)
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.int64, device=row.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if output and (params.presence_penalty != 0 or params.frequency_penalty != 0):
-        counted = Counter(output)
-        tokens = torch.tensor(list(counted), dtype=torch.int64, device=row.device)
-        times = torch.tensor(list(counted.values()), dtype=row.dtype, device=row.device)
-        row[tokens] -= params.frequency_penalty * times + params.presence_penalty
-    return row
+        out[:, seen] = _repetition(out[:, seen], params)
+    token, times = (_tensor(x, rows) for x in counts.output)
+    out[:, token] -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
+    row, token, times = own.unbind(1)
+    values = _repetition(rows[row, token], params)
+    out[row, token] = values - (params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty)
+    return out
+
+
+def _on_paths(counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+    """(row, token, how often it is in that row's output) of each token on each path."""
+    for row, path in enumerate(paths):
+        for token, times in Counter(path).items():
+            yield row, token, counts.times(token) + times
+
+
+def _repetition(values: Tensor, params: SamplingParams) -> Tensor:
+    return torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+
+
+def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

@@ -15,13 +15,16 @@ MovingSink = Callable[[StepRecord | Moved], None]
 LIMIT = 1024  # records that may wait for a sink
 LOSSLESS_LIMIT = 64  # for a lossless one: what waits must still be written when the program is told to end
 POLL_SECONDS = 0.1  # records wait this long at most; waking a thread on each would disturb the engine
+QUIET_SECONDS = 0.3  # after so long without a record the engine rests: what sinks have gathered goes out
 
 
 class Subscription:
     """One sink's queue and thread.
 
     A lossless sink makes the publisher wait when `limit` records are queued, and the wait is counted; another
-    drops the oldest record, and counts it. An exception in the sink ends the subscription and is kept in `error`.
+    drops the oldest record, and counts it. A sink that gathers what it is given has a method `flush`: it is called when
+    no record has come for a while, so that nothing is kept back while the engine is paused, stands at a breakpoint or
+    has nothing to do. An exception in the sink ends the subscription and is kept in `error`.
     """
 
     def __init__(self, sink: MovingSink, lossless: bool, limit: int, moves: bool) -> None:
@@ -37,6 +40,7 @@ class Subscription:
         self._idle = threading.Condition()
         self._closing = False
         self._busy = False
+        self._gathered_ns = 0  # when the sink last took a record, 0 where nothing is to be flushed
         self._thread = threading.Thread(target=self._run, name="specscope-sink", daemon=True)
         self._thread.start()
 
@@ -63,22 +67,31 @@ class Subscription:
         while not (self._closing and not self._queue):
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()
-            self._drain()
+            self._busy = True
+            try:
+                self._drain()
+                self._rest()
+            except Exception as error:
+                self.error = error
+                self._queue.clear()
+                self._gathered_ns = 0
+            self._busy = False
+            with self._idle:
+                self._idle.notify_all()
 
     def _drain(self) -> None:
-        self._busy = True
-        try:
-            while self._queue:
-                self.sink(self._queue.popleft())
-                if self.lossless and len(self._queue) == self.limit - 1:
-                    with self._idle:
-                        self._idle.notify_all()
-        except Exception as error:
-            self.error = error
-            self._queue.clear()
-        self._busy = False
-        with self._idle:
-            self._idle.notify_all()
+        while self._queue:
+            self.sink(self._queue.popleft())
+            self._gathered_ns = time.monotonic_ns()
+            if self.lossless and len(self._queue) == self.limit - 1:
+                with self._idle:
+                    self._idle.notify_all()
+
+    def _rest(self) -> None:
+        """Flush the sink where no record has come for a while."""
+        if self._gathered_ns and time.monotonic_ns() - self._gathered_ns > QUIET_SECONDS * 1e9:
+            self._gathered_ns = 0
+            getattr(self.sink, "flush", lambda: None)()
 
     def flush(self) -> None:
         """Wait until everything queued so far was handed over."""

@@ -123,7 +123,7 @@ class CaptureWriter:
             raise
 
     def __call__(self, record: StepRecord) -> None:
-        """Take a record; a line is written when there is enough for one."""
+        """Take a record; a line is written when there is enough for one, or when the engine rests."""
         self._spans += self._encoder.encode(record)
         if len(self._spans) >= LINE_SPANS or time.monotonic() - self._written > LINE_SECONDS:
             self._write()
@@ -141,10 +141,14 @@ class CaptureWriter:
                 f"cannot go on writing {self.path}: {error.strerror}; what was already written is readable"
             ) from error
 
+    def flush(self) -> None:
+        """Write what is left. Raises UserError."""
+        if self._spans:
+            self._write()
+
     def close(self) -> None:
         """Write what is left. Raises UserError where it cannot; the file is closed in any case."""
         try:
-            if self._spans:
-                self._write()
+            self.flush()
         finally:
             self._file.close()

@@ -51,7 +51,7 @@ class SpanSink:
         self._batch: list[ReadableSpan] = []
 
     def __call__(self, record: StepRecord) -> None:
-        """Take a record; spans go out in batches, and at the latest when the engine pauses or ends."""
+        """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
         self._batch += [readable(span, self._resource) for span in self._encoder.encode(record)]
         if len(self._batch) >= BATCH or record.finished:
             self.flush()

@@ -1,6 +1,7 @@
 """The outer messages of an OTLP export with what they hold left as bytes, to be decoded a piece at a time.
 
-On the wire a submessage and a bytes field are the same, so these read what ExportTraceServiceRequest reads.
+On the wire a submessage and a bytes field are the same, so these read what ExportTraceServiceRequest reads. RawArray
+reads an ArrayValue, and RawScalars any number of AnyValues, laid end to end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # 
 
 _BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
 _STRING = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+_BOOL = descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
+_INT64 = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
+_DOUBLE = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
 _ONE = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
 _MANY = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
@@ -23,6 +27,13 @@ _MESSAGES = {
         ("schema_url", _STRING, _ONE),
     ],
     "RawScopeSpans": [("scope", _BYTES, _ONE), ("spans", _BYTES, _MANY), ("schema_url", _STRING, _ONE)],
+    "RawArray": [("values", _BYTES, _MANY)],
+    "RawScalars": [
+        ("string_value", _STRING, _MANY),
+        ("bool_value", _BOOL, _MANY),
+        ("int_value", _INT64, _MANY),
+        ("double_value", _DOUBLE, _MANY),
+    ],
 }
 
 
@@ -43,3 +54,5 @@ _made = _classes()
 RawRequest = _made["RawRequest"]
 RawResourceSpans = _made["RawResourceSpans"]
 RawScopeSpans = _made["RawScopeSpans"]
+RawArray = _made["RawArray"]
+RawScalars = _made["RawScalars"]

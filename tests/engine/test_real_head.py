@@ -11,6 +11,7 @@ from specscope import Engine, SamplingParams
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.coins import Stream, coins
+from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
 from specscope.speculate.sampling import distributions
@@ -65,7 +66,7 @@ class FixedContext:
         """The distribution that is sampled from after the context and `path`."""
         if path not in self._p:
             output = self.tokens[len(prompt) :]
-            (self._p[path],) = distributions(self.target(path)[None], PARAMS, prompt, output, [path])
+            (self._p[path],) = distributions(self.target(path)[None], PARAMS, TokenCounts.of(prompt, output), [path])
         return self._p[path]
 
     def head(self, path):

@@ -43,11 +43,11 @@ requests = st.lists(
     st.none() | st.integers(1, 30),
     st.none() | st.just(3.0),
     st.booleans(),
-    st.sampled_from([0, 4, 64]),
+    st.sampled_from([0, 200, 1024, 10**6]),
     st.integers(0, 99),
 )
 @settings(max_examples=80)
-def test_equals_the_reference(parts, window, softcap, with_sinks, padded_rows, seed):
+def test_equals_the_reference(parts, window, softcap, with_sinks, call, seed):
     generator = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     cache = KVCache([LayerShape(KV_HEADS, SIZE, SIZE)], 96, torch.float32, torch.device("cpu"))
@@ -62,12 +62,12 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, padded_rows, s
         cache.write(0, torch.from_numpy(table.slots(0, context)), old_k, old_v)
         segments.append(Segment.of_tree(table, context, list(range(fed)), tree, logits=True))
         histories.append((old_k.transpose(0, 1), old_v.transpose(0, 1)))
-    original = batch_module.PADDED_ROWS
-    batch_module.PADDED_ROWS = padded_rows
+    original = batch_module.CALL
+    batch_module.CALL = call
     try:
         batch = Batch.build(segments, torch.device("cpu"))
     finally:
-        batch_module.PADDED_ROWS = original
+        batch_module.CALL = original
     rows = batch.tokens.shape[1]
     query, key, value = rand(1, HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE)
     sinks = rand(HEADS) if with_sinks else None
@@ -97,6 +97,32 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, padded_rows, s
             wanted = reference(query[0, :, at + row], keys, values, torch.from_numpy(visible), 0.4, softcap, sinks)
             assert torch.allclose(out[0, at + row].double(), wanted, atol=2e-6)
         at += m
+
+
+def alone(length, rows=1):
+    """A segment of a chain, its KV somewhere."""
+    table = BlockTable(list(range(-(-length // 16))))
+    return Segment.of_tree(table, length - rows, list(range(rows)), DraftTree.empty(), logits=True)
+
+
+def test_padding_stays_below_what_the_segments_are():
+    """One long request and seven short ones: the short ones are not padded to the long one."""
+    batch = Batch.build([alone(60), alone(4000), *[alone(64 + i) for i in range(6)]], torch.device("cpu"))
+    padded = sum(group.seen.numel() for group in batch.groups)
+    assert [group.size for group in batch.groups] == [1, 7]
+    assert padded < 1.1 * (4000 + 7 * 64)
+    wide = Batch.build([alone(3000, rows=60), *[alone(3000) for _ in range(7)]], torch.device("cpu"))
+    assert sum(group.seen.numel() for group in wide.groups) < 1.1 * 67 * 3000
+    same = Batch.build([alone(1000 + i) for i in range(8)], torch.device("cpu"))
+    assert [group.size for group in same.groups] == [8]
+
+
+def test_distances_are_not_looked_at_without_a_window(monkeypatch):
+    monkeypatch.setattr(batch_module.Group, "_within", None)
+    (group,) = Batch.build([alone(60, rows=4), alone(50, rows=2)], torch.device("cpu")).groups
+    assert group.bias(None, 2).shape == (2, 1, 8, 64)
+    tensors = [x for x in vars(group).values() if isinstance(x, torch.Tensor) and x.dim() > 1]
+    assert not any(x.dtype == torch.int64 for x in tensors)
 
 
 def test_positions_and_slots_of_a_tree():

@@ -7,8 +7,11 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.cli.attach import run_attached
 from specscope.debug.viewer import Viewer
+from specscope.engine.config import EngineConfig
+from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
+from specscope.live.client import Worker
 from specscope.remote.attached import Attached
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import Level
@@ -39,8 +42,54 @@ def send(tiny, port, protocol, name):
     return records
 
 
-def settle(viewer, steps):
-    end = time.monotonic() + 30
+def options(attached):
+    endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
+    return OutputOptions(None, endpoint, "grpc", Level.TREES, None, True)
+
+
+def test_an_engine_that_rests_is_shown_up_to_its_last_step(tiny, attached):
+    """Nobody steps it any more, nothing ends, and there are fewer spans than an export has."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
+    outputs = Outputs(options(attached), engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
+    try:
+        for _ in range(2):
+            engine.add("abcabc", PARAMS)
+            records = [engine.step() for _ in range(3)]
+            assert not any(record.finished for record in records)
+            settle(attached.viewer, engine.steps, seconds=5)
+            assert attached.viewer.history.steps[-3:] == records
+    finally:
+        outputs.close()
+
+
+def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step(tiny, attached):
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
+    prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=60, ignore_eos=True), raw=True)]
+    outputs = []
+
+    def opened(ready):
+        outputs.append(Outputs(options(attached), worker.bus, ready.run, ready.vocabulary, PARAMS))
+
+    worker = Worker(config, prompts, PARAMS, raw=True, paused=True, on_ready=opened)
+    viewer = Viewer(control=worker)
+    try:
+        for count in (1, 2):
+            worker.step()
+            settle(attached.viewer, count)
+            assert len(attached.viewer.history.steps) == count
+        worker.debug("break step if step == 5")
+        worker.resume()
+        settle(viewer, 6)
+        settle(attached.viewer, 6)
+        assert worker.status == "paused"
+        assert [record.step for record in attached.viewer.history.steps] == [0, 1, 2, 3, 4, 5]
+    finally:
+        worker.close()
+        outputs.pop().close()
+
+
+def settle(viewer, steps, seconds=30):
+    end = time.monotonic() + seconds
     while len(viewer.history.steps) < steps and time.monotonic() < end:
         viewer.poll()
         time.sleep(0.02)

@@ -20,6 +20,7 @@ from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.export import readable
 from specscope.trace.spans import Encoder, resource_attributes
 from specscope.trace.vocabulary import Vocabulary
+from tests.remote.sdk import sdk_spans
 from tests.trace.damage import SAMPLES, damaged, small
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
@@ -84,7 +85,7 @@ def mutated(seed: int) -> list[tuple[bytes, str]]:
     for line in damaged(small(SAMPLES[seed % 4]), seed).splitlines():
         bodies.append((line, JSON))
         try:
-            message = encode_spans(parse(line, JSON)).SerializeToString()
+            message = encode_spans(sdk_spans(parse(line, JSON))).SerializeToString()
         except Exception:  # the exporter cannot encode it
             continue
         bodies.append((message, PROTOBUF))

@@ -34,10 +34,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 
 from specscope.errors import UserError
-from specscope.remote.receiver import Receiver, from_proto, parse
+from specscope.remote.otlp import Received
+from specscope.remote.receiver import Receiver, parse
 from specscope.trace.export import SpanSink, make_exporter
 from specscope.trace.spans import Level
 from specscope.trace.unspan import Decoder, run_info
+from tests.remote.sdk import sdk_spans
 from tests.trace.strategies import RUN, runs, vocabularies
 
 RESOURCE = Resource({"service.name": "specscope", "specscope.eos": (1, 2), "ratio": 0.5}, "https://example.test/schema")
@@ -94,8 +96,7 @@ def facts(one: ReadableSpan) -> dict:
         "name": one.name,
         "context": one.context,
         "parent": one.parent,
-        "resource": (attributes(one.resource.attributes), one.resource.schema_url),
-        "scope": one.instrumentation_scope,
+        "resource": attributes(one.resource.attributes),
         "kind": one.kind,
         "status": (one.status.status_code, one.status.description),
         "times": (one.start_time, one.end_time),
@@ -110,10 +111,15 @@ class Taken:
     """Collects what a receiver hands over."""
 
     def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
+        self.received: list[Received] = []
 
-    def __call__(self, spans: list[ReadableSpan]) -> None:
-        self.spans += spans
+    def __call__(self, spans: list[Received]) -> None:
+        self.received += spans
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        """All of each span, as the SDK has it."""
+        return sdk_spans(self.received)
 
 
 @pytest.fixture
@@ -192,16 +198,21 @@ def test_any_span_survives_protobuf_and_json(values, own, links, kind, start) ->
         start_time=start,
         end_time=start + 1,
     )
-    [by_proto] = from_proto(encode_spans([sent]))
-    assert facts(by_proto) == facts(sent)
-    [by_json] = parse(encode_json([sent]).to_json().encode(), "application/json")
-    assert facts(by_json) == facts(sent)
+    by_proto = parse(encode_spans([sent]).SerializeToString())
+    by_json = parse(encode_json([sent]).to_json().encode(), "application/json")
+    for received in (by_proto, by_json):
+        [got] = sdk_spans(received)
+        assert facts(got) == facts(sent)
+        name, began, ended, told = received[0].read()
+        assert (name, began, ended) == (sent.name, start, start + 1)
+        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+        assert {k: typed(v) for k, v in plain.items()} == {k: typed(v) for k, v in values.items()}
 
 
 def test_trace_state_and_sampling_flags_are_kept() -> None:
     request = encode_spans([span(context=SpanContext(1, 2, False, None, TraceState([("vendor", "x"), ("b", "y")])))])
     request.resource_spans[0].scope_spans[0].spans[0].flags |= 1
-    [got] = from_proto(request)
+    [got] = sdk_spans(parse(request.SerializeToString()))
     assert dict(got.context.trace_state) == {"vendor": "x", "b": "y"}
     assert got.context.trace_flags.sampled
 
@@ -213,9 +224,32 @@ def test_an_unknown_kind_and_an_empty_value_are_no_errors() -> None:
     message.attributes.add(key="void")
     message.attributes.add(key="map").value.kvlist_value.values.add(key="k").value.int_value = 3
     message.attributes.add(key="raw").value.bytes_value = b"\xff"
-    [got] = from_proto(request)
+    received = parse(request.SerializeToString())
+    [got] = sdk_spans(received)
     assert got.kind is SpanKind.INTERNAL
     assert (got.attributes["void"], got.attributes["map"], got.attributes["raw"]) == (None, {"k": 3}, b"\xff")
+    told = received[0].read()[3]  # the decoder is told nothing of kinds that no attribute of ours has
+    assert (told["void"], told["map"], told["raw"]) == (None, None, None)
+
+
+def test_arrays_of_several_kinds_and_with_holes_are_told_value_by_value() -> None:
+    request = encode_spans([span()])
+    message = request.resource_spans[0].scope_spans[0].spans[0]
+    mixed = message.attributes.add(key="mixed").value.array_value
+    for change in ({"int_value": 3}, {"double_value": 0.5}, {"string_value": "x"}, {}, {"bool_value": True}):
+        mixed.values.add(**change)
+    hole = message.attributes.add(key="hole").value.array_value
+    hole.values.add(int_value=1)
+    hole.values.add()
+    first = message.attributes.add(key="first").value.array_value
+    first.values.add()
+    first.values.add(int_value=1)
+    deep = message.attributes.add(key="deep").value.array_value
+    deep.values.add().array_value.values.add(int_value=1)
+    [received] = parse(request.SerializeToString())
+    told = received.read()[3]
+    assert list(map(typed, told["mixed"])) == list(map(typed, [3, 0.5, "x", None, True]))
+    assert (told["hole"], told["first"], told["deep"]) == ([1, None], [None, 1], [None])
 
 
 def test_many_exporters_at_once(receiver: Receiver, taken: Taken) -> None:
@@ -369,6 +403,9 @@ def test_bad_protobuf_over_grpc(receiver: Receiver, taken: Taken) -> None:
     assert "\n" not in caught.value.details()
     assert (taken.spans, receiver.refused) == ([], 1)
     assert call(receiver, GOOD) == b""
+    with grpc.insecure_channel(f"127.0.0.1:{receiver.grpc_port}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Other")(GOOD, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_consumer_that_fails_is_told_to_the_sender_and_counts_nothing() -> None:
@@ -446,11 +483,11 @@ def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> No
         for record in records:
             sink(record)
         sink.close()
-    for got in taken.spans:
-        back += decoder.feed(got.name, got.start_time, got.end_time, got.attributes)
+    for got in taken.received:
+        back += decoder.feed(*got.read())
     assert back + decoder.flush() == records
     assert sink.failed == 0
-    assert all(run_info(got.resource.attributes) == RUN for got in taken.spans)
+    assert all(run_info(got.resource) == RUN for got in taken.received)
 
 
 HEAD = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
@@ -602,6 +639,10 @@ def test_millions_of_empty_messages_are_not_decoded(receiver: Receiver, body: by
     status, _, text = post(receiver, body, Content_Type=kind)
     assert (status, b"one export" in text) == (400, True)
     assert time.monotonic() - began < 5
+    if kind == PROTOBUF:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(receiver, body)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert memory() - before < 600 * 2**20
 
 

@@ -6,7 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate.sampling import distributions
+from specscope.speculate.counts import TokenCounts
+from specscope.speculate.drafters.base import Context
+from specscope.speculate.sampling import distributions, shaped
+from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense, Point
 from specscope.trace.params import SamplingParams
 
@@ -67,7 +70,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, params):
     logits = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     before = logits.clone()
-    rows = distributions(logits, params, prompt, output, paths)
+    rows = distributions(logits, params, TokenCounts.of(prompt, output), paths)
     assert torch.equal(logits, before)
     for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
         wanted = reference(numbers, params, prompt, output + path)
@@ -76,10 +79,55 @@ def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, 
         assert got.sum() == pytest.approx(1, abs=1e-5)
 
 
+penalised = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.4]),
+)
+
+
+@given(tokens, st.lists(tokens | st.floats(0, 1), max_size=12), tokens, penalised)
+def test_counts_that_follow_a_request_are_those_of_its_tokens(prompt, edits, path, params):
+    """The output grows, and is cut and continued otherwise: to the last bit what counting it all anew gives."""
+    text, output = Tokens(prompt), []
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
+    for edit in edits:
+        if isinstance(edit, float):
+            del output[int(edit * len(output)) :]
+            del text[len(prompt) + len(output) :]
+        else:
+            output += edit
+            for token in edit:
+                text.append(token)
+        assert text[:] == [*prompt, *output]
+        anew = TokenCounts.of(prompt, output)
+        assert sorted(text.counts.seen) == sorted(anew.seen) == sorted({*prompt, *output})
+        counted = Context("r", text, len(prompt), params).counts
+        assert torch.equal(shaped(logits, params, counted, [[], path]), shaped(logits, params, anew, [[], path]))
+
+
+def test_counts_have_room_for_any_number_of_tokens():
+    prompt, output = [*range(150)], [*range(100, 400), *range(200, 300)]
+    for counts in (TokenCounts.of(prompt, output), Tokens(prompt, output).counts):
+        assert sorted(counts.seen) == list(range(400))
+        assert dict(zip(*counts.output, strict=True)) == {t: 1 + (200 <= t < 300) for t in range(100, 400)}
+
+
+def test_tokens_are_changed_at_their_end_alone():
+    text = Tokens([1, 2, 3], [4, 5])
+    for part in (slice(0, 1), slice(2, None), slice(3, 4), slice(None, None, 2)):
+        with pytest.raises(ValueError, match="only the end"):
+            del text[part]
+    with pytest.raises(AttributeError):
+        text.extend([6])
+    assert (len(text), text[-1], text[1:4]) == (5, 5, [2, 3, 4])
+
+
 def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     monkeypatch.setattr("specscope.speculate.sampling.PREFILTER", 4)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 0.1
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    (row,) = distributions(logits, params, [], [], [[]])
+    (row,) = distributions(logits, params, TokenCounts(), [[]])
     assert isinstance(row, Dense)
     assert row.probs.numpy() == pytest.approx(reference(logits[0].tolist(), params, [], []), abs=1e-6)

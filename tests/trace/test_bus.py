@@ -1,10 +1,11 @@
 """The bus: nothing lost where nothing may be, drops counted where they may."""
 
 import threading
+import time
 
 import pytest
 
-from specscope.trace.bus import Bus
+from specscope.trace.bus import QUIET_SECONDS, Bus
 from tests.trace.samples import record
 
 
@@ -87,3 +88,54 @@ def test_flush_hands_over_what_was_published():
     bus.flush()
     assert seen == list(range(5))
     bus.close()
+
+
+class Gathering:
+    """A sink that gathers what it is given until it is flushed."""
+
+    def __init__(self):
+        self.waiting, self.out, self.flushes = [], [], 0
+
+    def __call__(self, item):
+        self.waiting.append(item.step)
+
+    def flush(self):
+        self.flushes += 1
+        self.out += self.waiting
+        self.waiting = []
+
+
+def until(condition, seconds=5):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then():
+    bus, sink = Bus(), Gathering()
+    bus.subscribe(sink)
+    time.sleep(2 * QUIET_SECONDS)
+    assert sink.flushes == 0  # there is nothing yet
+    for round_, items in enumerate([steps(50)[:20], steps(50)[20:]]):
+        for item in items:
+            bus.publish(item)
+            time.sleep(0.01)
+        assert len(sink.out) < 20 * (round_ + 1)  # while records come they are gathered
+        until(lambda round_=round_: len(sink.out) == (20, 50)[round_])
+    time.sleep(2 * QUIET_SECONDS)
+    assert sink.flushes == 2
+    bus.close()
+
+
+def test_a_flush_that_fails_ends_the_sink_as_a_record_would():
+    class Full(Gathering):
+        def flush(self):
+            raise OSError("disk full")
+
+    bus = Bus()
+    subscription = bus.subscribe(Full(), lossless=True)
+    bus.publish(record(0, ()))
+    until(lambda: subscription.error is not None)
+    with pytest.raises(OSError, match="disk full"):
+        bus.publish(record(1, ()))

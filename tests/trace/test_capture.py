@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from specscope.errors import UserError
+from specscope.trace.bus import Bus
 from specscope.trace.capture import CaptureWriter, line_json
 from specscope.trace.export import readable
 from specscope.trace.reading import CaptureReader, read_capture
@@ -180,3 +182,17 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypa
     reader = read_capture(path)
     assert reader.history.steps == records[:1]
     assert "100 of" in reader.warnings[0]
+
+
+def test_while_the_engine_rests_the_file_holds_every_step(tmp_path):
+    """Fewer spans than a line has: they are written when no more come, not when the run ends."""
+    bus, writer = Bus(), CaptureWriter(tmp_path / "run.jsonl", RUN, Vocabulary())
+    bus.subscribe(writer, lossless=True)
+    for record in some_records():
+        bus.publish(record)
+    end = time.monotonic() + 5
+    while len(read_capture(tmp_path / "run.jsonl").history.steps) < len(some_records()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert read_capture(tmp_path / "run.jsonl").history.steps == some_records()
+    bus.close()
+    writer.close()

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.adaptive import Size
+from specscope.speculate.counts import TokenCounts
+from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
@@ -30,6 +32,18 @@ class Context:
     def position(self) -> int:
         """The root's position in the request: its coins follow from it."""
         return len(self.tokens) - 1
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What penalties are made of; empty where the request has none.
+
+        The engine's own lists keep their counts up to date; those of any other are counted anew.
+        """
+        if not self.params.penalised:
+            return TokenCounts()
+        if isinstance(self.tokens, Tokens) and self.tokens.prompt_len == self.prompt_len:
+            return self.tokens.counts
+        return TokenCounts.of(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
 
 
 @dataclass(frozen=True)
@@ -52,10 +66,13 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests. A new drafter implements this in a file of its own."""
 
     name: str
-    max_nodes: int  # the largest tree it may propose: KV room is reserved for it
+    max_nodes: int  # the largest tree it may propose
     max_depth: int
     aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
+
+    def most_nodes(self, context: Context) -> int:
+        """Nodes that the next draft of a request has at most: so many rows and KV slots are kept for it."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""
@@ -81,6 +98,10 @@ class NoDrafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+
+    def most_nodes(self, context: Context) -> int:
+        """None."""
+        return 0
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """Nothing for anybody."""

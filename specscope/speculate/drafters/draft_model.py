@@ -69,8 +69,8 @@ class DraftModel(ModelDrafter):
             return  # nothing was drafted
         places = state.fed[verdict.path]
         kept = int((places >= 0).cumprod().sum())
-        slots = state.table.slots(0, base + int(state.fed.max(initial=-1)) + 1)
-        source, target = slots[base + places[:kept]], slots[base : base + kept]
+        slots = state.table.slots(base, base + int(state.fed.max(initial=-1)) + 1)
+        source, target = slots[places[:kept]], slots[:kept]
         if (source != target).any():
             self.cache.move([(source, target)])
         state.computed = base + kept

@@ -75,6 +75,12 @@ class ModelDrafter(ABC):
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
+    def most_nodes(self, context: Context) -> int:
+        """None where it cannot draft yet or any more, else the plan's, or the request's own size."""
+        plan = self._plan_for(context)
+        base = self.known(context, self.states.get(context.request, State()))
+        return 0 if plan is None or base < 0 or base + plan.max_fed > self.max_context else plan.max_nodes
+
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree a request. A request for which the drafter's cache has no room gets none."""
         self.passes = ()
@@ -88,12 +94,17 @@ class ModelDrafter(ABC):
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
-    def _begin(self, context: Context) -> Drafting | None:
+    def _plan_for(self, context: Context) -> TreePlan | None:
+        """The plan of a request's own size, where it has one; None where it shall draft nothing."""
         plan, size = self.plan, context.size
-        if size is not None and isinstance(plan, DynamicPlan):
-            if size.depth == 0:
-                return None
-            plan = DynamicPlan(size.nodes, size.depth, plan.top)
+        if size is None or not isinstance(plan, DynamicPlan):
+            return plan
+        return DynamicPlan(size.nodes, size.depth, plan.top) if size.depth else None
+
+    def _begin(self, context: Context) -> Drafting | None:
+        plan = self._plan_for(context)
+        if plan is None:
+            return None
         state = self.states.setdefault(context.request, State())
         base = self.known(context, state)
         length = base + plan.max_fed

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import ROOT, DraftTree, Ints
+from specscope.trace.tree import ROOT, DraftTree
+
+
+@dataclass
+class _Text:
+    """A request's tokens as they were seen last."""
+
+    index: NgramIndex
+    length: int = -1  # of the text that `draft` continues; -1 before the first
+    draft: Draft = NO_DRAFT
 
 
 class NgramDrafter:
@@ -31,44 +41,53 @@ class NgramDrafter:
         self.shortest = shortest
         self.max_depth = depth
         self.max_nodes = depth * width
+        self._texts: dict[str, _Text] = {}
+
+    def most_nodes(self, context: Context) -> int:
+        """As many as it will propose: they are looked up here, and kept."""
+        return len(self._draft(context).tree)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A trie of continuations for each request."""
-        return [self._draft(np.asarray(context.tokens, dtype=np.int32)) for context in contexts]
+        return [self._draft(context) for context in contexts]
 
-    def _draft(self, tokens: Ints) -> Draft:
+    def _draft(self, context: Context) -> Draft:
+        text = self._texts.get(context.request)
+        if text is None:
+            index = NgramIndex(self.depth, self.width, range(self.shortest, self.longest + 1))
+            self._texts[context.request] = text = _Text(index)
+        if text.length != len(context.tokens):
+            text.index.grow(context.tokens)
+            text.length, text.draft = len(context.tokens), self._continue(context.tokens, text.index)
+        return text.draft
+
+    def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            ends = occurrences(tokens, size)
-            if len(ends):
-                found = distinct([tokens[end : end + self.depth].tolist() for end in ends[::-1]], self.width)
+            if found := distinct((tokens[end : end + self.depth] for end in index.ends(tokens, size)), self.width):
                 return Draft(trie(found))
         return NO_DRAFT
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """It keeps nothing between steps."""
+        """What was committed is seen when the request comes again."""
 
     def observe(self, request: str, start: int, features: Tensor) -> None:
         """It asks for no features."""
 
     def rewind(self, request: str, tokens: int) -> None:
-        """It keeps nothing between steps."""
+        """Forget the end of a request's text."""
+        text = self._texts.get(request)
+        if text is not None:
+            text.index.cut(tokens)
+            text.length = -1
 
     def release(self, request: str) -> None:
-        """It keeps nothing between steps."""
+        """Forget a request's text."""
+        self._texts.pop(request, None)
 
 
-def occurrences(tokens: Ints, size: int) -> np.ndarray:
-    """Ends (index past the last token), ascending, of earlier occurrences of the last `size` tokens."""
-    suffix = tokens[-size:]
-    candidates = np.flatnonzero(tokens[size - 1 : -1] == suffix[-1]) + size
-    for back in range(2, size + 1):
-        candidates = candidates[tokens[candidates - back] == suffix[-back]]
-    return candidates
-
-
-def distinct(continuations: Sequence[list[int]], width: int) -> list[list[int]]:
+def distinct(continuations: Iterable[Sequence[int]], width: int) -> list[Sequence[int]]:
     """The first `width` that are not a beginning of an earlier one."""
-    kept: list[list[int]] = []
+    kept: list[Sequence[int]] = []
     for tokens in continuations:
         if not any(other[: len(tokens)] == tokens for other in kept):
             kept.append(tokens)
@@ -77,7 +96,7 @@ def distinct(continuations: Sequence[list[int]], width: int) -> list[list[int]]:
     return kept
 
 
-def trie(sequences: Sequence[list[int]]) -> DraftTree:
+def trie(sequences: Sequence[Sequence[int]]) -> DraftTree:
     """Sequences as a tree that shares common beginnings, breadth first, earlier sequences first."""
     node_of: dict[tuple[int, ...], int] = {}
     token: list[int] = []

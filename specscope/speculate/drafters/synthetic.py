@@ -32,6 +32,10 @@ class Synthetic:
         # Given that its parent was accepted: r_d / r_{d-1}. Deeper than the rates go, nothing is.
         self.given_parent = [r / before if before else 0.0 for before, r in zip([1.0, *rates], rates, strict=False)]
 
+    def most_nodes(self, context: Context) -> int:
+        """The whole shape, always."""
+        return self.max_nodes
+
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """The same shape for everybody."""
         return [self._draft(context) for context in contexts]

@@ -116,11 +116,10 @@ class TreeBuilder(ABC):
 
         After the request's logit bias and penalties, where it has any: they move the target's choice too.
         """
-        context, params = self.context, self.context.params
+        params = self.context.params
         if params.penalised or params.logit_bias:
-            output = context.tokens[context.prompt_len :]
             paths = [self.path(node) for node in self.frontier]
-            logits = shaped(level.full(rows), params, context.tokens[: context.prompt_len], output, paths)
+            logits = shaped(level.full(rows), params, self.context.counts, paths)
             level, rows = Level(logits, level.vocab_size), slice(None)
         tokens, log_probs = level.top(count)
         both = zip(tokens[rows], log_probs[rows], strict=True)
@@ -169,10 +168,8 @@ class StaticTreeBuilder(TreeBuilder):
 
     def _distributions(self, level: Level, rows: slice) -> list[Dense]:
         """q at each node of the frontier: after all of the request's processing."""
-        context = self.context
-        prompt, output = context.tokens[: context.prompt_len], context.tokens[context.prompt_len :]
         paths = [self.path(node) for node in self.frontier]
-        found = distributions(level.full(rows), context.params, prompt, output, paths)
+        found = distributions(level.full(rows), self.context.params, self.context.counts, paths)
         return [d for d in found if isinstance(d, Dense)]
 
     def _draw(self, node: int, children: Sequence[int], q: Dense) -> None:

@@ -1,15 +1,34 @@
 """Prompt lookup against a plain search."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.ngram import NgramDrafter, occurrences, trie
+from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import ROOT
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def occurrences(tokens, size):
+    """Ends (index past the last token), ascending, of earlier occurrences of the last `size` tokens."""
+    suffix = tokens[-size:]
+    candidates = np.flatnonzero(tokens[size - 1 : -1] == suffix[-1]) + size
+    for back in range(2, size + 1):
+        candidates = candidates[tokens[candidates - back] == suffix[-back]]
+    return candidates
+
+
+def searched(drafter, tokens):
+    """The tree by a search through the whole text: what the drafter's index must give."""
+    tokens = np.asarray(tokens, np.int32)
+    for size in range(min(drafter.longest, len(tokens) - 1), drafter.shortest - 1, -1):
+        ends = occurrences(tokens, size)
+        if len(ends):
+            return trie(distinct([tokens[end : end + drafter.depth].tolist() for end in ends[::-1]], drafter.width))
+    return trie([])
 
 
 def draft(drafter, tokens):
@@ -55,3 +74,64 @@ def test_a_trie_shares_beginnings():
     tree = trie([[1, 2, 3], [1, 2, 4], [5]])
     assert tree.token.tolist() == [1, 5, 2, 3, 4]
     assert tree.parent.tolist() == [ROOT, ROOT, 0, 2, 2]
+
+
+edits = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),  # committed
+    st.floats(0, 1),  # gone back, to so much of it
+    st.just("release"),
+    st.just("twice"),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), edits), max_size=30),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 2),
+)
+@settings(max_examples=300)
+def test_the_index_gives_what_a_search_gives_whatever_becomes_of_the_text(steps, depth, width, shortest, more):
+    drafter = NgramDrafter(depth, width, longest=shortest + more, shortest=shortest)
+    texts = {"a": [1, 0, 1], "b": [2]}
+    for name, edit in steps:
+        tokens = texts[name]
+        if isinstance(edit, list):
+            tokens += edit
+        elif isinstance(edit, float):
+            del tokens[1 + int(edit * (len(tokens) - 1)) :]
+            drafter.rewind(name, len(tokens))
+        elif edit == "release":
+            drafter.release(name)
+        context = Context(name, tokens, 1, SamplingParams())
+        wanted = searched(drafter, tokens)
+        assert drafter.most_nodes(context) == len(wanted)
+        tree = drafter.propose([context])[0].tree
+        assert tree.token.tolist() == wanted.token.tolist()
+        assert tree.parent.tolist() == wanted.parent.tolist()
+
+
+def test_nothing_is_left_of_a_text_that_is_cut_to_its_start():
+    drafter = NgramDrafter(2, 2, longest=3, shortest=1)
+    tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1]
+    draft(drafter, tokens)
+    index = drafter._texts["r"].index
+    assert index._ends
+    drafter.rewind("r", 1)
+    assert (index._ends, index._undo) == ({}, [])
+
+
+def test_a_look_costs_the_same_however_long_the_text_is():
+    """Counted, not timed: the ends that are looked at after a thousand and after eight thousand repetitions."""
+    looked = []
+    for count in (1000, 8000):
+        drafter = NgramDrafter(5, 3)
+        tokens = [1, 2, 3] * count
+        draft(drafter, tokens)
+        index = drafter._texts["r"].index
+        tokens.append(1)
+        index.grow(tokens)
+        looked.append(len(list(index.ends(tokens, 4))))
+        assert index._next == len(tokens) - 4
+    assert looked[0] == looked[1] <= 3 + 4
