@@ -237,6 +237,11 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
         notes.append(
             f"{plural(history.dropped, 'record')} missing: counts are too low, and ratios are over what is left"
         )
+    if len(history.branches) > 1:
+        notes.append(
+            f"the run was edited and has {len(history.branches)} branches: these figures are of branch "
+            f"{history.branch} (--branch N for another)"
+        )
     open_ended = sum(1 for one in requests if one.finish is None)
     if open_ended:
         notes.append(

@@ -231,7 +231,8 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.argument("file", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
-def report(file: str, as_json: bool, html: str | None) -> None:
+@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Of a run that was edited.  [default: the last]")
+def report(file: str, as_json: bool, html: str | None, branch: int | None) -> None:
     """Print the acceptance figures of the capture FILE: pooled, per request and per position, worst requests first."""
     from specscope.analyze.report import build_report
     from specscope.trace.reading import read_capture
@@ -239,6 +240,11 @@ def report(file: str, as_json: bool, html: str | None) -> None:
     if html is not None:
         check_output(html, "--html", (file,), PAGE)
     reader = read_capture(file)
+    if branch is not None:
+        if branch not in reader.history.branches:
+            known = ", ".join(map(str, reader.history.branches))
+            raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
+        reader.history.show(branch)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
         _write_page(figures, html)

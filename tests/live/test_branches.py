@@ -1,8 +1,12 @@
 """One timeline: a run that went back and was changed has branches, and its capture tells all of them truly."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 from specscope import Engine, SamplingParams
+from specscope.cli.main import cli
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
@@ -110,6 +114,25 @@ def test_a_branch_over_a_capture_can_be_chosen(engine, tmp_path):
     over.run("goto 6")
     assert over.session.record.step == 6
     assert over.session.history.branch == 1
+
+
+def test_a_report_is_of_the_last_branch_unless_told(engine, tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    commands = commands_over(engine)
+    commands.run("next 5")
+    commands.run("goto 1")
+    engine.cancel("r0")
+    commands.run("next 2")
+    engine.close()
+    writer.close()
+    last = CliRunner().invoke(cli, ["report", str(path), "--json"])
+    first = CliRunner().invoke(cli, ["report", str(path), "--json", "--branch", "0"])
+    assert "has 2 branches: these figures are of branch 1" in last.output
+    assert [json.loads(out.stdout)["engine"]["steps"] for out in (last, first)] == [4, 5]
+    refused = CliRunner().invoke(cli, ["report", str(path), "--branch", "7"])
+    assert "no such branch; there are: 0, 1" in str(refused.exception)
 
 
 def test_looking_at_an_earlier_step_shows_a_fault_in_its_kv_and_does_not_heal_it(engine):
