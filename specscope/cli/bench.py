@@ -55,7 +55,7 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 
 @bench.command("peers")
 @paired
-@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment that has vLLM.")
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Tokens/s at batch 1 against transformers' generate() and, with --vllm, vLLM."""
     from specscope.bench.peers import run_peers
@@ -101,7 +101,9 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 
 @bench.command("attach")
 @click.argument("sample", metavar="CAPTURE")
-@click.option("--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True)
+@click.option(
+    "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send."
+)
 def bench_attach(sample: str, seconds: int) -> None:
     """Whether an attached screen keeps up with 200 steps/s, taken from CAPTURE, and still answers keys."""
     from specscope.bench.attach import run_attach
@@ -130,7 +132,7 @@ def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # 
 
 @bench.command("replay")
 @click.argument("sample", metavar="CAPTURE")
-@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
+@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="Times to measure.")
 def bench_replay(sample: str, rounds: int) -> None:
     """Time to the first screen, and memory, of a 10,000-step capture made of CAPTURE's steps."""
     from specscope.bench.replay import run_replay

@@ -201,7 +201,7 @@ class _Service(TraceServiceServicer):
 
 def _cannot_listen(protocol: str, host: str, port: int) -> UserError:
     return UserError(
-        f"cannot listen on {host}:{port} for OTLP over {protocol}: the port is probably in use: choose another"
+        f"cannot listen on {host}:{port} for OTLP over {protocol}: choose another port if this one is in use"
     )
 
 

@@ -279,7 +279,7 @@ class Metrics(Collector):
             server, _ = start_http_server(port, host, self._registry)
         except (OSError, OverflowError):
             raise UserError(
-                f"cannot serve metrics on {host}:{port}: the port is probably in use: choose another"
+                f"cannot serve metrics on {host}:{port}: choose another port if this one is in use"
             ) from None
         self._servers.append(server)
         return int(server.server_port)

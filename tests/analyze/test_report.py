@@ -165,7 +165,7 @@ def test_a_capture_that_was_cut() -> None:
     whole.dropped = 4
     report = build_report(whole, source="x", warnings=["the last line is torn"])
     assert report.warnings[0] == "the last line is torn"
-    assert "4 records are missing" in report.warnings[1]
+    assert "4 records missing" in report.warnings[1]
     assert report.warnings[2].startswith("1 of 2 requests did not end")
     [a, _] = report.requests
     assert (a.finish, a.total_s, a.output) == (None, None, "t40 t23 t41 t43 t44 ")
@@ -175,7 +175,7 @@ def test_output_tokens_in_no_known_step_are_told() -> None:
     whole = history([record(1, [step("a", final=5)], admitted=(A,), finished=(end(A, [3, 4, 5]),))])
     report = build_report(whole, source="x")
     assert report.requests[0].missing_tokens == 2
-    assert any("2 output tokens of 1 requests" in line for line in report.warnings)
+    assert any("2 output tokens of 1 request in" in line for line in report.warnings)
 
 
 def test_a_request_whose_admission_was_dropped() -> None:

@@ -38,9 +38,9 @@ def test_the_figures_are_there_with_their_names() -> None:
     found = rows(shown(build_report(small(), source="run.jsonl")))
     assert found["source"] == ["run.jsonl"]
     assert found["model"] == ["SmolLM2-135M-Instruct (4b2ae1c)"]
-    assert found["params"] == ["temperature 0 (greedy), seed 0, max_tokens 128; others in 1 requests"]
+    assert found["params"] == ["temperature 0 (greedy), seed 0, max_tokens 128; others in 1 request"]
     assert found["pooled"] == ["per-request mean"]
-    assert found["mean acceptance length"] == ["2.50", "2.50"]
+    assert found["mean acceptance length τ"] == ["2.50", "2.50"]
     assert found["draft acceptance rate (accepted / nodes)"] == ["54.5%", "53.3%"]
     assert found["accepted / depth"] == ["60.0%", "58.3%"]
     assert found["output tokens per step"] == ["2.00", "2.08"]
@@ -50,7 +50,7 @@ def test_the_figures_are_there_with_their_names() -> None:
     assert found["recovered"][:2] == ["2", "40.0%"]
     assert found["forward"] == ["4", "15.00", "0.100", "69.9%"]
     assert found["chat"] == ["1", "2", "2.00", "2.00", "40.0%", "1.67"]
-    assert found["a"] == ["Say hello", "length", "5", "2", "2.00", "40.0%"]
+    assert found["a"] == ["Say hello", "length limit", "5", "2", "2.00", "40.0%"]
     assert found["steps without speculation: batch above 8"] == ["1"]
 
 
@@ -61,9 +61,9 @@ def test_the_worst_request_comes_first() -> None:
 
 def test_nothing_is_shown_as_a_dash() -> None:
     found = rows(shown(build_report(History(), source="empty.jsonl")))
-    assert found["mean acceptance length"] == ["–", "–"]
+    assert found["mean acceptance length τ"] == ["–", "–"]
     assert found["bonus"][:2] == ["0", "–"]
-    assert found["! nothing is known of the run: its header is missing"] == []
+    assert found["! the run's header is missing: its model and settings are unknown"] == []
 
 
 def test_a_run_without_text_or_end() -> None:

@@ -149,7 +149,7 @@ def test_spans_of_other_programs_are_noticed_once(attached):
     assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert len(attached.notices) < 5
-    assert "these are spans of another program (vllm\\x1b[2J), not of specscope" in attached.notices[0]
+    assert "these spans come from another program (vllm\\x1b[2J)" in attached.notices[0]
 
 
 def test_runs_without_end_are_bounded(attached, monkeypatch):

@@ -31,7 +31,7 @@ def test_what_it_may_say(tmp_path, monkeypatch):
     ("text", "why"),
     [
         ("theme = ", "config.toml"),
-        ("colour = 1", "unknown colour"),
+        ("colour = 1", "unknown setting colour"),
         ('theme = "pink"', "dark or light"),
         ("fps = 0", "from 1 to 60"),
         ("fps = true", "fps must be a number, not True"),
