@@ -74,7 +74,7 @@ def curves() -> list[Curve]:
         Curve("penalties of a tree's rows", "tokens of context", contexts, _penalties),
         Curve("n-gram, a step in a text", "tokens of context", contexts, _ngram_text, 0.5),
         Curve("n-gram, a step in repetitions", "tokens of context", contexts, _ngram_loop, 0.5),
-        Curve("n-gram, the first step of a prompt", "tokens of context", contexts[1:], _ngram_prompt),
+        Curve("n-gram, the first step of a prompt", "tokens of context", contexts[1:], _ngram_prompt, 1.5),
     ]
 
 
