@@ -63,7 +63,7 @@ class NgramDrafter:
 
     def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            if found := distinct((tokens[end : end + self.depth] for end in index.ends(tokens, size)), self.width):
+            if found := distinct((tokens[end : end + self.depth] for end in index.ends(size)), self.width):
                 return Draft(trie(found))
         return NO_DRAFT
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
-Gram = tuple[int, ...]
+Gram = bytes  # its tokens, four bytes each
+Ends = int | tuple[int, ...]  # latest first; an int where there is one, as nearly always: it is no garbage collector's
 
 
 class NgramIndex:
@@ -19,38 +21,54 @@ class NgramIndex:
     def __init__(self, depth: int, width: int, sizes: range) -> None:
         self.depth, self.width, self.sizes = depth, width, sizes
         self._first = self._next = min(sizes, default=0)  # the first end that was not taken in
-        self._ends: dict[Gram, tuple[int, ...]] = {}  # latest first
-        self._undo: list[tuple[Gram, tuple[int, ...]]] = []  # a gram, and its ends before; one for each size that fits
+        self._text = array("i")
+        self._ends: dict[Gram, Ends] = {}
+        self._grams: list[Gram] = []  # that were taken in, one after another, each with its ends before
+        self._before: list[Ends | None] = []
 
     def grow(self, tokens: Sequence[int]) -> None:
         """The text is now this; it begins with what it was."""
+        self._text.extend(tokens[len(self._text) :])
         for end in range(self._next, len(tokens) - self.depth + 1):
-            follows = tokens[end : end + self.depth]
-            for gram in self._grams(tokens, end):
-                before = self._ends.get(gram, ())
-                others = [e for e in before if tokens[e : e + self.depth] != follows]
-                self._undo.append((gram, before))
-                self._ends[gram] = (end, *others)[: self.width]
+            for size in self._sizes_at(end):
+                gram = self._text[end - size : end].tobytes()
+                before = self._ends.get(gram)
+                self._grams.append(gram)
+                self._before.append(before)
+                self._ends[gram] = end if before is None else self._together(end, before)
             self._next = end + 1
+
+    def _together(self, end: int, before: Ends) -> Ends:
+        """A new end, and those of the others that were followed by something else."""
+        follows = self._text[end : end + self.depth]
+        others = [e for e in _all(before) if self._text[e : e + self.depth] != follows]
+        return (end, *others)[: self.width] if others else end
 
     def cut(self, length: int) -> None:
         """Only the first `length` tokens are left."""
+        del self._text[length:]
         while self._next > max(length - self.depth + 1, self._first):
             self._next -= 1
-            for _ in range(sum(size <= self._next for size in self.sizes)):
-                gram, before = self._undo.pop()
-                if before:
-                    self._ends[gram] = before
-                else:
+            for _ in self._sizes_at(self._next):
+                gram, before = self._grams.pop(), self._before.pop()
+                if before is None:
                     del self._ends[gram]
+                else:
+                    self._ends[gram] = before
 
-    def ends(self, tokens: Sequence[int], size: int) -> Iterator[int]:
+    def ends(self, size: int) -> Iterator[int]:
         """Earlier ends of the last `size` tokens, latest first; of those with one continuation only the latest."""
-        suffix = tokens[-size:]
-        for end in range(len(tokens) - 1, max(len(tokens) - self.depth, size - 1), -1):
-            if tokens[end - size : end] == suffix:
+        text = self._text
+        suffix = text[-size:]
+        for end in range(len(text) - 1, max(len(text) - self.depth, size - 1), -1):
+            if text[end - size : end] == suffix:
                 yield end
-        yield from self._ends.get(tuple(suffix), ())
+        yield from _all(self._ends.get(suffix.tobytes(), ()))
 
-    def _grams(self, tokens: Sequence[int], end: int) -> Iterator[Gram]:
-        return (tuple(tokens[end - size : end]) for size in self.sizes if size <= end)
+    def _sizes_at(self, end: int) -> range:
+        """Sizes of the n-grams that can end there."""
+        return range(self.sizes.start, min(self.sizes.stop, end + 1))
+
+
+def _all(ends: Ends) -> tuple[int, ...]:
+    return (ends,) if isinstance(ends, int) else ends

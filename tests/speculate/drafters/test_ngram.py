@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_text_that_is_cut_to_its_start():
     index = drafter._texts["r"].index
     assert index._ends
     drafter.rewind("r", 1)
-    assert (index._ends, index._undo) == ({}, [])
+    assert (index._ends, index._grams, index._before) == ({}, [], [])
 
 
 def test_a_look_costs_the_same_however_long_the_text_is():
@@ -132,6 +132,6 @@ def test_a_look_costs_the_same_however_long_the_text_is():
         index = drafter._texts["r"].index
         tokens.append(1)
         index.grow(tokens)
-        looked.append(len(list(index.ends(tokens, 4))))
+        looked.append(len(list(index.ends(4))))
         assert index._next == len(tokens) - 4
     assert looked[0] == looked[1] <= 3 + 4
