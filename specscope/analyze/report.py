@@ -18,6 +18,7 @@ from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.wording import plural
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 TIMELINE_BINS = 60
@@ -233,12 +234,10 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
     if history.run is None:
         notes.append("nothing is known of the run: its header is missing")
     if history.dropped:
-        notes.append(f"{history.dropped} records are missing: counts are too low, and rates are of what is left")
+        notes.append(f"{plural(history.dropped, 'record')} missing: counts are too low, and rates are of what is left")
     open_ended = sum(1 for one in requests if one.finish is None)
     if open_ended:
-        notes.append(
-            f"{open_ended} of {len(requests)} requests have no end: they were still running, or it was cut off"
-        )
+        notes.append(f"{open_ended} of {plural(len(requests), 'request')} without an end: still running, or cut off")
     verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
     forced = sum(1 for verdict in verdicts if len(verdict.forced))
     if forced:
@@ -248,7 +247,9 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
         )
     missing = [one.missing_tokens for one in requests if one.missing_tokens]
     if missing:
-        notes.append(f"{sum(missing)} output tokens of {len(missing)} requests are in no step that is known")
+        notes.append(
+            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in no step that is known"
+        )
     return notes
 
 

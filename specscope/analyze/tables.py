@@ -12,6 +12,7 @@ from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
 
 NONE = "–"  # a figure with nothing under it
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
@@ -75,9 +76,15 @@ def header(report: Report) -> list[tuple[str, str]]:
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
             ("tree", run["tree"]),
-            ("params", default + (f"; others in {count(report.other_params)} requests" if report.other_params else "")),
+            (
+                "params",
+                default + (f"; others in {plural(report.other_params, 'request')}" if report.other_params else ""),
+            ),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
-            ("KV cache", f"{count(run['blocks'])} blocks of {run['block_size']} tokens, context {run['max_context']}"),
+            (
+                "KV cache",
+                f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, context {run['max_context']}",
+            ),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
             ("versions", versions),
         ]
@@ -98,8 +105,9 @@ def acceptance(report: Report) -> Table:
         ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
         ("output tokens per step", number(report.pooled.tokens_per_step), number(mean.tokens_per_step)),
     ]
-    steps = f"{count(len(report.requests))} requests, {count(pooled.steps)} decode steps, {count(pooled.drafts)} drafts"
-    tokens = f"{count(pooled.drafted)} tokens drafted, {count(pooled.accepted)} accepted"
+    counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
+    steps = ", ".join(plural(value, noun) for value, noun in counts)
+    tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
     committed = f"{count(report.pooled.committed)} committed, {count(pooled.emitted)} output"
     columns = ("", "pooled", "per-request mean")
     return Table("Acceptance", columns, rows, f"{steps}; {tokens}, {committed}.")
@@ -173,7 +181,7 @@ def groups(report: Report) -> list[Table]:
     for label, parts in report.groups.items():
         title = f"By {one_line(label, 40)}"
         if len(parts) > MAX_GROUPS:
-            found.append(Table(title, (label,), [], f"{count(len(parts))} values; the JSON has them all."))
+            found.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
             continue
         rows = [
             (

@@ -18,6 +18,7 @@ from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
 from specscope.trace.stats import Acceptance
+from specscope.trace.wording import plural
 
 
 def capture_run(
@@ -76,10 +77,11 @@ def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int],
     for part in record.requests:
         total.add(part)
     tau = "–" if total.tau is None else f"{total.tau:.2f}"
-    progress(f"step {record.step}, {total.emitted} tokens, acceptance length {tau}", len(record.finished))
+    progress(f"step {record.step}, {plural(total.emitted, 'token')}, acceptance length {tau}", len(record.finished))
 
 
 def _summary(console: Console, path: str, total: Acceptance, *, interrupted: bool) -> None:
     tau = "no drafts" if total.tau is None else f"mean acceptance length {total.tau:.2f}"
     what = "interrupted; kept" if interrupted else "captured"
-    console.print(f"{what} {total.steps} decode steps, {total.emitted} tokens, {tau} → {path}", highlight=False)
+    counts = f"{plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}"
+    console.print(f"{what} {counts}, {tau} → {path}", highlight=False)

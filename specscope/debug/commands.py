@@ -17,6 +17,7 @@ from specscope.debug.session import Session, Stop
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
 
 MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
@@ -237,7 +238,7 @@ class Commands:
         if len(numbers) != 2:
             raise UserError("write ignore N COUNT")
         self.session.breakpoints.get(numbers[0]).ignore = numbers[1]
-        return f"the next {numbers[1]} hits of breakpoint {numbers[0]} pass"
+        return f"breakpoint {numbers[0]} lets its next {plural(numbers[1], 'hit')} pass"
 
     def commands(self, text: str) -> str:
         """`N`, then lines up to `end`; or `N line; line`."""

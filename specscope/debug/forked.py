@@ -9,6 +9,7 @@ from functools import cached_property
 from specscope.trace.records import RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
 
 TEXT = 300  # characters of each side's output that are said
 
@@ -69,7 +70,7 @@ class Forked:
         for name, tokens, figures in zip(("original", "fork"), self.outputs, self.figures, strict=True):
             before = vocabulary.text(tokens[: self.same])[-TEXT:]
             after = vocabulary.text(tokens[self.same :])[:TEXT]
-            tau = f"τ {figures.tau:.3f} over {figures.drafts} drafts" if figures.drafts else "no drafts"
+            tau = f"τ {figures.tau:.3f} over {plural(figures.drafts, 'draft')}" if figures.drafts else "no drafts"
             lines.append(f"{name:<9} {tau}")
             lines.append(f"          {before}{'»' if self.differ else ''}{after}".replace("\n", "⏎"))
         lines.append(self.difference(vocabulary))

@@ -11,6 +11,7 @@ from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import acceptance, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -24,9 +25,9 @@ def where(session: Session, node: int | None = None) -> str:
     line = f"step {record.step}  {printable(chosen.id)}@{part.index}  "
     verdict = part.verdict
     if verdict is None:
-        return line + f"prefill of {part.prefill_tokens} tokens"
+        return line + acceptance(part)
     text = session.history.vocabulary.show(verdict.token)
-    line += f"accepted {verdict.accepted} of {len(part.tree)} → {verdict.kind.value} {text}"
+    line += f"{acceptance(part)} → {verdict.kind.value} {text}"
     if len(verdict.forced):
         line += "  (forced: not lossless)"
     if len(part.tree) in session.history.near_ties(part):
@@ -83,11 +84,11 @@ def begun(session: Session) -> str:
     lines = []
     for part, draft in zip(current.plan.parts, current.drafts, strict=False):
         tokens = " ".join(session.history.vocabulary.show(int(t)) for t in draft.tree.token)
-        lines.append(f"{part.request.id}: {len(draft.tree)} nodes drafted{': ' + tokens if tokens else ''}")
+        lines.append(f"{part.request.id}: {plural(len(draft.tree), 'node')} drafted{': ' + tokens if tokens else ''}")
     if not current.drafts:
-        lines = [f"{part.request.id}: {part.feed} tokens to feed" for part in current.plan.parts]
+        lines = [f"{part.request.id}: {plural(part.feed, 'token')} to feed" for part in current.plan.parts]
     if current.logits:
-        lines.append("logits of " + ", ".join(f"{len(x)} rows" for x in current.logits))
+        lines.append("logits of " + ", ".join(f"{plural(len(x), 'row')}" for x in current.logits))
     return "\n".join(lines)
 
 
@@ -101,7 +102,7 @@ def breakpoints(session: Session) -> str:
     """A line each."""
     lines = []
     for point in session.breakpoints.points.values():
-        notes = [f"hit {point.hits} times"] if point.hits else []
+        notes = [f"hit {plural(point.hits, 'time')}"] if point.hits else []
         notes += ["off"] if not point.enabled else []
         notes += [f"ignores {point.ignore}"] if point.ignore else []
         lines.append(f"{point.number:>3}  {point.describe()}" + (f"  ({', '.join(notes)})" if notes else ""))
@@ -130,10 +131,10 @@ def step(session: Session) -> str:
     times = "  ".join(
         f"{printable(p.name)} {(p.end_ns - p.start_ns) / 1e6:.2f} ms" for p in (*record.phases, *record.passes)
     )
-    parts = "  ".join(f"{printable(part.request)}: {part.emitted} tokens" for part in record.requests)
+    parts = "  ".join(f"{printable(part.request)}: {plural(part.emitted, 'token')}" for part in record.requests)
     text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
     ties = sum(len(session.history.near_ties(part)) for part in record.requests)
-    return text + (f"\n{ties} of its decisions are near ties: rounding could flip them" if ties else "")
+    return text + (f"\n{plural(ties, 'near tie')} among its decisions: rounding could flip them" if ties else "")
 
 
 def kv(session: Session) -> str:
@@ -142,10 +143,10 @@ def kv(session: Session) -> str:
     if record is None:
         return "nothing has run yet"
     live = getattr(session.engine, "requests", {})
-    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
+    lines = [f"{plural(record.blocks_used, 'block')} used, {record.blocks_free} free"]
     lines += [_kv_step(part, live.get(part.request)) for part in record.requests]
     lines += [f"{printable(name)} lost its blocks: it will be computed again" for name in record.preempted]
-    lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
+    lines += [f"{one.id}: {plural(one.computed, 'token')} computed, blocks {one.table.blocks}" for one in live.values()]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable,
 from specscope.trace.checked import short, whole
 from specscope.trace.history import History, weight
 from specscope.trace.params import SamplingParams
+from specscope.trace.wording import plural
 
 WAITING = 20_000  # messages that may wait for the screen before records are dropped
 MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
@@ -137,7 +138,7 @@ class Attached:
             gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
                 self.viewer.position = max(self.viewer.position - gone, 0)
-                self.notices.append(f"the oldest {gone:,} steps were let go")
+                self.notices.append(f"let go of the {plural(gone, 'oldest step')}")
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # nothing of it can be let go but all
 

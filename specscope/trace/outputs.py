@@ -13,6 +13,7 @@ from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo
 from specscope.trace.spans import Level
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Outputs:
     def _losses(self) -> list[str]:
         lines: list[str] = []
         if self._network is not None and self._network.dropped:
-            lines.append(f"{self._network.dropped} steps were not sent: the OTLP endpoint was too slow")
+            lines.append(f"{plural(self._network.dropped, 'step')} not sent: the OTLP endpoint was too slow")
         if failures := self._span_failures():
-            lines.append(f"{failures} spans were not sent: the OTLP endpoint did not take them")
+            lines.append(f"{plural(failures, 'span')} not sent: the OTLP endpoint did not take them")
         return lines

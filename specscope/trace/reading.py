@@ -18,6 +18,7 @@ from specscope.trace.records import StepRecord
 from specscope.trace.schema import DamagedError
 from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
 
 
 class CaptureReader:
@@ -114,10 +115,12 @@ class CaptureReader:
         if decoder.summaries:
             self.warnings.append(f"{decoder.summaries:,} decode steps came without their evidence")
         if decoder.lost:
-            self.warnings.append(f"{decoder.lost:,} steps are incomplete and left out")
+            self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
-            self.warnings.append(f"{unfinished} of {len(history.requests)} requests have no end in this file")
+            self.warnings.append(
+                f"{unfinished} of {plural(len(history.requests), 'request')} without an end in this file"
+            )
 
 
 def _whole(line: bytes) -> bool:

@@ -98,11 +98,6 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:
     """Join the parts with `gap` between, in order; those of the lowest numbers get their room first."""
     given = [(rank, part) for rank, part in parts if line_width(part)]

@@ -165,8 +165,8 @@ def test_a_capture_that_was_cut() -> None:
     whole.dropped = 4
     report = build_report(whole, source="x", warnings=["the last line is torn"])
     assert report.warnings[0] == "the last line is torn"
-    assert "4 records are missing" in report.warnings[1]
-    assert report.warnings[2].startswith("1 of 2 requests have no end")
+    assert "4 records missing" in report.warnings[1]
+    assert report.warnings[2].startswith("1 of 2 requests without an end")
     [a, _] = report.requests
     assert (a.finish, a.total_s, a.output) == (None, None, "t40 t23 t41 t43 t44 ")
 

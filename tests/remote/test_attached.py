@@ -99,7 +99,7 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
     history = attached.viewer.history
     assert len(history.steps) <= 8
     assert history.steps == records[-len(history.steps) :]
-    assert "were let go" in attached.notices[0]
+    assert "let go of the" in attached.notices[0]
     assert all(request.info is not None for request in history.requests.values())
     assert 0 <= attached.viewer.position < len(history.steps)
 

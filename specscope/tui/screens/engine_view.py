@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from specscope.trace.records import StepRecord
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
@@ -36,7 +37,7 @@ class EnginePanel(Panel):
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
         lines: list[Line] = [
-            [(f"the last {len(steps)} steps up to step {steps[-1].step:,}, a column each", "dim")],
+            [(f"the last {plural(len(steps), 'step')} up to step {steps[-1].step:,}, a column each", "dim")],
             [],
             *_phases(steps, width),
             [],
@@ -52,7 +53,7 @@ class EnginePanel(Panel):
         ]
         preempted = sum(len(s.preempted) for s in steps)
         if preempted:
-            lines += [[], [(f"{preempted} requests lost their KV in these steps", "warn")]]
+            lines += [[], [(f"{plural(preempted, 'preemption')} in these steps: those requests lost their KV", "warn")]]
         return Sheet(lines, title)
 
 

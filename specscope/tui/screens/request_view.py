@@ -12,9 +12,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.trace.records import FinalKind, RequestStep
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, plural, right, show_token
+from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, right, show_token
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS, OutputPanel
 from specscope.tui.widgets.panel import Panel

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Line, clean, plural, right
+from specscope.tui.text import LEVELS, Line, clean, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 

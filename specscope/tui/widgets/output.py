@@ -6,8 +6,9 @@ from collections.abc import Hashable
 
 from specscope.trace.records import FinishReason, Origin
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, fit, plural
+from specscope.tui.text import Ink, Line, clean, fit
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.wrap import Wrapper

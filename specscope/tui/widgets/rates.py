@@ -6,8 +6,9 @@ from collections.abc import Hashable
 
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, plural, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 

@@ -7,8 +7,9 @@ from collections.abc import Hashable
 from rich.cells import cell_len
 
 from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, plural, show_token
+from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, show_token
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import how_drawn, result, tree_lines

@@ -1,0 +1,76 @@
+"""One way to say a count, an acceptance and an end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specscope.debug import show
+from specscope.debug.session import Session
+from specscope.trace.draw import draw_tree
+from specscope.trace.history import History
+from specscope.trace.records import FinishReason
+from specscope.trace.tree import DraftTree
+from specscope.trace.wording import acceptance, ending, plural
+from tests.tui.sample import replay
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests"), (12_345, "12,345 requests")]
+)
+def test_counts(count, text):
+    assert plural(count, "request") == text
+
+
+def test_nouns_of_their_own():
+    assert plural(1, "entry", "entries") == "1 entry"
+    assert plural(3, "entry", "entries") == "3 entries"
+
+
+def tree_step():
+    """A step of r1, whose tree has more nodes than it is deep."""
+    steps = replay().history.requests["r1"].steps
+    return next(step for step in steps if step.verdict is not None and len(step.tree) > step.tree.max_depth)
+
+
+def test_acceptance_is_of_the_nodes_and_of_the_depth():
+    step = tree_step()
+    assert step.verdict is not None
+    got, nodes, depth = step.verdict.accepted, len(step.tree), step.tree.max_depth
+    assert acceptance(step) == f"{got} of {nodes} nodes, depth {got} of {depth}"
+    assert acceptance(step, short=True) == f"{got}/{nodes} nodes, depth {got}/{depth}"
+
+
+def test_a_single_node_is_no_nodes():
+    step = tree_step()
+    assert step.verdict is not None
+    none = dataclasses.replace(step.verdict, path=step.verdict.path[:0])
+    one = dataclasses.replace(step, tree=DraftTree.build([5], [-1]), verdict=none)
+    assert acceptance(one) == "0 of 1 node, depth 0 of 1"
+
+
+def test_steps_that_judged_nothing():
+    step = tree_step()
+    assert acceptance(dataclasses.replace(step, tree=DraftTree.empty())) == "nothing drafted"
+    assert acceptance(dataclasses.replace(step, verdict=None, prefill_tokens=1)) == "prefill of 1 token"
+
+
+def test_the_console_says_it_in_the_same_words():
+    history = replay().history
+    session = Session(history=history)
+    session.position = next(at for at, record in enumerate(history.steps) if len(record.requests[1].tree) > 4)
+    session.request = "r1"
+    part = session.part
+    assert part is not None
+    assert acceptance(part) in show.where(session)
+
+
+def test_one_token_of_prefill_is_not_tokens():
+    step = dataclasses.replace(tree_step(), verdict=None, prefill_tokens=1)
+    assert draw_tree(step, History().vocabulary) == "prefill of 1 token"
+
+
+def test_running_out_of_tokens_is_not_called_length():
+    assert ending(FinishReason.LENGTH) == "max_tokens"
+    assert ending(FinishReason.EOS) == "eos"
