@@ -247,9 +247,8 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
         )
     missing = [one.missing_tokens for one in requests if one.missing_tokens]
     if missing:
-        notes.append(
-            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in no step that is known"
-        )
+        tokens, of = plural(sum(missing), "output token"), plural(len(missing), "request")
+        notes.append(f"{tokens} of {of} in no step that is known")
     return notes
 
 

@@ -71,20 +71,15 @@ def header(report: Report) -> list[tuple[str, str]]:
     if run := report.run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        default = params_line(run["params"])
+        default, others = params_line(run["params"]), plural(report.other_params, "request")
+        blocks = f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens"
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
             ("tree", run["tree"]),
-            (
-                "params",
-                default + (f"; others in {plural(report.other_params, 'request')}" if report.other_params else ""),
-            ),
+            ("params", default + (f"; others in {others}" if report.other_params else "")),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
-            (
-                "KV cache",
-                f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, context {run['max_context']}",
-            ),
+            ("KV cache", f"{blocks}, context {run['max_context']}"),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
             ("versions", versions),
         ]

@@ -118,9 +118,8 @@ class CaptureReader:
             self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
         unfinished = sum(request.end is None for request in history.requests.values())
         if unfinished:
-            self.warnings.append(
-                f"{unfinished} of {plural(len(history.requests), 'request')} without an end in this file"
-            )
+            requests = plural(len(history.requests), "request")
+            self.warnings.append(f"{unfinished} of {requests} without an end in this file")
 
 
 def _whole(line: bytes) -> bool:
