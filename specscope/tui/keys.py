@@ -31,7 +31,10 @@ KEYS: tuple[Key, ...] = (
     Key("go_to_step", "g", "g", "ask_step", "Go to…", "go to a step or a request: 17, r3, r3@17"),
     Key("next_rejection", "n", "n", "rejection(1)", "Next rejection", "next step whose path ended in a rejection"),
     Key("previous_rejection", "N,upper_n", "N", "rejection(-1)", "Previous rejection", "the one before"),
-    Key("search", "slash", "/", "ask_search", "Search the output…", "next step whose output has a text"),
+    Key("filter", "slash", "/", "filter", "Filter the list…", "show what has a text: requests, steps, breakpoints"),
+    Key("sort", "o", "o", "sort(1)", "Sort the list", "sort the list by its next column; or click on a head"),
+    Key("sort_reverse", "O,upper_o", "O", "sort(-1)", "Sort the other way", "sort the other way round"),
+    Key("search", "F,upper_f,ctrl+f", "F", "ask_search", "Search the output…", "next step whose output has a text"),
     Key("copy", "y", "y", "copy_reference", "Copy a reference", "copy this step's reference: run.jsonl#r3@17"),
     Key("next_request", "j", "j ↓", "choose(1)", "Next request", "choose the request below"),
     Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "choose the request above"),
@@ -78,6 +81,8 @@ KEYS: tuple[Key, ...] = (
     Key("help", "question_mark", "?", "help", "Help", "this page"),
     Key("quit", "q", "q", "quit", "Quit", "leave"),
 )
+
+ASKING = ("prompt", "cancel")  # what only an engine that takes commands can do
 
 
 def bindings() -> list[Binding]:

@@ -65,6 +65,21 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥", "\r": "␍"}.get(c, repr(c)[1:-1]) for c in text)
 
 
+def folded(text: str, width: int) -> list[str]:
+    """The text on lines of at most `width` cells, broken at spaces where there are any; control characters escaped."""
+    rest = clean(text).rstrip()
+    lines: list[str] = []
+    while rest:
+        if cell_len(rest) <= width:
+            return [*lines, rest]
+        head = set_cell_size(rest, max(width, 2)).rstrip()
+        at = head.rfind(" ") if rest[len(head) : len(head) + 1] not in (" ", "") else len(head)
+        at = at if at > 0 else max(len(head), 1)
+        lines.append(rest[:at])
+        rest = rest[at:].lstrip()
+    return lines
+
+
 def show_token(vocabulary: Vocabulary, token: int) -> str:
     """A token for people; a lone combining mark gets a circle to stand on."""
     text = vocabulary.show(token)

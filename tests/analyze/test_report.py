@@ -175,7 +175,7 @@ def test_output_tokens_in_no_known_step_are_told() -> None:
     whole = history([record(1, [step("a", final=5)], admitted=(A,), finished=(end(A, [3, 4, 5]),))])
     report = build_report(whole, source="x")
     assert report.requests[0].missing_tokens == 2
-    assert any("2 output tokens of 1 requests" in line for line in report.warnings)
+    assert any("2 output tokens of 1 request in" in line for line in report.warnings)
 
 
 def test_a_request_whose_admission_was_dropped() -> None:

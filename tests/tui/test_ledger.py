@@ -8,7 +8,7 @@ import pytest
 
 from specscope.trace import stats
 from specscope.trace.history import History
-from specscope.tui import ledger as ledger_module
+from specscope.tui.widgets import ledger as ledger_module
 from specscope.tui.widgets.ledger import Ledger
 
 from .sample import START_NS, maker

@@ -12,13 +12,15 @@ from textual.containers import Container
 
 from specscope.debug.forked import Forked
 from specscope.trace.records import RequestStep
+from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import result, tree_lines
+from specscope.tui.widgets.tree_lines import tree_lines
 
 NUMBER, RATE = 4, 5
 NAMES = ("original", "fork")
@@ -70,7 +72,6 @@ def _title(forked: Forked, width: int) -> Line:
         (0, [("Fork of ", "strong"), (f"{clean(forked.request)}@{forked.index}", "strong")]),
         (1, [("τ ", "dim"), (f"{figure(a)} → {figure(b)}", "text"), (gained, ink)]),
         (2, [("not lossless" if forked.forced else "", "warn")]),
-        (3, [("↑↓ step · Esc", "faint")]),
     ]
     return fit(parts, width, " · ")
 
@@ -112,7 +113,7 @@ class SidePanel(Panel):
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
         head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
-        said: Line = [(result(step, step.verdict), "text")]
+        said: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
         title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
         return Sheet([head, *lines], title, keep=final + 1, head=1)
@@ -122,12 +123,18 @@ class ForkScreen(Over):
     """The table above, both trees below."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f", "dismiss", "Close", show=False)]
+    HINTS = (
+        Hint(0, "↑↓", "step", "screen.pick(1)"),
+        Hint(2, ":", "debug", "app.console"),
+        Hint(3, "?", "help", "app.help"),
+        Hint(1, "Esc", "close", "screen.dismiss"),
+    )
 
     def __init__(self, look: Look, forked: Forked) -> None:
         super().__init__(look)
         self._forked = forked
 
-    def compose(self) -> ComposeResult:
+    def parts(self) -> ComposeResult:
         """Three panels."""
         table = ForkPanel(self._forked, "fork")
         with Container(id="of-fork"):
