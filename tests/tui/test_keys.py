@@ -239,6 +239,7 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         engine.made.add("r9", "", "hey", " you there")
         made = engine.made.step()
         viewer.history.append(dataclasses.replace(made, finished=(ended(viewer, "r1"),)))
+        viewer.goto_end()
         app.look()
         assert "queued" not in text_of(panel)
         assert "cancelling" not in text_of(panel)
@@ -250,7 +251,10 @@ async def test_a_prompt_that_is_refused_waits_no_more():
     async with running(viewer) as (app, pilot):
         await pilot.press("i", *"hey", "enter")
         engine.refused.append("the prompt has 9,000 tokens; the limit is 2,047")
-        await pilot.pause(0.3)
+        for _ in range(50):
+            await pilot.pause(0.1)
+            if not app.pending.prompts:
+                break
         assert app.pending.prompts == []
 
 

@@ -7,6 +7,7 @@ they differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from specscope.trace.records import Outcome, RequestStep, Verdict
@@ -47,6 +48,8 @@ def sign(verdict: Verdict, node: int) -> str:
 
 def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, Ink]]:
     """The line from 0 to 1 with its first part, a, thick, and the coin on it: on the thick part where it is below a."""
+    if not (math.isfinite(a) and math.isfinite(coin)):  # a record that says nothing
+        return [("─" * width, "rail")]
     won, at = round(min(max(a, 0.0), 1.0) * width), min(int(min(max(coin, 0.0), 1.0) * width), width - 1)
     if coin < a:
         won = max(won, 1)

@@ -72,8 +72,7 @@ def _column(
     entropy: Line = [(f"H {column.entropy:.2f} nats", "dim")]
     lines: list[Line] = [fit([(0, [(name, "strong")]), (1, entropy)], width)]
     shown = [(top.token, top.prob) for top in column.top[:most]]
-    own = _own(column)
-    lines.append([("▸ ", "accent"), (cut(own, width - MARK), "accent")])
+    lines += [[("▸ " if at == 0 else "  ", "accent"), (row, "accent")] for at, row in enumerate(_own(column, width))]
     texts = [show_token(vocabulary, token) for token, _ in shown]
     room = min(max(map(cell_len, texts), default=1), width - MARK - SHORTEST_BAR - NUMBER - 1)
     for (token, prob), text in zip(shown, texts, strict=True):
@@ -92,10 +91,12 @@ def _column(
     return [*lines, []]
 
 
-def _own(column: Column) -> str:
+def _own(column: Column, width: int) -> list[str]:
     """The view's own token in this distribution, in words."""
     if column.outside:
-        return "outside the draft vocabulary"
-    if column.rank is None:
-        return "probability 0: it cannot come"
-    return f"{probability(column.prob)}, rank {column.rank:,}"
+        said = "outside the draft vocabulary"
+    elif column.rank is None:
+        said = "0: it cannot come"
+    else:
+        said = f"{probability(column.prob)}, rank {column.rank:,}"
+    return folded(said, width - MARK)

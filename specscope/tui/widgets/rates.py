@@ -98,12 +98,8 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
 def _bar_head(width: int) -> Line:
     """The names of the two rates: per position, and given that the depth was tried."""
     names = ("per-position", "conditional") if width >= WIDE else ("per-pos", "cond")
-    return [
-        (
-            "depth" + right(names[0], width - 5 - 2 - _cells(width)[1]) + "  " + right(names[1], _cells(width)[1]),
-            "faint",
-        )
-    ]
+    last = _cells(width)[1]
+    return [("depth" + right(names[0], width - 7 - last) + "  " + right(names[1], last), "faint")]
 
 
 def _cells(width: int) -> tuple[int, int]:
