@@ -22,7 +22,7 @@ from specscope.tui.widgets.output import INKS
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-NUMBER, RATE = 4, 5
+NUMBER, DEPTH = 4, 7
 NAMES = ("original", "fork")
 
 
@@ -48,10 +48,11 @@ class ForkPanel(Panel):
         """Figures, heads, and the steps."""
         forked, half = self.forked, (width - NUMBER - 3) // 2
         partings = [forked.parting(side) for side in (forked.original, forked.fork)]
+        heads = [left("depth", DEPTH) + name for name in NAMES]
         lines: list[Line] = [
             [(cut(clean(forked.changes), width), "accent")],
             [(cut(clean(forked.difference(look.vocabulary)), width), "warn" if forked.differ else "text")],
-            [(right("step", NUMBER) + "  " + left(NAMES[0], half + 1) + NAMES[1], "faint")],
+            [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
         for at in range(max(len(forked.original), len(forked.fork))):
             line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
@@ -79,9 +80,9 @@ def _title(forked: Forked, width: int) -> Line:
 def _cell(look: Look, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
     """`2/5 text` in exactly `width` cells."""
     verdict = step.verdict
-    rate = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
-    line: list[tuple[str, Ink]] = [(left(rate, RATE), "dim")]
-    room = width - RATE
+    depth = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
+    line: list[tuple[str, Ink]] = [(left(depth, DEPTH), "dim")]
+    room = width - DEPTH
     for token, origin in zip(step.output(), () if verdict is None else verdict.origins(), strict=False):
         text = cut(show_token(look.vocabulary, token), room)
         line.append((text, INKS[origin]))

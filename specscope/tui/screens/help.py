@@ -30,22 +30,22 @@ COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("target", "target", "drawn where nothing was drafted"),
 )
 FIGURES: tuple[tuple[str, str], ...] = (
-    ("p", "the target's probability of the token, before any trial"),
+    ("p", "the target's probability, before any trial"),
     ("q", "the drafter's, as drawn; 1 if deterministic"),
     ("draft", "the drafter's own, where q is 1"),
-    ("p tried", "p and q at the trial, after elder siblings were rejected;"),
-    ("q tried", "shown where they are other numbers than p and q"),
+    ("p tried", "p at the trial, after elder siblings; and q:"),
+    ("q tried", "shown where they differ from p and q"),
     ("coin", "the number in (0, 1) that decided"),
     ("a", "chance to accept: min(1, p tried / q tried)"),
     ("residual", "mass left by a rejection, not renormalised"),
 )
 RATES: tuple[tuple[str, str], ...] = (
     ("τ", "mean acceptance length: 1 + accepted / drafts"),
-    ("nodes", "draft acceptance rate: accepted / drafted nodes"),
+    ("nodes", "draft acceptance rate: accepted / nodes"),
     ("depth", "accepted / depth of the tree"),
-    ("per-pos", "per-position rate: accepted at depth d / drafts that reached depth d"),
-    ("cond", "conditional rate: likewise, of the drafts of which a node at depth d was tried"),
-    ("tokens", "output tokens: accepted and final ones, without what was cut off at the end"),
+    ("per-pos", "per-position rate: accepted / trees this deep"),
+    ("cond", "conditional rate: accepted / tried this deep"),
+    ("tokens", "output tokens, cut at the end of the output"),
 )
 Row = tuple[str, Ink, str]
 SIDE_BY_SIDE = 100  # cells
@@ -57,8 +57,8 @@ def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     keys: list[Row] = [(label(key, keymap), "key", key.help) for key in KEYS]
     keys += [
         ("Tab", "key", "next panel; arrows scroll it"),
-        ("Enter", "key", "what is behind it: a request, a step, distributions"),
-        ("mouse", "key", "text, a node, a chart: go to its step; a list's head: sort"),
+        ("Enter", "key", "drill: request, step, distributions"),
+        ("mouse", "key", "text, node, chart: to its step; heads sort"),
         ("Ctrl+P", "key", "commands"),
     ]
     both = width >= SIDE_BY_SIDE

@@ -29,7 +29,7 @@ HEADS = (
     ("step", right("step", NUMBER)),
     ("depth", left("depth", DEPTH)),
     ("nodes", left("nodes", NODES)),
-    ("tokens", "tokens that came out"),
+    ("tokens", left("tokens", 8)),
 )
 
 

@@ -142,7 +142,8 @@ class NodePanel(Panel):
         if look.part is None or look.part[1].verdict is None or node is None:
             return Sheet([], [("Node", "strong")])
         name: Line = [("Final token" if node == len(look.part[1].tree) else f"Node {node}", "strong")]
-        lines = node_facts(look, look.part[1], look.part[1].verdict, node, width)
+        room = height if self._place.display else 0
+        lines = node_facts(look, look.part[1], look.part[1].verdict, node, width, room)
         if self._place.display:
             return Sheet(lines, name)
         start = len(lines) + 1

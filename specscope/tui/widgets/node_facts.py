@@ -10,8 +10,8 @@ from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision, sign
 
-TAIL = 60  # tokens of the context that are shown
-CONTEXT_LINES = 4
+TAIL = 300  # tokens of the context that are shown
+CONTEXT_LINES = 4  # of it at least
 Fact = tuple[str, str, Ink]
 WHY = {
     "bonus": "every node of the path was accepted: drawn from the target at its end",
@@ -20,8 +20,8 @@ WHY = {
 }
 
 
-def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int) -> list[Line]:
-    """The lines for a node; for the final token where `node` is the count of the nodes."""
+def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int, height: int) -> list[Line]:
+    """The lines for a node, with as much context as there is room for. For the final token `node` is their count."""
     near = node in look.history.near_ties(step)
     if node == len(step.tree):
         room = min(max(width - LABEL - VALUE, 8), LONGEST)
@@ -30,7 +30,8 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
     else:
         picture = decision(step, verdict, node, width)
         facts = _facts(look, step, verdict, node, near)
-    return [*picture, [], *_wrapped(facts, width), *_context(look, step, node, width)]
+    lines = [*picture, [], *_wrapped(facts, width)]
+    return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
 
 
 def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
@@ -95,7 +96,7 @@ def _wrapped(facts: list[Fact], width: int) -> list[Line]:
     return lines
 
 
-def _context(look: Look, step: RequestStep, node: int, width: int) -> list[Line]:
+def _context(look: Look, step: RequestStep, node: int, width: int, most: int) -> list[Line]:
     """The last tokens before the node's own: prompt, output, and the drafted path in another colour."""
     if look.request is None or look.part is None or step.verdict is None:
         return []
@@ -111,7 +112,7 @@ def _context(look: Look, step: RequestStep, node: int, width: int) -> list[Line]
         text = show_token(look.vocabulary, token)
         size = cell_len(text)
         if used + size > room and rows[0]:
-            if len(rows) == CONTEXT_LINES:
+            if len(rows) == most:
                 break
             rows.insert(0, [])
             used = 0

@@ -9,7 +9,21 @@ from rich.cells import cell_len
 from specscope.debug.views import Column, NodeView
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import plural
-from specscope.tui.text import Ink, Line, bar, cut, figure, fit, folded, left, percent, probability, right, show_token
+from specscope.tui.text import (
+    Ink,
+    Line,
+    bar,
+    cut,
+    figure,
+    fit,
+    folded,
+    left,
+    line_width,
+    percent,
+    probability,
+    right,
+    show_token,
+)
 from specscope.tui.widgets.decision import beside
 
 NARROWEST = 26  # cells of a column
@@ -51,7 +65,9 @@ def _said(view: NodeView, width: int) -> list[Line]:
         far: Line = [("KL(target‖drafter) ", "dim"), (kl, "strong"), (" nats", "dim")]
         best: Line = [("TV ", "dim"), (figure(view.tv, 3), "strong")]
         most: Line = [(f"at best {percent(1 - view.tv)} accepted", "dim")]
-        lines.append(fit([(0, far), (1, best), (2, most)], width, " · "))
+        row = fit([(0, far), (1, best), (2, most)], width, " · ")
+        whole = line_width(row) == line_width([*far, *best, *most]) + 6
+        lines += [row] if whole else [far, fit([(0, best), (1, most)], width, " · ")]
     if view.choice_rank is not None:
         rank = f"the target's likeliest token is number {view.choice_rank:,} of the drafter's"
         lines += [[(line, "text")] for line in folded(rank, width)]

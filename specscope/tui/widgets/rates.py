@@ -12,7 +12,7 @@ from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
-WIDE = 40  # cells in which the rates have their whole names
+ROOMY, WIDE = 40, 56  # cells in which the rate, and the rates by depth, have their whole names
 
 
 class RatesPanel(Panel):
@@ -50,7 +50,7 @@ class RatesPanel(Panel):
 def _headline(counts: Acceptance, width: int) -> Line:
     share = percent(counts.rate)
     rate: Line = [(share, "strong"), (" accepted", "dim")]
-    if width >= WIDE:
+    if width >= ROOMY:
         rate = [("draft acceptance rate ", "dim"), (share, "strong")]
     return fit(
         [

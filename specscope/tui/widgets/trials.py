@@ -48,7 +48,7 @@ def column_width(count: int, width: int) -> int:
 
 
 def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
-    """The siblings of a node in draw order, then the path down to it. For the final token `node` is their count."""
+    """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
     final = node == len(step.tree)
     end = int(verdict.path[-1]) if len(verdict.path) else ROOT
     above = end if final else int(step.tree.parent[node])
@@ -62,8 +62,10 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
     if blocks:
         title = "tried before it, in vain" if final else "drawn at the same place"
         lines += [[(title, "accent")], *trials(blocks, width)]
-    if path:
-        wide = column_width(len(path), width)
-        below = [trial(step, verdict, at, vocabulary, wide) for at in path]
-        lines += [[("the path down to it", "accent")], *trials(below, width)]
+    rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
+    for title, them in (("the path down to it", path), ("the rest of the tree", rest)):
+        if them:
+            wide = column_width(len(them), width)
+            drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]
+            lines += [[(title, "accent")], *trials(drawn, width)]
     return lines
