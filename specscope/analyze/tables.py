@@ -12,7 +12,7 @@ from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import finish_text, plural
+from specscope.trace.wording import ending, plural
 
 NONE = "–"  # a figure with nothing under it
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
@@ -71,20 +71,15 @@ def header(report: Report) -> list[tuple[str, str]]:
     if run := report.run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        default = params_line(run["params"])
+        default, others = params_line(run["params"]), plural(report.other_params, "request")
+        blocks = f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens"
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
             ("tree", run["tree"]),
-            (
-                "params",
-                default + (f"; others in {plural(report.other_params, 'request')}" if report.other_params else ""),
-            ),
+            ("params", default + (f"; others in {others}" if report.other_params else "")),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
-            (
-                "KV cache",
-                f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, context {run['max_context']}",
-            ),
+            ("KV cache", f"{blocks}, context {run['max_context']}"),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
             ("versions", versions),
         ]
@@ -105,9 +100,8 @@ def acceptance(report: Report) -> Table:
         ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
         ("output tokens per step", number(report.pooled.tokens_per_step), number(mean.tokens_per_step)),
     ]
-    steps = ", ".join(
-        (plural(len(report.requests), "request"), plural(pooled.steps, "decode step"), plural(pooled.drafts, "draft"))
-    )
+    counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
+    steps = ", ".join(plural(value, noun) for value, noun in counts)
     tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
     committed = f"{count(report.pooled.committed)} committed, {count(pooled.emitted)} output"
     columns = ("", "pooled", "per-request mean")
@@ -229,7 +223,7 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
     return (
         one_line(request.id, 20),
         f"…{prompt}" if start and request.prompt else prompt,
-        finish_text(request.finish) if request.finish else "no end",
+        ending(request.finish) if request.finish else "no end",
         count(len(request.token_ids)),
         count(acceptance.drafts),
         number(acceptance.tau),

@@ -138,3 +138,12 @@ def bench_replay(sample: str, rounds: int) -> None:
     from specscope.bench.replay import run_replay
 
     run_replay(sample, rounds)
+
+
+@bench.command("widgets")
+@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
+def bench_widgets(rounds: int) -> None:
+    """Frames with Textual's own widgets, beside the lines that the screens draw."""
+    from specscope.bench.widgets import run_widgets
+
+    run_widgets(rounds)

@@ -83,7 +83,5 @@ def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int],
 def _summary(console: Console, path: str, total: Acceptance, *, interrupted: bool) -> None:
     tau = "no drafts" if total.tau is None else f"mean acceptance length {total.tau:.2f}"
     what = "interrupted; captured" if interrupted else "captured"
-    console.print(
-        f"{what} {plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}, {tau} → {path}",
-        highlight=False,
-    )
+    counts = f"{plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}"
+    console.print(f"{what} {counts}, {tau} → {path}", highlight=False)

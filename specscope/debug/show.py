@@ -14,7 +14,7 @@ from specscope.trace.draw import draw_tree
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import accepted_text, finish_text, plural
+from specscope.trace.wording import accepted_text, ending, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -128,7 +128,7 @@ def requests(session: Session) -> str:
         figures = "" if tau is None else f"τ {tau:.2f}"
         title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])
         count = f"{plural(len(steps), 'step'):>11}"
-        state = finish_text(ends.get(request.id, "running"))
+        state = ending(ends.get(request.id, "running"))
         lines.append(f"{mark} {printable(request.id):<6} {state:<12} {count}  {figures:<7} {title}")
     return "\n".join(lines) or "no requests"
 

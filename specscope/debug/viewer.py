@@ -14,6 +14,7 @@ from specscope.debug.breakpoints import Point
 from specscope.debug.commands import Commands
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
+from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
@@ -40,6 +41,12 @@ class Control(Protocol):
 
     def debug(self, line: str) -> None:
         """A line for the debugger."""
+
+    def look(self, step: int, request: str, node: int | None) -> None:
+        """Ask for the distributions behind a node, None for the final token; the answer comes in `node_view`.
+
+        Any step that the engine still knows may be asked for, running or paused; a refusal comes in `said`.
+        """
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         """Add a request."""
@@ -73,6 +80,10 @@ class Control(Protocol):
     @property
     def points(self) -> tuple[Point, ...]:
         """Its breakpoints."""
+
+    @property
+    def node_view(self) -> NodeView | None:
+        """The last answer to `look`."""
 
     @property
     def forked(self) -> Forked | None:
@@ -132,6 +143,23 @@ class Viewer:
         if session.position != self.position:
             self.goto(session.position)
             self._before_first = session.position < 0
+
+    def view_node(self, request: str, node: int | None) -> bool:
+        """Ask for the distributions behind a node of a request's step at the position; None: the final token.
+
+        The answer arrives in `node_view`. False where there is no engine to ask, or no such step.
+        """
+        part = self.history.part(request, self.position)
+        if part is None or self.control is None or not (self.live and self.control.obeys):
+            return False
+        at = self.history.requests[request].engine_steps[part[0]]
+        self.control.look(self.history.steps[at].step, request, node)
+        return True
+
+    @property
+    def node_view(self) -> NodeView | None:
+        """The last answer to `view_node`; it says of which step and node it is."""
+        return None if self.control is None else self.control.node_view
 
     @property
     def points(self) -> tuple[Point, ...]:

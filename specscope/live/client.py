@@ -10,6 +10,7 @@ from collections.abc import Callable
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.session import KEPT
+from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
@@ -81,6 +82,8 @@ class Worker:
                     self.points = message.points
                 elif isinstance(message, Forked):
                     self.forked = message
+                elif isinstance(message, NodeView):
+                    self.node_view = message
                 elif isinstance(message, Ready):
                     self._on_ready(message)
                     self.ready = message
@@ -143,6 +146,10 @@ class Worker:
     def debug(self, line: str) -> None:
         """A line for the debugger; the answer comes in `said`."""
         self._send("debug", line)
+
+    def look(self, step: int, request: str, node: int | None) -> None:
+        """Ask for a node's distributions; the answer comes in `node_view`."""
+        self._send("look", (step, request, node))
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         """Add a request; a refusal comes back in `notices`."""

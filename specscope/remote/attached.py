@@ -11,6 +11,7 @@ from collections import Counter, deque
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
+from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable, listen
@@ -69,6 +70,7 @@ class Attached:
         self.notices: deque[str] = deque(maxlen=NOTICES)
         self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
+        self.node_view: NodeView | None = None
         self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None
@@ -181,6 +183,10 @@ class Attached:
 
     def debug(self, line: str) -> None:
         """Not possible from here; the viewer looks through the history instead."""
+        self._only_heard()
+
+    def look(self, step: int, request: str, node: int | None) -> None:
+        """Not possible from here."""
         self._only_heard()
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:

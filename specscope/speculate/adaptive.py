@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import Phase, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
+from specscope.trace.wording import plural
 
 WEIGHT = 0.08  # of the newest step in a request's averages: about the last dozen count
 COST_WEIGHT = 0.02  # of the newest step in the measured costs
@@ -89,7 +90,7 @@ class Sizer:
             return Size(self.plan.depth, self.plan.max_nodes, "the whole tree: costs are not known yet")
         if recent.idle >= PROBE_EVERY:
             depth = min(PROBE_DEPTH, self.plan.depth)
-            return Size(depth, self.nodes(depth), f"a probe after {recent.idle} steps without drafts")
+            return Size(depth, self.nodes(depth), f"a probe after {plural(recent.idle, 'step')} without drafts")
         gains = [1 + sum(recent.reach[:depth]) for depth in range(self.plan.depth + 1)]
         costs = [self._cost(depth, batch) for depth in range(self.plan.depth + 1)]
         best = max(range(self.plan.depth + 1), key=lambda depth: gains[depth] / costs[depth])

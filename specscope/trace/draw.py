@@ -5,7 +5,7 @@ from __future__ import annotations
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
-from specscope.trace.wording import plural
+from specscope.trace.wording import acceptance
 
 MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}
 UNTRIED, DETERMINISTIC = int(Outcome.UNTRIED), int(Drawn.DETERMINISTIC)  # looked up once: trees are drawn in every step
@@ -37,7 +37,7 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """
     verdict, tree = step.verdict, step.tree
     if verdict is None:
-        return f"prefill of {plural(step.prefill_tokens, 'token')}"
+        return acceptance(step)
     end = int(verdict.path[-1]) if len(verdict.path) else ROOT
     final = f"  ⇒ {verdict.kind.value} {vocabulary.show(verdict.token)}  p={verdict.final_p:.4f}"
     lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if end == ROOT else "")]

@@ -1,8 +1,8 @@
-"""How screens, console and command line say the same thing in the same words. No torch."""
+"""How counts, acceptance and ends are said, once: the console, the screens and the reports all use these. No torch."""
 
 from __future__ import annotations
 
-from specscope.trace.records import RequestStep
+from specscope.trace.records import FinishReason, RequestStep
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -10,20 +10,27 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def finish_text(reason: str) -> str:
+def ending(reason: str) -> str:
     """Why a request ended, for people: `length` alone means the acceptance length everywhere else."""
-    return "length limit" if reason == "length" else reason
+    return "length limit" if reason == FinishReason.LENGTH else str(reason)
 
 
-def accepted_text(step: RequestStep) -> str:
-    """What was accepted of a step's tree: `accepted 2 of 16 nodes, depth 2 of 5`.
+def acceptance(step: RequestStep, *, short: bool = False) -> str:
+    """`2 of 16 nodes, depth 2 of 5`: how much of a step's tree was accepted, in nodes and in depth.
 
     One node is accepted per level, so the two first numbers agree; what they are out of differs unless the tree is a
-    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict.
+    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict. `short`: with a
+    stroke for `of`, where there is little room.
     """
     if step.verdict is None:
         return f"prefill of {plural(step.prefill_tokens, 'token')}"
     if not len(step.tree):
         return "nothing drafted"
-    accepted = step.verdict.accepted
-    return f"accepted {accepted} of {plural(len(step.tree), 'node')}, depth {accepted} of {step.tree.max_depth}"
+    accepted, depth, of = step.verdict.accepted, step.tree.max_depth, "/" if short else " of "
+    return f"{accepted}{of}{plural(len(step.tree), 'node')}, depth {accepted}{of}{depth}"
+
+
+def accepted_text(step: RequestStep) -> str:
+    """The same as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
+    judged = step.verdict is not None and len(step.tree)
+    return f"accepted {acceptance(step)}" if judged else acceptance(step)

@@ -14,16 +14,18 @@ from textual.timer import Timer
 
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
-from specscope.trace.records import FinalKind
 from specscope.tui.governor import FrameGovernor
-from specscope.tui.keys import KEYS, bindings, label
+from specscope.tui.keys import ASKING, KEYS, bindings, label
 from specscope.tui.look import Look
 from specscope.tui.palette import DARK, LIGHT
-from specscope.tui.screens.base import Screens
+from specscope.tui.pending import Pending
+from specscope.tui.screens.moves import Moves
 from specscope.tui.screens.over import Over
+from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
-from specscope.tui.widgets.bars import Banner, Hints, StatusBar
+from specscope.tui.widgets.bars import Banner, StatusBar
+from specscope.tui.widgets.hints import MAIN, Hints
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
@@ -39,7 +41,7 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
-class ScopeApp(Screens):
+class ScopeApp(Moves):
     """Shows `viewer.history` at `viewer.position`; keys move the viewer, a timer lets it take in what is new."""
 
     TITLE = "specscope"
@@ -69,6 +71,7 @@ class ScopeApp(Screens):
         self.pooled = True
         self.playing = False
         self.talk = Talk()
+        self.pending = Pending()
         self.lost = ""
         self._picked = False  # whether the request was chosen by hand
         self._due = 0.0  # when a playing replay moves on
@@ -94,7 +97,7 @@ class ScopeApp(Screens):
             yield LengthsPanel("lengths")
             yield OutputPanel("output")
         yield Slider("slider")
-        yield Hints("hints")
+        yield Hints(MAIN, "hints")
 
     def on_mount(self) -> None:
         """Show what there is, then begin to look for more."""
@@ -117,10 +120,13 @@ class ScopeApp(Screens):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key is a command as well."""
         for key in KEYS:
+            if key.name in ASKING and not self._look().asks:
+                continue
             yield SystemCommand(key.command, f"{key.help} ({label(key, self.settings.keys)})", self._runner(key.action))
         for command in super().get_system_commands(screen):
-            if command.title in ("Theme", "Screenshot"):
+            if command.title == "Theme":
                 yield command
+        yield SystemCommand("Screenshot", "save the screen as an SVG file", self.action_screenshot)
 
     def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
         return lambda: self.run_action(action)
@@ -169,6 +175,7 @@ class ScopeApp(Screens):
             self.viewer.poll()
             while self.viewer.control is not None and self.viewer.control.notices:
                 self._say(self.viewer.control.notices.popleft())
+                self.pending.refused()
             if self.viewer.notices:
                 self._say("\n".join(self.viewer.notices))
                 self.viewer.notices.clear()
@@ -204,7 +211,7 @@ class ScopeApp(Screens):
                 history.dropped,
                 len(history.requests),
             ),
-            *(engine, self.lost, self.playing, viewer.points),
+            *(engine, self.lost, self.playing, viewer.points, id(viewer.node_view), self.pending.shown),
         )
         if stamp == self._stamp:
             return False
@@ -220,6 +227,7 @@ class ScopeApp(Screens):
         if not self.ledger.counts_for(self.viewer.history):
             self.ledger = Ledger(self.viewer.history)
         self.ledger.update()
+        self.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
         for panel in self._panels:
@@ -240,6 +248,7 @@ class ScopeApp(Screens):
             self.playing,
             self.lost,
             self.settings.keys,
+            self.pending.shown,
         )
 
     def _choose_request(self) -> None:
@@ -280,61 +289,6 @@ class ScopeApp(Screens):
         self.viewer.goto(position)
         self.look()
 
-    def action_forward(self) -> None:
-        """The next step."""
-        self.playing = False
-        before = self.viewer.position
-        self.viewer.forward()
-        if self.viewer.position == before and not self.viewer.live:
-            self._say("this is the last step")
-        self.look()
-
-    def action_backward(self) -> None:
-        """The step before."""
-        if self.viewer.position <= 0:
-            self._say("this is the first step")
-        self._goto(self.viewer.position - 1)
-
-    def action_jump(self, way: int) -> None:
-        """A twentieth of the run."""
-        self._goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
-
-    def action_first(self) -> None:
-        """The first step."""
-        self._goto(0)
-
-    def action_last(self) -> None:
-        """The newest step, and follow."""
-        self.playing = False
-        self.viewer.goto_end()
-        self.look()
-
-    def action_rejection(self, way: int) -> None:
-        """The next or previous step of the chosen request whose path ended in a rejection."""
-        request = self.viewer.history.requests.get(self.chosen or "")
-        if request is None:
-            self._say("no request is chosen")
-            return
-        place = self.ledger.place(request.id, self.viewer.position) - 1
-        if way < 0 and place >= 0 and request.engine_steps[place] < self.viewer.position:
-            place += 1  # its last step lies behind the position: that one is the first candidate
-        for at in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
-            verdict = request.steps[at].verdict
-            if verdict is not None and verdict.kind is FinalKind.RECOVERED:
-                self._picked = True
-                self._goto(request.engine_steps[at])
-                return
-        self._say(f"{request.id} has no {'later' if way > 0 else 'earlier'} rejection")
-
-    def action_choose(self, way: int) -> None:
-        """The request below or above."""
-        names = list(self.viewer.history.requests)
-        if not names:
-            self._say("no requests yet")
-            return
-        at = names.index(self.chosen) if self.chosen in names else 0
-        self._pick(names[min(max(at + way, 0), len(names) - 1)])
-
     def _pick(self, name: str) -> None:
         self.chosen, self._picked = name, True
         self.look()
@@ -355,6 +309,16 @@ class ScopeApp(Screens):
             focused.add_class("-zoom")
         else:
             body.query_one(TreePanel).add_class("-zoom")
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save the screen as an SVG file; in a browser it is downloaded."""
+        if self.is_web:
+            self.deliver_screenshot(filename)
+            return
+        try:
+            self._say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
+        except UserError as error:
+            self._say(str(error))
 
     def action_next_theme(self) -> None:
         """Light or dark."""

@@ -18,13 +18,13 @@ class Ask(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", show=False)]
 
-    def __init__(self, question: str, placeholder: str = "") -> None:
+    def __init__(self, question: str, placeholder: str = "", value: str = "") -> None:
         super().__init__()
-        self._question, self._placeholder = question, placeholder
+        self._question, self._placeholder, self._value = question, placeholder, value
 
     def compose(self) -> ComposeResult:
         """The question is the title of its input."""
-        box = Input(placeholder=self._placeholder)
+        box = Input(self._value, placeholder=self._placeholder)
         box.cursor_blink = False
         box.border_title = Text(clean(self._question))
         box.border_subtitle = Text("Enter goes, Esc cancels")

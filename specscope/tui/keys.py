@@ -31,11 +31,14 @@ KEYS: tuple[Key, ...] = (
     Key("go_to_step", "g", "g", "ask_step", "Go to…", "go to a step or a request: 17, r3, r3@17"),
     Key("next_rejection", "n", "n", "rejection(1)", "Next rejection", "next step whose path ended in a rejection"),
     Key("previous_rejection", "N,upper_n", "N", "rejection(-1)", "Previous rejection", "the one before"),
-    Key("search", "slash", "/", "ask_search", "Search the output…", "next step whose output has a text"),
+    Key("filter", "slash", "/", "filter", "Filter the list…", "filter the list: requests, steps, breakpoints"),
+    Key("sort", "o", "o", "sort(1)", "Sort the list", "sort the list by its next column"),
+    Key("sort_reverse", "O,upper_o", "O", "sort(-1)", "Sort the other way", "sort the other way round"),
+    Key("search", "F,upper_f,ctrl+f", "F", "ask_search", "Search the output…", "next step whose output has a text"),
     Key("copy", "y", "y", "copy_reference", "Copy a reference", "copy this step's reference: run.jsonl#r3@17"),
     Key("next_request", "j", "j ↓", "choose(1)", "Next request", "choose the request below"),
     Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "choose the request above"),
-    Key("debugger", "colon", ":", "console", "Debugger…", "the debugger: breakpoints, back, what if; type help there"),
+    Key("debugger", "colon", ":", "console", "Debugger…", "the debugger; type help there"),
     Key(
         "breakpoints",
         "b",
@@ -50,9 +53,9 @@ KEYS: tuple[Key, ...] = (
         "r",
         "request",
         "The request over time",
-        "the chosen request: its steps, their trees, its text",
+        "the chosen request: its steps, trees and text",
     ),
-    Key("step", "d", "d", "step", "The step's decisions", "the step's decisions: a node, and all of its evidence"),
+    Key("step", "d", "d", "step", "The step's decisions", "the step's decisions: nodes and their evidence"),
     Key(
         "fork",
         "f",
@@ -73,11 +76,13 @@ KEYS: tuple[Key, ...] = (
     Key("zoom", "z", "z", "zoom", "Zoom the focused panel", "zoom the focused panel; again to go back"),
     Key("prompt", "i", "i", "ask_prompt", "New prompt…", "give the live engine a new prompt"),
     Key("cancel", "x", "x", "cancel", "Cancel the request", "cancel the chosen request"),
-    Key("next_engine", "e", "e", "next_engine", "Next engine", "show the next of several engines that are listened to"),
+    Key("next_engine", "e", "e", "next_engine", "Next engine", "the next of several engines listened to"),
     Key("theme", "t", "t", "next_theme", "Theme: light or dark", "light or dark"),
     Key("help", "question_mark", "?", "help", "Help", "this page"),
     Key("quit", "q", "q", "quit", "Quit", "leave"),
 )
+
+ASKING = ("prompt", "cancel")  # what only an engine that takes commands can do
 
 
 def bindings() -> list[Binding]:

@@ -26,6 +26,7 @@ class Look:
     playing: bool = False  # a replay that moves by itself
     lost: str = ""  # why the engine can no longer be heard
     keymap: Mapping[str, str] = field(default_factory=dict)  # keys that the settings bind otherwise, by action
+    pending: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())  # prompts and cancels that wait for a step
 
     def __post_init__(self) -> None:
         self.position = self.viewer.position
@@ -60,6 +61,12 @@ class Look:
     def at(self) -> int:
         """The position in the history of the chosen request's step; -1 where there is none."""
         return self.request.engine_steps[self.part[0]] if self.request is not None and self.part is not None else -1
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is an engine that takes commands: live, and not one that is only heard."""
+        control = self.viewer.control
+        return control is not None and self.viewer.live and control.obeys
 
     @property
     def scope(self) -> str | None:

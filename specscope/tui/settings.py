@@ -26,6 +26,7 @@ Keys = Annotated[
     dict[str, Any], Meta(max_length=200, description="a table: [keys], then a line for each, such as pause = 'f5'")
 ]
 Theme = Annotated[Literal["dark", "light"], Meta(description="dark or light")]
+Folder = Annotated[str, Meta(max_length=4096, description="a folder, such as '~/pictures'")]
 Fps = Annotated[float, Meta(ge=1, le=60, description="a number from 1 to 60")]
 
 
@@ -36,6 +37,7 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict)  # [keys]: an action's name to its key or keys, "f5,p"
     theme: Theme = "dark"
     fps: Fps = 10  # frames a second at most
+    screenshots: str = ""  # the folder that screenshots go to; "" is the current one
 
 
 def settings_path() -> Path:
@@ -53,13 +55,14 @@ def read_settings(actions: Mapping[str, str], path: Path | None = None) -> Setti
         return Settings()
     found = _read(path)
     try:
-        unknown = set(found) - {"keys", "theme", "fps"}
+        unknown = set(found) - {"keys", "theme", "fps", "screenshots"}
         if unknown:
-            raise UserError(f"unknown setting {sorted(unknown)[0]}: use keys, theme and fps")
+            raise UserError(f"unknown {sorted(unknown)[0]}; there are keys, theme, fps and screenshots")
         return Settings(
             _keys(checked(found.get("keys", {}), Keys, "keys"), actions),
             checked(found.get("theme", "dark"), Theme, "theme"),
             checked(found.get("fps", 10), Fps, "fps"),
+            checked(found.get("screenshots", ""), Folder, "screenshots"),
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

@@ -65,6 +65,21 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else {"\n": "⏎", "\t": "⇥", "\r": "␍"}.get(c, repr(c)[1:-1]) for c in text)
 
 
+def folded(text: str, width: int) -> list[str]:
+    """The text on lines of at most `width` cells, broken at spaces where there are any; control characters escaped."""
+    rest = clean(text).rstrip()
+    lines: list[str] = []
+    while rest:
+        if cell_len(rest) <= width:
+            return [*lines, rest]
+        head = set_cell_size(rest, max(width, 2)).rstrip()
+        at = head.rfind(" ") if rest[len(head) : len(head) + 1] not in (" ", "") else len(head)
+        at = at if at > 0 else max(len(head), 1)
+        lines.append(rest[:at])
+        rest = rest[at:].lstrip()
+    return lines
+
+
 def show_token(vocabulary: Vocabulary, token: int) -> str:
     """A token for people; a lone combining mark gets a circle to stand on."""
     text = vocabulary.show(token)
@@ -96,11 +111,6 @@ def bar(share: float, width: int) -> str:
     """A horizontal bar of `share` (0 to 1) of `width` cells, to an eighth of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:

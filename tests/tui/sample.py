@@ -14,6 +14,7 @@ import numpy as np
 
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
+from specscope.debug.views import Column, NodeView, Removed, TopToken
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -284,6 +285,31 @@ def forked(seed: int = 7) -> Forked:
     )
 
 
+def distribution(token: int, first: int, sharp: float, **more) -> Column:
+    """A made-up distribution over the tokens from `first` on, the likeliest with probability `sharp`."""
+    top = tuple(TopToken(first + at, sharp * (1 - sharp) ** at) for at in range(12))
+    rank = next((at for at, one in enumerate(top, 1) if one.token == token), 40)
+    prob = top[rank - 1].prob if rank <= 12 else 0.0004
+    return Column(top, 2.31 - sharp, prob, rank, **more)
+
+
+def node_view(request: str = "r1", step: int = 14, node: int | None = 0, **more) -> NodeView:
+    """A made-up answer about a node."""
+    token = 20 if node is None else 12 + node
+    values = {
+        "raw": distribution(token, 10, 0.31),
+        "p": distribution(token, 10, 0.47),
+        "draft": distribution(token, 12, 0.62),
+        "q": distribution(token, 12, 0.8),
+        "removed": (Removed("top-k 20", 49_132, 0.0812), Removed("top-p 0.95", 1, 0.00004)),
+        "choice_rank": 3,
+        "kl": 0.832,
+        "tv": 0.41,
+        "computed": False,
+    }
+    return NodeView(request, step, 0, node, token, **{**values, **more})
+
+
 class FakeEngine:
     """A Control in memory: makes a step a poll while it runs, or when it is told to."""
 
@@ -296,6 +322,9 @@ class FakeEngine:
         self.said: deque[str] = deque()
         self.points: tuple = ()
         self.forked = None
+        self.node_view: NodeView | None = None
+        self.looked: list[tuple[int, str, int | None]] = []
+        self.answers = True  # whether it answers what it is asked about nodes
         self.lines: list[str] = []
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
@@ -320,6 +349,11 @@ class FakeEngine:
     def debug(self, line: str) -> None:
         self.lines.append(line)
         self.said.append(f"step 11  {line}" if line.startswith("request") else f"heard {line}")
+
+    def look(self, step: int, request: str, node: int | None) -> None:
+        self.looked.append((step, request, node))
+        if self.answers:
+            self.node_view = node_view(request, step, node)
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         self.submitted.append(prompt)

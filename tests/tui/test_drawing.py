@@ -67,11 +67,11 @@ def test_a_tree_has_a_line_for_each_node_and_columns_in_line(width):
 def test_the_numbers_of_a_node_are_those_of_the_verdict():
     step = next(step for step in steps() if len(step.tree) == 5 and step.verdict and 0 < step.verdict.accepted < 5)
     assert step.verdict is not None
-    head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 120)
-    assert head[0][0].split() == ["p", "q", "p", "tried", "q", "tried", "coin", "a", "residual"]
+    head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 90)
+    assert head[0][0].split() == ["p", "q", "coin", "a", "residual"]
     v = step.verdict
-    want = [v.p[0], step.tree.q[0], v.p_trial[0], v.q_trial[0], v.coin[0]]
-    assert lines[0][-1][0].split()[:5] == [probability(float(value)) for value in want]
+    want = [v.p[0], step.tree.q[0], v.coin[0]]
+    assert lines[0][-1][0].split()[:3] == [probability(float(value)) for value in want]
     assert "<" in lines[0][-1][0]
     refused = "".join(text for text, _ in lines[v.accepted])
     assert "✗" in refused
@@ -83,22 +83,22 @@ def test_plot_columns():
     assert columns([], 2, 3) == ["", ""]
 
 
-def text_of(wrapper: Wrapper) -> list[str]:
+def text_of(wrapper: Wrapper[str]) -> list[str]:
     return ["".join(text for text, _ in line) for line in wrapper.lines()]
 
 
 def test_wrapping_breaks_at_spaces_and_within_long_words():
-    wrapper = Wrapper(10)
+    wrapper = Wrapper(10, "dim")
     for piece in (b"one two", b" three", b" fourteencharacters", b"\n\nend"):
         wrapper.feed(piece, "accepted")
     assert [line.rstrip() for line in text_of(wrapper)] == ["one two", "three", "fourteench", "aracters", "", "end"]
-    wide = Wrapper(5)
+    wide = Wrapper(5, "dim")
     wide.feed("日本語".encode(), "bonus")
     assert text_of(wide) == ["日本", "語"]
 
 
 def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
-    wrapper = Wrapper(20)
+    wrapper = Wrapper(20, "dim")
     wrapper.feed("é".encode()[:1], "accepted")
     wrapper.feed("é".encode()[1:], "recovered")
     wrapper.feed(b"\xff", "bonus")
@@ -106,7 +106,7 @@ def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
 
 
 def test_control_characters_do_not_reach_the_terminal():
-    wrapper = Wrapper(40)
+    wrapper = Wrapper(40, "dim")
     wrapper.feed(b"a\x1b[31mb\x07\x9b", "accepted")
     wrapper.note("\u202e", "prompt")
     assert all(char.isprintable() for line in text_of(wrapper) for char in line)
@@ -114,7 +114,7 @@ def test_control_characters_do_not_reach_the_terminal():
 
 def test_wrapping_as_it_grows_is_wrapping_at_once():
     words = b"the quick brown fox jumps over the lazy dog again and again"
-    grown, whole = Wrapper(13), Wrapper(13)
+    grown, whole = Wrapper(13, "dim"), Wrapper(13, "dim")
     for at in range(len(words)):
         grown.feed(words[at : at + 1], "accepted")
         grown.lines()

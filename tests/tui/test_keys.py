@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.reading import split_reference
-from specscope.trace.records import FinalKind
+from specscope.trace.records import FinalKind, FinishReason, RequestEnd
 from specscope.tui.app import ScopeApp
 from specscope.tui.ask import Ask
-from specscope.tui.screens.help import HelpScreen
+from specscope.tui.screens.help import HelpScreen, help_lines
+from specscope.tui.settings import Settings
+from specscope.tui.widgets.hints import Hints
+from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 
-from .sample import live, replay
+from .sample import forked, live, replay
 
 
 @asynccontextmanager
@@ -25,6 +31,16 @@ async def running(viewer: Viewer, size: tuple[int, int] = (120, 40)):
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
+
+
+def text_of(panel) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in panel.sheet.lines)
+
+
+def ended(viewer: Viewer, name: str) -> RequestEnd:
+    info = viewer.history.requests[name].info
+    assert info is not None
+    return RequestEnd(info, 0, FinishReason.CANCELLED, "", np.zeros(0, np.int32))
 
 
 def notes(app: ScopeApp) -> list[str]:
@@ -182,11 +198,137 @@ async def test_a_new_prompt_and_cancel_go_to_the_engine():
         assert engine.cancelled == ["r1"]
 
 
+async def test_rejections_go_on_to_the_next_request_and_say_so():
+    async with running(replay(0)) as (app, pilot):
+        seen = [app.chosen]
+        for _ in range(200):
+            before = app.viewer.position
+            await pilot.press("n")
+            if app.chosen != seen[-1]:
+                assert f"this is {app.chosen}'s first" in notes(app)[-1]
+                seen.append(app.chosen)
+            elif app.viewer.position == before:
+                break
+            part = app.viewer.history.part(app.chosen, app.viewer.position)
+            assert part is not None
+            assert part[1].verdict.kind is FinalKind.RECOVERED
+        assert seen == ["r0", "r1", "r3"]  # r2 drafts nothing
+        assert notes(app)[-1] == "r3 has no later rejection"
+        await pilot.press(*["N"] * 60)
+        assert app.chosen == "r0"
+        assert notes(app)[-1] == "r0 has no earlier rejection"
+
+
 @pytest.mark.parametrize(("key", "word"), [("i", "no new prompts"), ("x", "nothing to cancel")])
 async def test_a_replay_says_what_it_cannot_do(key, word):
     async with running(replay(5)) as (app, pilot):
         await pilot.press(key)
         assert notes(app)[-1] == f"{word}: this is a replay"
+
+
+async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it():
+    viewer, engine = live(5)
+    async with running(viewer) as (app, pilot):
+        panel = app.query_one(RequestsPanel)
+        await pilot.press("i", *"hey", "enter", "j", "x")
+        await pilot.pause()
+        assert "r1 is cancelled with the next step" in notes(app)[-1]
+        assert "queued" in text_of(panel)
+        assert "hey" in text_of(panel)
+        assert "cancelling" in text_of(panel)
+        engine.made.add("r9", "", "hey", " you there")
+        made = engine.made.step()
+        viewer.history.append(dataclasses.replace(made, finished=(ended(viewer, "r1"),)))
+        viewer.goto_end()
+        app.look()
+        assert "queued" not in text_of(panel)
+        assert "cancelling" not in text_of(panel)
+        assert "cancelled" in text_of(panel)
+
+
+async def test_a_prompt_that_is_refused_waits_no_more():
+    viewer, engine = live(5)
+    async with running(viewer) as (app, pilot):
+        await pilot.press("i", *"hey", "enter")
+        engine.refused.append("the prompt has 9,000 tokens; the limit is 2,047")
+        for _ in range(50):
+            await pilot.pause(0.1)
+            if not app.pending.prompts:
+                break
+        assert app.pending.prompts == []
+
+
+async def test_a_screen_that_only_listens_offers_neither_prompt_nor_cancel():
+    viewer, engine = live(5, "attached")
+    engine.obeys = False
+    async with running(viewer, (200, 60)) as (app, pilot):
+        await pilot.pause()
+        hints = text_of(app.query_one(Hints))
+        assert "prompt" not in hints
+        assert "cancel" not in hints
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert not titles & {"New prompt…", "Cancel the request"}
+        await pilot.press("x")
+        assert notes(app)[-1] == "nothing to cancel: this screen only listens to the engine"
+        await pilot.press("i")
+        assert notes(app)[-1] == "no new prompts: this screen only listens to the engine"
+        assert (engine.submitted, engine.cancelled) == ([], [])
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+async def test_the_foot_of_each_screen_names_what_matters_there(width):
+    viewer, engine = live(40, "paused")
+    engine.forked = forked()
+    async with running(viewer, (width, 30)) as (app, pilot):
+        await pilot.pause()
+        shown = text_of(app.query_one(Hints))
+        assert [word for word in ("resume", "decisions", "step", "rejection") if word not in shown] == []
+        if width >= 120:
+            assert [word for word in ("d", "r", "v", "b", "f") if f" {word} " not in f" {shown} "] == []
+        for key, words in (
+            ("d", ("node", "distributions", "close")),
+            ("r", ("step", "decisions", "close")),
+            ("v", ("resume", "step", "close")),
+            ("b", ("add", "delete", "close")),
+            ("f", ("step", "close")),
+        ):
+            await pilot.press(key)
+            await pilot.pause()
+            shown = text_of(app.screen.query_one(Hints))
+            assert [word for word in words if word not in shown] == []
+            await pilot.press("escape")
+
+
+async def test_a_screenshot_goes_to_the_current_folder_and_says_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    async with running(replay(5)) as (app, pilot):
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        commands["Screenshot"].callback()
+        await pilot.pause()
+        (saved,) = tmp_path.glob("*.svg")
+        assert saved.name in notes(app)[-1]
+        assert "<svg" in saved.read_text()
+
+
+async def test_a_screenshot_goes_where_the_settings_say_or_says_why_not(tmp_path):
+    app = ScopeApp(replay(5), settings=Settings(screenshots=str(tmp_path / "none")))
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.action_screenshot()
+        await pilot.pause()
+        assert f"cannot write a screenshot to {tmp_path / 'none'}" in notes(app)[-1]
+        (tmp_path / "none").mkdir()
+        app.action_screenshot()
+        assert len(list((tmp_path / "none").iterdir())) == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 110, 116, 120, 160, 200])
+def test_the_columns_of_help_do_not_collide(width):
+    texts = ["".join(part for part, _ in line) for line in help_lines(width, {})]
+    assert max(map(cell_len, texts)) <= width
+    start = max(texts[0].find("Verdicts"), 0)
+    assert {text[max(start - 2, 0) : start].strip() for text in texts} == {""}
+    assert (start > 0) == (width >= 100)
 
 
 async def test_a_request_that_has_ended_is_not_cancelled():
@@ -312,7 +454,7 @@ async def test_search_goes_to_the_step_that_completes_the_text():
     app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
         request = viewer.history.requests[app.chosen]
-        await pilot.press("slash")
+        await pilot.press("F")
         app.screen.query_one("Input").value = "b, a + b"
         await pilot.press("enter")
         at = viewer.history.part(app.chosen, viewer.position)[1]
@@ -320,7 +462,7 @@ async def test_search_goes_to_the_step_that_completes_the_text():
         assert "b, a + b" in viewer.history.vocabulary.text(out)
         before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
         assert "b, a + b" not in viewer.history.vocabulary.text(before)
-        await pilot.press("slash", *"zzzz", "enter")
+        await pilot.press("F", *"zzzz", "enter")
         assert viewer.history.part(app.chosen, viewer.position)[1] is at
 
 

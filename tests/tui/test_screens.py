@@ -56,28 +56,12 @@ async def test_the_inspector_tells_of_every_node():
         for at in nodes.order:
             said = text_of(node)
             if at == len(step.tree):
-                assert f"kind       {step.verdict.kind.value}" in said
+                assert f"kind     {step.verdict.kind.value}" in said
             else:
                 outcome = Outcome(int(step.verdict.outcome[at]))
                 assert outcome.name.lower() in said
                 assert ("residual" in said) == (outcome is Outcome.REJECTED)
             await pilot.press("down")
-
-
-async def test_enter_asks_the_debugger_for_the_distributions():
-    viewer, engine = live(12, "paused")
-    async with running(viewer) as (app, pilot):
-        await pilot.press("j", "d", "enter")
-        for _ in range(40):
-            await pilot.pause(0.05)
-            if "heard node 0" in text_of(app.screen.query_one(NodePanel)):
-                break
-        assert engine.lines == [f"request {app.chosen}", "node 0"]
-        assert "heard node 0" in text_of(app.screen.query_one(NodePanel))
-        await pilot.press("escape", ",", "d", "enter")
-        await pilot.pause(0.2)
-        assert len(engine.lines) == 2
-        assert "the engine is past this step" in text_of(app.screen.query_one(NodePanel))
 
 
 async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
@@ -93,13 +77,17 @@ async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
         assert (False, "breakpoint 1 (break draft) at step 12, r1") in app.talk.said
 
 
-async def test_a_running_engine_is_not_asked_about_a_node():
-    viewer, engine = live(12, "running")
-    async with running(viewer) as (app, pilot):
-        await pilot.press("d", "enter")
-        await pilot.pause()
-        assert engine.lines == []
-        assert app.screen.query_one(NodePanel).answer == ["the engine runs on: pause it first (space)"]
+async def test_d_and_enter_in_the_timeline_open_the_step_under_the_cursor():
+    async with running(replay(30)) as (app, pilot):
+        await pilot.press("j", "r", "up", "up")
+        step = app.screen.last.part[1]
+        for key in ("d", "enter"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert isinstance(app.screen, StepScreen)
+            assert app.screen.last.part[1] is step
+            await pilot.press("escape")
+            assert isinstance(app.screen, RequestScreen)
 
 
 async def test_another_history_at_the_same_position_is_drawn_anew():

@@ -66,44 +66,22 @@ class Screens(Questions):
         """Keys, colours, figures."""
         self.push_screen(HelpScreen(self.settings.keys))
 
-    def action_request_step(self, way: int) -> None:
-        """The chosen request's step before or after the one that is looked at."""
-        look = self._look()
-        if look.request is None or not look.request.steps:
-            return
-        place = (look.part[0] if look.part is not None else -1) + way
-        steps = look.request.engine_steps
-        self._goto(steps[min(max(place, 0), len(steps) - 1)])
-
     def action_goto_position(self, position: int) -> None:
         """A place in the history."""
         self._goto(position)
 
-    def action_ask_node(self, node: int) -> None:
-        """Ask the debugger for a node's distributions."""
-        look = self._look()
-        session = self.viewer
-        if look.part is None:
-            return
-        waiting = self._waiting()
-        if session.live and session.control is not None and session.control.obeys:
-            step = look.history.steps[look.at].step
-            why = ""
-            if not session.paused:
-                why = "the engine runs on: pause it first (space)"
-            elif look.at != look.steps - 1:
-                why = f"the engine is past this step: :goto {step} takes it back there"
-            if why and waiting is not None:
-                waiting.hear(why)
-                return
-        self.action_debug_line(f"request {look.chosen}")
-        if waiting is not None:
-            waiting.awaits = True
-        self.action_debug_line(f"node {node}")
+    async def action_step_at(self, position: int, node: int) -> None:
+        """The decisions of the chosen request's step at a place in the history, with a node picked."""
+        self._goto(position)
+        self._lay_over(StepScreen)
+        screen = self.get_screen(StepScreen.__name__)
+        if isinstance(screen, StepScreen):
+            self.call_after_refresh(screen.pick_node, node)
 
     def _waiting(self) -> StepScreen | None:
-        """The step's screen, where it lies over the main one."""
-        return next((screen for screen in self.screen_stack if isinstance(screen, StepScreen)), None)
+        """The step's screen, where it lies over the main one and waits for the engine."""
+        screens = (screen for screen in self.screen_stack if isinstance(screen, StepScreen))
+        return next((screen for screen in screens if screen.is_mounted and screen.awaits), None)
 
     def _hear(self, text: str) -> None:
         """The debugger said something: where it was asked, else as a notice as well."""
@@ -112,8 +90,7 @@ class Screens(Questions):
             self.screen.hear(text)
             return
         self.talk.add(text)
-        if waiting is not None and waiting.awaits:
-            if not text.startswith(("step ", "before ")):  # where the run stands: the request was chosen
-                waiting.hear(text)
+        if waiting is not None:
+            waiting.refuse(text)
         elif text:
             self._say(text.splitlines()[0])

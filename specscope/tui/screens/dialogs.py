@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from textual.app import App
 
@@ -12,6 +13,8 @@ from specscope.debug.viewer import Control, Viewer
 from specscope.trace.checked import whole
 from specscope.trace.history import RequestHistory
 from specscope.tui.ask import Ask
+from specscope.tui.pending import Pending
+from specscope.tui.widgets.listing import ListPanel
 from specscope.tui.widgets.prompt import DebugPrompt, Talk
 
 
@@ -22,6 +25,7 @@ class Questions(App[None]):
     chosen: str | None
     playing: bool
     talk: Talk
+    pending: Pending
     reference: str  # the file that is shown, "" for a live engine
 
     def look(self) -> None:
@@ -74,6 +78,34 @@ class Questions(App[None]):
         elif index:
             self._say(f"{name} has no step {index}")
         return True
+
+    def _list(self) -> ListPanel | None:
+        """The list that filter and sort are about: the focused one, else the screen's first."""
+        focused = self.focused
+        return focused if isinstance(focused, ListPanel) else next(iter(self.screen.query(ListPanel)), None)
+
+    def action_filter(self) -> None:
+        """Show what has a text, of the list on the screen."""
+        panel = self._list()
+        if panel is None:
+            self._say("there is no list here to filter")
+            return
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                panel.set_order(replace(panel.order, words=text.strip()))
+
+        self.push_screen(Ask("Show what has", "a text; nothing shows all", panel.order.words), answered)
+
+    def action_sort(self, way: int) -> None:
+        """Sort the list on the screen: by its next column, or the other way round."""
+        panel = self._list()
+        if panel is None:
+            self._say("there is no list here to sort")
+        elif way > 0:
+            panel.sort_next()
+        else:
+            panel.sort_reverse()
 
     def action_ask_search(self) -> None:
         """Find a text in the chosen request's output, after the step that is looked at."""
@@ -147,9 +179,14 @@ class Questions(App[None]):
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""
-        if self.viewer.live:
-            return self.viewer.control
-        self._say(f"{what}: the engine has ended" if self.viewer.control is not None else f"{what}: this is a replay")
+        control = self.viewer.control
+        if control is not None and self.viewer.live and control.obeys:
+            return control
+        if control is None:
+            why = "this is a replay"
+        else:
+            why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
+        self._say(f"{what}: {why}")
         return None
 
     def action_ask_prompt(self) -> None:
@@ -161,7 +198,9 @@ class Questions(App[None]):
             control = self._engine("no new prompts") if text else None
             if control is not None and text:
                 control.submit(text)
-                self._say("submitted")
+                self.pending.submit(text, self.viewer.history)
+                self._say("queued: it begins with the next step" if self.viewer.paused else "submitted")
+                self.look()
 
         self.push_screen(Ask("New prompt", "what the model is to go on from"), answered)
 
@@ -177,4 +216,6 @@ class Questions(App[None]):
             self._say(f"{request.id} has already ended ({request.state})")
         else:
             control.cancel(request.id)
-            self._say(f"cancelling {request.id}")
+            self.pending.cancels.add(request.id)
+            self._say(f"{request.id} is cancelled" + (" with the next step" if self.viewer.paused else ""))
+            self.look()

@@ -6,23 +6,39 @@ from collections.abc import Hashable, Sequence
 from statistics import median
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from specscope.trace.records import StepRecord
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
+from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.kv_map import kv_map
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
 NAME, NUMBER = 12, 10
+CURVES = 6  # rows of columns, two lines each
 LONGEST = 400  # steps that are looked back at
 
 
 class EnginePanel(Panel):
     """Phases as a table, and a column a step for what changes from step to step."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._columns: list[int] = []  # the position in the history of each column
+        self._curves = range(0)  # the lines that have columns
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the step of the column under the pointer."""
+        where = event.get_content_offset_capture(self)
+        at = where.x - NAME - NUMBER - 2
+        if self.line_at(where.y) in self._curves and 0 <= at < len(self._columns):
+            self.run_worker(self.app.run_action(f"goto_position({self._columns[at]})"))
 
     def key(self, look: Look) -> Hashable:
         """The position."""
@@ -31,14 +47,18 @@ class EnginePanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """As many steps as the width has columns."""
         room = max(min(width - NAME - NUMBER - 2, LONGEST), 1)
-        steps = [s for s in look.history.steps[max(look.position + 1 - room, 0) : look.position + 1] if s.phases]
-        title: Line = [("Engine", "strong"), ("  v or Esc closes", "dim")]
+        first = max(look.position + 1 - room, 0)
+        self._columns = [at for at in range(first, look.position + 1) if look.history.steps[at].phases]
+        steps = [look.history.steps[at] for at in self._columns]
+        title: Line = [("Engine", "strong")]
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
+        table = _phases(steps, width)
+        self._curves = range(len(table) + 3, len(table) + 3 + 2 * CURVES)
         lines: list[Line] = [
-            [(f"the last {len(steps)} steps up to step {steps[-1].step:,}, a column each", "dim")],
+            [(f"the last {plural(len(steps), 'step')} up to step {steps[-1].step:,}, a column each", "dim")],
             [],
-            *_phases(steps, width),
+            *table,
             [],
             *_curve("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
             *_curve("running", [float(s.running) for s in steps], "{:.0f}"),
@@ -52,7 +72,7 @@ class EnginePanel(Panel):
         ]
         preempted = sum(len(s.preempted) for s in steps)
         if preempted:
-            lines += [[], [(f"{preempted} requests lost their KV in these steps", "warn")]]
+            lines += [[], [(f"{plural(preempted, 'preemption')} in these steps: those requests lost their KV", "warn")]]
         return Sheet(lines, title)
 
 
@@ -111,7 +131,16 @@ class EngineScreen(Over):
     """The panel over the whole screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "dismiss", "Close", show=False)]
+    HINTS = (
+        Hint(0, "space", "", "app.pause"),
+        Hint(1, ", .", "step", "app.forward"),
+        Hint(4, "PgUp PgDn", "jump", "app.jump(1)"),
+        Hint(3, "g", "go to", "app.ask_step"),
+        Hint(5, ":", "debug", "app.console"),
+        Hint(6, "?", "help", "app.help"),
+        Hint(2, "Esc", "close", "screen.dismiss"),
+    )
 
-    def compose(self) -> ComposeResult:
+    def parts(self) -> ComposeResult:
         """One panel."""
         yield EnginePanel("engine")

@@ -12,15 +12,17 @@ from textual.containers import Container
 
 from specscope.debug.forked import Forked
 from specscope.trace.records import RequestStep
+from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import result, tree_lines
+from specscope.tui.widgets.tree_lines import tree_lines
 
-NUMBER, RATE = 4, 5
+NUMBER, DEPTH = 4, 7
 NAMES = ("original", "fork")
 
 
@@ -46,10 +48,11 @@ class ForkPanel(Panel):
         """Figures, heads, and the steps."""
         forked, half = self.forked, (width - NUMBER - 3) // 2
         partings = [forked.parting(side) for side in (forked.original, forked.fork)]
+        heads = [left("depth", DEPTH) + name for name in NAMES]
         lines: list[Line] = [
             [(cut(clean(forked.changes), width), "accent")],
             [(cut(clean(forked.difference(look.vocabulary)), width), "warn" if forked.differ else "text")],
-            [(right("step", NUMBER) + "  " + left(NAMES[0], half + 1) + NAMES[1], "faint")],
+            [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
         for at in range(max(len(forked.original), len(forked.fork))):
             line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
@@ -70,7 +73,6 @@ def _title(forked: Forked, width: int) -> Line:
         (0, [("Fork of ", "strong"), (f"{clean(forked.request)}@{forked.index}", "strong")]),
         (1, [("τ ", "dim"), (f"{figure(a)} → {figure(b)}", "text"), (gained, ink)]),
         (2, [("not lossless" if forked.forced else "", "warn")]),
-        (3, [("↑↓ step · Esc", "faint")]),
     ]
     return fit(parts, width, " · ")
 
@@ -78,9 +80,9 @@ def _title(forked: Forked, width: int) -> Line:
 def _cell(look: Look, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
     """`2/5 text` in exactly `width` cells."""
     verdict = step.verdict
-    rate = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
-    line: list[tuple[str, Ink]] = [(left(rate, RATE), "dim")]
-    room = width - RATE
+    depth = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
+    line: list[tuple[str, Ink]] = [(left(depth, DEPTH), "dim")]
+    room = width - DEPTH
     for token, origin in zip(step.output(), () if verdict is None else verdict.origins(), strict=False):
         text = cut(show_token(look.vocabulary, token), room)
         line.append((text, INKS[origin]))
@@ -112,7 +114,7 @@ class SidePanel(Panel):
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])
         head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
-        said: Line = [(result(step, step.verdict), "text")]
+        said: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
         title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
         return Sheet([head, *lines], title, keep=final + 1, head=1)
@@ -122,12 +124,18 @@ class ForkScreen(Over):
     """The table above, both trees below."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f", "dismiss", "Close", show=False)]
+    HINTS = (
+        Hint(0, "↑↓", "step", "screen.pick(1)"),
+        Hint(2, ":", "debug", "app.console"),
+        Hint(3, "?", "help", "app.help"),
+        Hint(1, "Esc", "close", "screen.dismiss"),
+    )
 
     def __init__(self, look: Look, forked: Forked) -> None:
         super().__init__(look)
         self._forked = forked
 
-    def compose(self) -> ComposeResult:
+    def parts(self) -> ComposeResult:
         """Three panels."""
         table = ForkPanel(self._forked, "fork")
         with Container(id="of-fork"):

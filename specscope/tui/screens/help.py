@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -11,7 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from specscope.tui.keys import KEYS, label
-from specscope.tui.text import Ink, Line, left
+from specscope.tui.text import Ink, Line, folded, left
+from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
 
 MARKS: tuple[tuple[str, Ink, str], ...] = (
@@ -29,42 +30,60 @@ COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("target", "target", "drawn where nothing was drafted"),
 )
 FIGURES: tuple[tuple[str, str], ...] = (
-    ("p", "the target's probability of the token"),
+    ("p", "the target's probability, before any trial"),
     ("q", "the drafter's, as drawn; 1 if deterministic"),
-    ("tried", "p and q at the trial, after elder siblings"),
+    ("draft", "the drafter's own, where q is 1"),
+    ("p tried", "p at the trial, after elder siblings; and q:"),
+    ("q tried", "shown where they differ from p and q"),
     ("coin", "the number in (0, 1) that decided"),
     ("a", "chance to accept: min(1, p tried / q tried)"),
-    ("residual", "mass left by a rejection, unnormalised"),
-    ("τ", "mean acceptance length: 1 + accepted / drafts"),
-    ("accepted", "accepted / drafted nodes"),
-    ("rate", "accepted at depth d / drafts that reached d"),
-    ("cond", "likewise, given that depth d was tried"),
+    ("residual", "mass left by a rejection, not renormalised"),
 )
+RATES: tuple[tuple[str, str], ...] = (
+    ("τ", "mean acceptance length: 1 + accepted / drafts"),
+    ("nodes", "draft acceptance rate: accepted / nodes"),
+    ("depth", "accepted / depth of the tree"),
+    ("per-pos", "per-position rate: accepted / trees this deep"),
+    ("cond", "conditional rate: accepted / tried this deep"),
+    ("tokens", "output tokens, cut at the end of the output"),
+)
+Row = tuple[str, Ink, str]
+SIDE_BY_SIDE = 100  # cells
+LABELS, GAP = (7, 10), 3
 
 
 def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     """The page, in two columns where there is room."""
-    keys: list[Line] = [[("Keys", "accent")]]
-    keys += [[(left(label(key, keymap), 7), "key"), (key.help, "text")] for key in KEYS]
-    keys += [[(left("Tab", 7), "key"), ("next panel; arrows scroll it", "text")]]
-    keys += [[(left("Ctrl+P", 7), "key"), ("commands", "text")]]
-    words: list[Line] = [[("Verdicts", "accent")]]
-    words += [[(left(mark, 10), ink), (text, "text")] for mark, ink, text in MARKS]
-    words += [[], [("Tokens", "accent")]]
-    words += [[(left(name, 10), ink), (text, "text")] for name, ink, text in COLOURS]
-    words += [[], [("Figures", "accent")]]
-    words += [[(left(name, 10), "strong"), (text, "text")] for name, text in FIGURES]
-    if width < 110:
-        return [*keys, [], *words]
-    rows = max(len(keys), len(words))
-    keys += [[]] * (rows - len(keys))
-    words += [[]] * (rows - len(words))
-    return [[*_to(line, 57), *word] for line, word in zip(keys, words, strict=True)]
+    keys: list[Row] = [(label(key, keymap), "key", key.help) for key in KEYS]
+    keys += [
+        ("Tab", "key", "next panel; arrows scroll it"),
+        ("Enter", "key", "drill: request, step, distributions"),
+        ("mouse", "key", "text, node, chart: to its step; heads sort"),
+        ("Ctrl+P", "key", "commands"),
+    ]
+    both = width >= SIDE_BY_SIDE
+    wide = (width - GAP) // 2 if both else width
+    one = _table("Keys", keys, LABELS[0], wide)
+    two = [
+        *_table("Verdicts", MARKS, LABELS[1], wide),
+        [],
+        *_table("Tokens", COLOURS, LABELS[1], wide),
+        [],
+        *_table("Figures of a node", [(name, "strong", text) for name, text in FIGURES], LABELS[1], wide),
+        [],
+        *_table("Figures of a run", [(name, "strong", text) for name, text in RATES], LABELS[1], wide),
+    ]
+    return beside([one, two], wide, GAP) if both else [*one, [], *two]
 
 
-def _to(line: Line, width: int) -> list[tuple[str, Ink]]:
-    used = sum(len(text) for text, _ in line)
-    return [*line, (" " * (width - used), "text")]
+def _table(name: str, rows: Sequence[Row], wide: int, width: int) -> list[Line]:
+    """Labels and texts below a name; what is too long goes on below."""
+    lines: list[Line] = [[(name, "accent")]]
+    for text, ink, what in rows:
+        for row in folded(what, width - wide):
+            lines.append([(left(text, wide), ink), (row, "text")])
+            text = ""
+    return lines
 
 
 class HelpLines(Lines):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from specscope.tui.keys import KEYS
 from specscope.tui.look import Look
+from specscope.tui.widgets.hints import Hint, Hints
 from specscope.tui.widgets.panel import Panel
 
 MOVING = (
     *("pause", "forward", "back", "jump_forward", "jump_back", "first", "last", "go_to_step"),
     *("next_rejection", "previous_rejection", "next_request", "previous_request", "search", "copy", "debugger", "help"),
+    *("filter", "sort", "sort_reverse"),
 )
 
 
@@ -24,13 +27,26 @@ def moving() -> list[BindingType]:
 
 
 class Over(ModalScreen[None]):
-    """Subclasses compose the panels; the app shows each look to all of them."""
+    """Subclasses compose the panels; the app shows each look to all of them.
 
+    Its own keys, as many as there is room for, stand at its foot.
+    """
+
+    HINTS: ClassVar[tuple[Hint, ...]] = ()
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", show=False), *moving()]
 
     def __init__(self, look: Look) -> None:
         super().__init__()
         self.last = look
+
+    def compose(self) -> ComposeResult:
+        """The subclass's panels, and the keys below them."""
+        yield from self.parts()
+        yield Hints(self.HINTS, "hints")
+
+    def parts(self) -> ComposeResult:
+        """The panels."""
+        raise NotImplementedError
 
     def on_mount(self) -> None:
         """What is shown now, once the panels have their sizes."""

@@ -9,12 +9,14 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from specscope.debug.breakpoints import Point
 from specscope.debug.events import EventKind
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, left, right
+from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.listing import ListPanel
 
 EXAMPLES = (
     ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter was sure, and wrong, at its first token"),
@@ -25,34 +27,37 @@ EXAMPLES = (
 NUMBER, HITS = 4, 8
 
 
-class PointsPanel(Panel):
+class PointsPanel(ListPanel):
     """A line a breakpoint, its commands below it; the band is on the picked one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "screen.pick(-1)", "Above", show=False),
         Binding("down", "screen.pick(1)", "Below", show=False),
+        Binding("enter", "screen.go", "Go on to it", show=False),
     ]
+    COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.picked = 0
+        self.shown: list[Point] = []  # as they are listed
         self._rows: list[int] = []  # the breakpoint of each line below the head
 
     def key(self, look: Look) -> Hashable:
         """The breakpoints, and which is picked."""
-        return look.viewer.points, self.picked
+        return look.viewer.points, self.picked, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
-        points = look.viewer.points
-        keys = "a add · space on, off · x delete · Esc"
-        title = fit(
-            [(0, [("Breakpoints", "strong")]), (2, [(str(len(points)), "dim")]), (1, [(keys, "faint")])], width - 2
-        )
-        if not points:
+        points = self.shown = self.arranged(look.viewer.points, _value, lambda point: f"{point.number} {point.text}")
+        every = len(look.viewer.points)
+        count = f"{len(points)} of {every}" if self.order.words else str(every)
+        title = fit([(0, [("Breakpoints", "strong")]), (1, [(count, "dim")]), (2, self.said())], width - 2)
+        if not every:
             return Sheet(_none(width), title)
-        self.picked = min(self.picked, len(points) - 1)
-        lines: list[Line] = [[(right("n", NUMBER) + right("hits", HITS) + "  stops at", "faint")]]
+        self.picked = max(min(self.picked, len(points) - 1), 0)
+        heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
+        lines: list[Line] = [self.head(heads)]
         self._rows, cursor = [], 0
         for at, point in enumerate(points):
             if at == self.picked:
@@ -70,10 +75,17 @@ class PointsPanel(Panel):
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the breakpoint under the pointer."""
+        """Pick the breakpoint under the pointer; on the head, sort."""
+        if self.clicked_head(event):
+            return
         at = self.line_at(event.get_content_offset_capture(self).y) - 1
         if isinstance(self.screen, PointsScreen) and 0 <= at < len(self._rows):
             self.screen.action_pick(self._rows[at] - self.picked)
+
+
+def _value(point: Point, column: str) -> float | str:
+    """What a breakpoint is sorted by."""
+    return {"n": point.number, "hits": point.hits}.get(column, point.text)
 
 
 def _none(width: int) -> list[Line]:
@@ -95,28 +107,47 @@ class PointsScreen(Over):
         Binding("x,delete", "delete", "Take it away", show=False),
     ]
 
-    def compose(self) -> ComposeResult:
+    HINTS = (
+        Hint(0, "a", "add", "app.ask_breakpoint"),
+        Hint(1, "space", "on, off", "screen.switch"),
+        Hint(2, "x", "delete", "screen.delete"),
+        Hint(4, "⏎", "continue", "screen.go"),
+        Hint(5, "/", "filter", "app.filter"),
+        Hint(6, "o", "sort", "app.sort(1)"),
+        Hint(7, ":", "debug", "app.console"),
+        Hint(8, "?", "help", "app.help"),
+        Hint(3, "Esc", "close", "screen.dismiss"),
+    )
+
+    def parts(self) -> ComposeResult:
         """One panel."""
         yield PointsPanel("points")
 
     def action_pick(self, way: int) -> None:
         """Another breakpoint."""
         panel = self.query_one(PointsPanel)
-        panel.picked = min(max(panel.picked + way, 0), max(len(self.last.viewer.points) - 1, 0))
+        panel.picked = min(max(panel.picked + way, 0), max(len(panel.shown) - 1, 0))
         self.show(self.last)
 
     def action_switch(self) -> None:
         """On or off."""
-        points = self.last.viewer.points
-        if points:
-            point = points[min(self.query_one(PointsPanel).picked, len(points) - 1)]
+        if point := self._point():
             self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 
     def action_delete(self) -> None:
         """Take it away."""
-        points = self.last.viewer.points
-        if points:
-            self._tell(f"delete {points[min(self.query_one(PointsPanel).picked, len(points) - 1)].number}")
+        if point := self._point():
+            self._tell(f"delete {point.number}")
+
+    def action_go(self) -> None:
+        """Close, and go on to the next stop."""
+        self._tell("continue")
+        self.dismiss()
+
+    def _point(self) -> Point | None:
+        """The picked breakpoint."""
+        panel = self.query_one(PointsPanel)
+        return panel.shown[min(panel.picked, len(panel.shown) - 1)] if panel.shown else None
 
     def _tell(self, line: str) -> None:
-        self.run_worker(self.app.run_action(f"debug_line({line!r})"))
+        self.app.run_worker(self.app.run_action(f"debug_line({line!r})"))

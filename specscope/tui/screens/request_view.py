@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -12,35 +12,48 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.trace.records import FinalKind, RequestStep
+from specscope.trace.wording import acceptance, ending, plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, plural, right, show_token
+from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.listing import ListPanel, Order
 from specscope.tui.widgets.output import INKS, OutputPanel
-from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree import TreePanel
 
 DEEPEST = 8  # accepted tokens that have a mark each
 NUMBER = 5
+DEPTH, NODES = DEEPEST + 6, 6
+HEADS = (
+    ("step", right("step", NUMBER)),
+    ("depth", left("depth", DEPTH)),
+    ("nodes", left("nodes", NODES)),
+    ("tokens", left("tokens", 8)),
+)
 
 
-class TimelinePanel(Panel):
+class TimelinePanel(ListPanel):
     """A line a step: how much of its tree was accepted, how it ended, what came out. The band is on the position's."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "app.request_step(-1)", "Its step before", show=False),
-        Binding("down", "app.request_step(1)", "Its next step", show=False),
+        Binding("up", "screen.pick(-1)", "The step above", show=False),
+        Binding("down", "screen.pick(1)", "The step below", show=False),
+        Binding("enter", "app.step", "The step's decisions", show=False),
     ]
+    COLUMNS: ClassVar[tuple[str, ...]] = ("step", "depth", "nodes", "tokens")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._source: Hashable = None  # the request, width and colours that the lines are of
         self._drawn: list[Line] = []
+        self.places: Sequence[int] = ()  # of the listed steps among the request's
+        self._start = 0  # the step of the curve's first column
 
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
         request = look.request
-        return look.chosen, look.at, 0 if request is None else (len(request.steps), request.state)
+        return look.chosen, look.at, 0 if request is None else (len(request.steps), request.state), self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Head, curve, and every step; those after the position are there already where they are known."""
@@ -51,65 +64,107 @@ class TimelinePanel(Panel):
         if source != self._source or len(self._drawn) > len(request.steps):
             self._source, self._drawn = source, []
         self._drawn += [_line(look, step, width) for step in request.steps[len(self._drawn) :]]
+        self.places = range(len(request.steps))
+        if self.order != Order():
+            steps = request.steps
+            text = lambda at: _words(look, steps[at])  # noqa: E731
+            self.places = self.arranged(self.places, lambda at, column: _value(steps[at], column), text)
         place = look.part[0] if look.part is not None else -1
-        head: list[Line] = [_curve(request.steps, place, width), [(_heads(), "faint")]]
-        title = _title(look, len(request.steps), width - 2)
-        at = place + len(head) if place >= 0 else -1
-        return Sheet([*head, *self._drawn], title, cursor=at, keep=at, head=len(head))
+        self._start, curve = _curve(request.steps, place, width)
+        head: list[Line] = [curve, self.head(HEADS)]
+        title = _title(look, len(request.steps), width - 2, self.said())
+        at = self.places.index(place) + len(head) if place in self.places else -1
+        lines = self._drawn if isinstance(self.places, range) else [self._drawn[at] for at in self.places]
+        return Sheet([*head, *lines], title, cursor=at, keep=at, head=len(head))
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the step under the pointer."""
-        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if self.look is not None and self.look.request is not None and 0 <= at < len(self.look.request.steps):
-            self.run_worker(self.app.run_action(f"goto_position({self.look.request.engine_steps[at]})"))
+        """Go to the step under the pointer, in the list or in the curve; on the head, sort."""
+        if self.look is None or self.look.request is None or self.clicked_head(event, line=1):
+            return
+        where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
+        if where.y == 0 and 0 <= self._start + where.x < len(steps):
+            self._to(steps[self._start + where.x])
+        at = self.line_at(where.y) - self.sheet.head
+        if where.y >= self.sheet.head and 0 <= at < len(self.places):
+            self._to(steps[self.places[at]])
+
+    def _to(self, position: int) -> None:
+        self.run_worker(self.app.run_action(f"goto_position({position})"))
+
+    def pick(self, way: int) -> None:
+        """Go to the listed step above or below."""
+        look = self.look
+        if look is None or look.request is None or not self.places:
+            return
+        place = look.part[0] if look.part is not None else -1
+        at = self.places.index(place) + way if place in self.places else 0
+        self._to(look.request.engine_steps[self.places[min(max(at, 0), len(self.places) - 1)]])
 
 
-def _title(look: Look, steps: int, width: int) -> Line:
+def _value(step: RequestStep, column: str) -> float | str:
+    """What a step is sorted by."""
+    accepted = -1 if step.verdict is None else step.verdict.accepted
+    values = {"step": step.index, "depth": accepted, "nodes": len(step.tree), "tokens": step.emitted}
+    return values[column]
+
+
+def _words(look: Look, step: RequestStep) -> str:
+    """What a filter looks at: the kind of the final token, and the text."""
+    if step.verdict is None:
+        return "prefill"
+    forced = " forced" if len(step.verdict.forced) else ""
+    shown = "".join(show_token(look.vocabulary, token) for token in step.output())
+    return f"{step.verdict.kind.value}{forced} {shown} {shown.replace('␣', ' ')}"
+
+
+def _title(look: Look, steps: int, width: int, words: Line) -> Line:
     """Name, state, figures; how to leave."""
     request = look.request
     assert request is not None
     figures = request.acceptance
     parts: list[tuple[int, Line]] = [
         (0, [("Request ", "strong"), (clean(request.id), "strong")]),
-        (2, [(request.state, "dim")]),
+        (2, [(request.state if request.end is None else ending(request.end.reason), "dim")]),
         (1, [("τ ", "dim"), (figure(figures.tau), "text")]),
         (3, [(plural(steps, "step"), "dim")]),
-        (4, [("Esc closes", "faint")]),
+        (1, words),
     ]
     return fit(parts, width, " · ")
 
 
-def _heads() -> str:
-    return right("step", NUMBER) + "  " + left("accepted", DEEPEST + 6) + "what came out"
-
-
-def _curve(steps: list[RequestStep], place: int, width: int) -> Line:
-    """A column a step: tokens that came of it. Around the position where there are more steps than columns."""
+def _curve(steps: list[RequestStep], place: int, width: int) -> tuple[int, Line]:
+    """(its first step, a column a step: tokens that came of it), around the position where there are more steps."""
     start = max(0, min(place - width // 2, len(steps) - width))
     shown = steps[start : start + width]
     top = max(1, *(step.emitted for step in shown))
     marks = [LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0] for step in shown]
     at = place - start
     if not 0 <= at < len(marks):
-        return [("".join(marks), "bar")]
-    return [("".join(marks[:at]), "bar"), (marks[at].replace(" ", "▁"), "accent"), ("".join(marks[at + 1 :]), "bar")]
+        return start, [("".join(marks), "bar")]
+    line: Line = [
+        ("".join(marks[:at]), "bar"),
+        (marks[at].replace(" ", "▁"), "accent"),
+        ("".join(marks[at + 1 :]), "bar"),
+    ]
+    return start, line
 
 
 def _line(look: Look, step: RequestStep, width: int) -> Line:
-    """`   17  ▮▮▮▯▯ 3/5   text`."""
+    """`   17  ▮▮▮▯▯ 3/5   3/9  text`."""
     line: list[tuple[str, Ink]] = [(right(f"{step.index:,}", NUMBER) + "  ", "dim")]
     verdict = step.verdict
     if verdict is None:
-        return [*line, (left("", DEEPEST + 6), "faint"), (f"prefill of {plural(step.prefill_tokens, 'token')}", "dim")]
+        return [*line, (left("", DEPTH + NODES + 4), "faint"), (acceptance(step), "dim")]
     depth, accepted = step.tree.max_depth, verdict.accepted
     if depth:
         full, empty = min(accepted, DEEPEST), min(depth, DEEPEST) - min(accepted, DEEPEST)
         failed = min(empty, 1 if verdict.kind is FinalKind.RECOVERED else 0)
         line += [("▮" * full, "accepted-strong"), ("▯" * failed, "rejected"), ("▯" * (empty - failed), "faint")]
-        line.append((left(f"{'' if depth <= DEEPEST else '…'} {accepted}/{depth}", DEEPEST + 6 - full - empty), "dim"))
+        line.append((left(f"{'' if depth <= DEEPEST else '…'} {accepted}/{depth}", DEPTH - full - empty), "dim"))
+        line.append(("  " + left(f"{accepted}/{len(step.tree)}", NODES + 2), "dim"))
     else:
-        line.append((left("–", DEEPEST + 6), "faint"))
-    room = width - NUMBER - 2 - DEEPEST - 6
+        line.append((left("–", DEPTH + NODES + 4), "faint"))
+    room = width - sum(cell_len(text) for text, _ in line)
     for token, origin in zip(step.output(), verdict.origins(), strict=False):
         text = cut(show_token(look.vocabulary, token), max(room, 0))
         line.append((text, INKS[origin]))
@@ -122,9 +177,24 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
 class RequestScreen(Over):
     """Timeline, tree and text of the chosen request."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("r", "dismiss", "Close", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("r", "dismiss", "Close", show=False),
+        Binding("d", "app.step", "The step's decisions", show=False),
+    ]
+    HINTS = (
+        Hint(0, "↑↓", "step", "screen.pick(1)"),
+        Hint(1, "⏎", "decisions", "app.step"),
+        Hint(3, "n", "rejection", "app.rejection(1)"),
+        Hint(4, "/", "filter", "app.filter"),
+        Hint(5, "o", "sort", "app.sort(1)"),
+        Hint(6, "j k", "request", "app.choose(1)"),
+        Hint(7, ":", "debug", "app.console"),
+        Hint(8, "y", "copy", "app.copy_reference"),
+        Hint(9, "?", "help", "app.help"),
+        Hint(2, "Esc", "close", "screen.dismiss"),
+    )
 
-    def compose(self) -> ComposeResult:
+    def parts(self) -> ComposeResult:
         """The timeline has the keys."""
         with Container(id="of-request"):
             yield TimelinePanel("timeline")
@@ -135,3 +205,7 @@ class RequestScreen(Over):
         """Arrows move through the steps."""
         super().on_mount()
         self.query_one(TimelinePanel).focus()
+
+    def action_pick(self, way: int) -> None:
+        """The listed step above or below."""
+        self.query_one(TimelinePanel).pick(way)

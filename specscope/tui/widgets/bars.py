@@ -1,10 +1,9 @@
-"""The rows above and below the panels: state of the run, what went wrong, and the keys."""
+"""The rows above the panels: state of the run, and what went wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-from specscope.tui.keys import KEYS
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, bar, clean, cut, fit, line_width, percent
 from specscope.tui.widgets.lines import Sheet
@@ -87,49 +86,3 @@ class Banner(Panel, can_focus=False):
         text = clean(f"the engine ended: {look.error}")
         line = fit([(0, [(text, "rejected")]), (1, [(tail, "dim")])], width - 2)
         return Sheet([[(" ", "text"), *line]])
-
-
-# How soon it goes where it is narrow, the usual key, a word, the action.
-HINTS: tuple[tuple[int, str, str, str], ...] = (
-    (0, "space", "pause", "app.pause"),
-    (1, ", .", "step", "app.forward"),
-    (3, "n", "rejection", "app.rejection(1)"),
-    (3, ":", "debug", "app.console"),
-    (6, "g", "go to", "app.ask_step"),
-    (7, "s", "scope", "app.scope"),
-    (9, "z", "zoom", "app.zoom"),
-    (5, "i", "prompt", "app.ask_prompt"),
-    (8, "x", "cancel", "app.cancel"),
-    (10, "t", "theme", "app.next_theme"),
-    (11, "^p", "commands", "app.command_palette"),
-    (2, "?", "help", "app.help"),
-    (4, "q", "quit", "app.quit"),
-)
-
-
-NAMES = {f"app.{key.action}": key.name for key in KEYS}  # in the settings
-
-
-class Hints(Panel, can_focus=False):
-    """The keys, as many as fit; each can be clicked."""
-
-    def key(self, look: Look) -> Hashable:
-        """What space does, and whether there is an engine to give prompts to."""
-        return look.viewer.live, look.viewer.paused, look.playing
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Keys and words, and where each begins and ends for the mouse."""
-        live = look.viewer.live
-        space = ("resume" if look.viewer.paused else "pause") if live else ("stop" if look.playing else "play")
-        hints = [
-            (rank, look.keymap.get(NAMES.get(action, ""), key), space if key == "space" else word, action)
-            for rank, key, word, action in HINTS
-            if live or key not in ("i", "x")
-        ]
-        line = fit([(rank, [(key, "key"), (f" {word}", "dim")]) for rank, key, word, _ in hints], width - 2)
-        spots, at, by_key = [], 1, {key: action for _, key, _, action in hints}
-        for (key, ink), (word, _) in zip(line, [*line[1:], ("", "dim")], strict=True):
-            if ink == "key":
-                spots.append((at, at + len(key + word), by_key[key]))
-            at += len(key)
-        return Sheet([[(" ", "text"), *line]], actions={0: spots})

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+from textual import events
+
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Line, clean, plural, right
+from specscope.tui.text import LEVELS, Line, clean, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -16,6 +19,28 @@ AXIS = 4
 class LengthsPanel(Panel):
     """Mean acceptance length of each bucket of steps, from the start of the run to the position."""
 
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._per = 1  # steps in a column
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the last step of the column under the pointer."""
+        column = event.get_content_offset_capture(self).x - AXIS
+        look = self.look
+        if look is None or column < 0:
+            return
+        at = (column + 1) * self._per - 1
+        if look.scope is None:
+            self._to(at if column * self._per <= look.position else -1, look.position)
+        elif look.request is not None:
+            steps = look.request.engine_steps
+            place = look.ledger.place(look.request.id, look.position) - 1
+            self._to(steps[min(at, place)] if 0 <= column * self._per <= place else -1, look.position)
+
+    def _to(self, position: int, newest: int) -> None:
+        if position >= 0:
+            self.run_worker(self.app.run_action(f"goto_position({min(position, newest)})"))
+
     def key(self, look: Look) -> Hashable:
         """The plot grows with the position."""
         return look.position, look.scope, look.pooled
@@ -24,6 +49,7 @@ class LengthsPanel(Panel):
         """Columns over an axis that says what a column is."""
         title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
         buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
+        self._per = size
         known = [value for value in buckets if value is not None]
         if not known:
             return Sheet([[("nothing drafted yet", "faint")]], title)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import ClassVar, TypeVar
+
+from rich.cells import cell_len
+from textual import events
+from textual.binding import Binding, BindingType
 
 from specscope.trace.records import FinishReason, Origin
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import ending, plural
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, fit, plural
+from specscope.tui.text import Ink, Line, clean, fit
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.wrap import Wrapper
 
+Mark = TypeVar("Mark")
 PROMPT_CHARS = 4000  # of a long prompt the end is shown
 INKS: dict[Origin, Ink] = {
     Origin.ACCEPTED: "accepted",
@@ -22,11 +29,16 @@ INKS: dict[Origin, Ink] = {
 
 
 class OutputPanel(Panel):
-    """Prompt, then output up to the position, the newest in view."""
+    """Prompt, then output up to the position, the newest in view; a click goes to the step that wrote the text."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "app.request", "The request over time", show=False),
+        Binding("slash", "app.ask_search", "Search the output", show=False),
+    ]
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._wrapper = Wrapper(1)
+        self._wrapper: Wrapper[Ink] = Wrapper(1, "dim")
         self._source: Hashable = None  # the request and width that the wrapper holds
         self._fed = 0  # steps of it that were fed
 
@@ -43,27 +55,54 @@ class OutputPanel(Panel):
         place = look.ledger.place(look.chosen, look.position)
         source = (look.chosen, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
-            self._wrapper, self._source, self._fed = Wrapper(width), source, 0
-            self._prompt(look)
+            self._wrapper, self._source, self._fed = Wrapper(width, "dim"), source, 0
+            self._prompt(look, self._wrapper, "prompt", "faint")
         for step in look.request.steps[self._fed : place]:
             if step.verdict is not None:
                 pairs = list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
                 for token, origin in pairs:
-                    feed(self._wrapper, look.vocabulary, token, INKS[origin])
+                    feed(self._wrapper, look.vocabulary, token, INKS[origin], "dim")
         self._fed = place
         lines = self._wrapper.lines()
         if end := self._end(look):
             lines.append([(f"— {end}", "dim")])
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
 
-    def _prompt(self, look: Look) -> None:
+    def _prompt(self, look: Look, wrapper: Wrapper[Mark], mark: Mark, edge: Mark) -> None:
         info = look.request.info if look.request is not None else None
         if info is None:
             return
         prompt = info.prompt or look.vocabulary.text(info.prompt_tokens[-PROMPT_CHARS:].tolist())
-        self._wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], "prompt")
+        wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], mark)
         if prompt and not prompt[-1].isspace():
-            self._wrapper.note("▏", "faint")
+            wrapper.note("▏", edge)
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the step that the text under the pointer came of."""
+        look = self.look
+        if look is None or look.request is None:
+            return
+        where = event.get_content_offset_capture(self)
+        place = self.place_at(look, self.area.width, self.line_at(where.y), where.x)
+        if place >= 0:
+            self.run_worker(self.app.run_action(f"goto_position({look.request.engine_steps[place]})"))
+
+    def place_at(self, look: Look, width: int, line: int, x: int) -> int:
+        """Which of the request's steps wrote what stands there; -1 for the prompt and for no text.
+
+        The text is wrapped anew with the steps in the place of the inks: it costs nothing until someone clicks.
+        """
+        wrapper = Wrapper(width, -1)
+        self._prompt(look, wrapper, -1, -1)
+        for place, step in enumerate(look.request.steps[: self._fed] if look.request is not None else ()):
+            for token in step.output():
+                feed(wrapper, look.vocabulary, token, place, place)
+        lines = wrapper.lines()
+        for text, place in lines[line] if 0 <= line < len(lines) else ():
+            x -= cell_len(text)
+            if x < 0:
+                return place
+        return -1
 
     def _end(self, look: Look) -> str:
         """Why the request ended, where it had by the position."""
@@ -75,18 +114,18 @@ class OutputPanel(Panel):
         end = look.request.end
         if end.reason is FinishReason.STOP and end.stop:
             return f"stopped at {clean(end.stop)!r}"
-        return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {end.reason.value}"
+        return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {ending(end.reason)}"
 
 
-def feed(wrapper: Wrapper, vocabulary: Vocabulary, token: int, ink: Ink) -> None:
+def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark, special: Mark) -> None:
     """Add a token: its bytes, or its id where they are unknown; special tokens stand apart."""
     piece = vocabulary.piece(token)
     if piece is None:
-        wrapper.note(f"#{token} ", ink)
+        wrapper.note(f"#{token} ", mark)
     elif token in vocabulary.special:
-        wrapper.note(clean(piece.decode("utf-8", "replace")), "dim")
+        wrapper.note(clean(piece.decode("utf-8", "replace")), special)
     else:
-        wrapper.feed(piece, ink)
+        wrapper.feed(piece, mark)
 
 
 def _title(look: Look, place: int, width: int) -> Line:

@@ -6,10 +6,13 @@ from collections.abc import Hashable
 
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance
+from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, plural, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
+
+ROOMY, WIDE = 40, 56  # cells in which the rate, and the rates by depth, have their whole names
 
 
 class RatesPanel(Panel):
@@ -45,10 +48,14 @@ class RatesPanel(Panel):
 
 
 def _headline(counts: Acceptance, width: int) -> Line:
+    share = percent(counts.rate)
+    rate: Line = [(share, "strong"), (" accepted", "dim")]
+    if width >= ROOMY:
+        rate = [("draft acceptance rate ", "dim"), (share, "strong")]
     return fit(
         [
             (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
-            (1, [(percent(counts.rate), "strong"), (" accepted", "dim")]),
+            (1, rate),
             (2, [(f"of {plural(counts.drafted, 'node')}", "dim")]),
         ],
         width,
@@ -64,7 +71,7 @@ def _means(look: Look, counts: Acceptance, width: int) -> Line:
     else:
         parts.append((0, [(plural(counts.drafts, "draft"), "dim")]))
     if counts.depth != counts.drafted:
-        parts.append((1, [("of depth ", "dim"), (percent(counts.depth_rate), "text")]))
+        parts.append((1, [("of the depth ", "dim"), (percent(counts.depth_rate), "text")]))
     return fit(parts, width)
 
 
@@ -89,13 +96,22 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
 
 
 def _bar_head(width: int) -> Line:
-    return [(" d" + right("rate  cond", width - 2), "faint")]
+    """The names of the two rates: per position, and given that the depth was tried."""
+    names = ("per-position", "conditional") if width >= WIDE else ("per-pos", "cond")
+    last = _cells(width)[1]
+    return [("depth" + right(names[0], width - 7 - last) + "  " + right(names[1], last), "faint")]
+
+
+def _cells(width: int) -> tuple[int, int]:
+    """The widths of the two columns of rates."""
+    return (12, 11) if width >= WIDE else (7, 5)
 
 
 def _bars(counts: Acceptance, width: int) -> list[Line]:
     """A line a depth: the bar and the corrected rate, then the rate given that its parent was accepted."""
     lines: list[Line] = []
-    room = max(4, width - 17)
+    one, two = _cells(width)
+    room = max(4, width - 3 - 2 - one - 2 - two)
     for depth, (rate, given) in enumerate(zip(counts.per_position_corrected, counts.conditional, strict=True), 1):
         full = bar(rate, room)
         lines.append(
@@ -103,8 +119,8 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
                 (f"{depth:>2} ", "dim"),
                 (full, "bar"),
                 ("·" * (room - len(full)), "rail"),
-                (f"  {rate:.3f}", "strong"),
-                (f"  {figure(given, 3)}", "dim"),
+                ("  " + right(f"{rate:.3f}", one), "strong"),
+                ("  " + right(figure(given, 3), two), "dim"),
             ]
         )
     return lines

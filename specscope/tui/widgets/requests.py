@@ -10,10 +10,12 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from specscope.trace.records import FinishReason
+from specscope.trace.wording import ending
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, figure, left, right
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, right
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.listing import ListPanel
 
 STATE_INKS: dict[str, Ink] = {
     "running": "accepted",
@@ -22,7 +24,10 @@ STATE_INKS: dict[str, Ink] = {
     "preempted": "warn",
     "cancelled": "warn",
     "error": "rejected",
+    "cancelling": "warn",
+    "queued": "accent",
 }
+FINISHED = {reason.value for reason in FinishReason}
 PROMPT_CHARS = 400
 
 
@@ -51,7 +56,7 @@ def row(look: Look, name: str) -> Row:
         kind = info.labels.get("kind", "")
     return Row(
         name,
-        look.ledger.state(name, look.position),
+        _state(look, name),
         counts.counts.emitted[place] if counts else 0,
         place,
         figure(counts.counts.tau(0, place) if counts else None),
@@ -60,13 +65,31 @@ def row(look: Look, name: str) -> Row:
     )
 
 
-class RequestsPanel(Panel):
-    """Id, state, tokens, steps, tau, kind and prompt of each request; the chosen one is on the band."""
+def _state(look: Look, name: str) -> str:
+    """What it was at, by the position; asked to end, where no step has ended it yet."""
+    state = look.ledger.state(name, look.position)
+    if name in look.pending[1] and state not in FINISHED:
+        return "cancelling"
+    return ending(FinishReason(state)) if state in FINISHED else state
+
+
+class RequestsPanel(ListPanel):
+    """Id, state, tokens, steps, tau, kind and prompt of each request; the chosen one is on the band.
+
+    Prompts that a paused engine has been given stand below, until a step takes them in.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("name", "state", "tokens", "steps", "tau", "kind", "prompt")
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.choose(-1)", "Request above", show=False),
         Binding("down", "app.choose(1)", "Request below", show=False),
+        Binding("enter", "app.request", "The request over time", show=False),
     ]
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.names: list[str] = []  # the requests, as they are listed
 
     @dataclass
     class Picked(Message):
@@ -76,33 +99,46 @@ class RequestsPanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The position decides the figures; ends and cancellations arrive with steps."""
-        return look.position, look.steps, look.chosen, len(look.history.requests)
+        return look.position, look.steps, look.chosen, len(look.history.requests), look.pending, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head where there is room for one, then a row a request."""
-        rows = [row(look, name) for name in look.history.requests]
-        title: Line = [("Requests", "strong"), (f"  {len(rows)}", "dim")]
-        if not rows:
+        every = [row(look, name) for name in look.history.requests]
+        rows = self.arranged(every, _value, lambda item: f"{item.name} {item.state} {item.kind} {item.prompt}")
+        self.names = [item.name for item in rows]
+        queued = [Row("·", "queued", 0, 0, "", "", clean(" ".join(text.split()))) for text in look.pending[0]]
+        count = f"  {len(rows)} of {len(every)}" if self.order.words else f"  {len(rows)}"
+        title: Line = [("Requests", "strong"), (count, "dim"), ("  ", "dim"), *self.said()]
+        if not every and not queued:
             return Sheet([[("no requests yet", "faint")]], title)
         head = 1 if height > 3 else 0
-        columns = _columns(rows, width)
-        lines: list[Line] = [_head(columns)] if head else []
-        lines += [_line(item, columns, item.name == look.chosen) for item in rows]
-        chosen = [item.name for item in rows].index(look.chosen) + head if look.chosen in look.history.requests else -1
+        columns = _columns([*every, *queued], width)
+        cells = [(name, (right if name in NUMBERS else left)(HEADS.get(name, name), wide)) for name, wide in columns]
+        lines: list[Line] = [self.head([("", ""), *cells])] if head else []
+        lines += [_line(item, columns, item.name == look.chosen) for item in [*rows, *queued]]
+        chosen = self.names.index(look.chosen) + head if look.chosen in self.names else -1
         return Sheet(lines, title, cursor=chosen, keep=chosen, head=head)
 
     def on_click(self, event: events.Click) -> None:
-        """Choose the request under the pointer."""
+        """Choose the request under the pointer; on the head, sort."""
         at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if self.look is not None and 0 <= at < len(self.look.history.requests):
-            self.post_message(self.Picked(list(self.look.history.requests)[at]))
+        if not self.clicked_head(event) and 0 <= at < len(self.names):
+            self.post_message(self.Picked(self.names[at]))
 
 
-def _columns(rows: list[Row], width: int) -> dict[str, int]:
+def _value(item: Row, column: str) -> float | str:
+    """What a row is sorted by; a request without drafts has the highest tau."""
+    if column == "tau":
+        return float(item.tau) if item.tau != NOTHING else float("inf")
+    value: float | str = getattr(item, column)
+    return value
+
+
+def _columns(rows: list[Row], width: int) -> list[tuple[str, int]]:
     """Width of each column that fits, the prompt taking what is left."""
     wanted = {
         "name": max(7, min(16, max(len(item.name) for item in rows))),
-        "state": 9,
+        "state": 10,
         "tokens": 6,
         "steps": 5,
         "tau": 5,
@@ -114,27 +150,19 @@ def _columns(rows: list[Row], width: int) -> dict[str, int]:
         if 2 + sum(w + 2 for w in wanted.values() if w) + 20 > width:
             wanted[spare] = 0
     used = 2 + sum(w + 2 for w in wanted.values() if w)
-    return {**wanted, "prompt": max(0, width - used)}
+    wanted["prompt"] = max(0, width - used)
+    return [(name, wide) for name, wide in wanted.items() if wide]
 
 
 NUMBERS = ("tokens", "steps", "tau")
 HEADS = {"name": "request", "tau": "τ"}
 
 
-def _head(columns: dict[str, int]) -> Line:
-    cells = [
-        (right if name in NUMBERS else left)(HEADS.get(name, name), wide) for name, wide in columns.items() if wide
-    ]
-    return [("  " + "  ".join(cells), "faint")]
-
-
-def _line(item: Row, columns: dict[str, int], chosen: bool) -> Line:
-    later = item.state == "later"
+def _line(item: Row, columns: list[tuple[str, int]], chosen: bool) -> Line:
+    later = item.state in ("later", "queued")
     ink: Ink = "faint" if later else "dim"
     line: list[tuple[str, Ink]] = [("▸ " if chosen else "  ", "accent")]
-    for name, wide in columns.items():
-        if not wide:
-            continue
+    for name, wide in columns:
         text = str(getattr(item, name))
         if name in NUMBERS:
             line.append((right("" if later else text, wide), ink if later else "text"))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import ClassVar
 
 from rich.cells import cell_len
+from textual import events
+from textual.binding import Binding, BindingType
 
 from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, plural, show_token
+from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, show_token
+from specscope.tui.widgets.decision import deciding
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
-from specscope.tui.widgets.tree_lines import how_drawn, result, tree_lines
+from specscope.tui.widgets.tree_lines import how_drawn, nodes, tree_lines
+from specscope.tui.widgets.trials import column_width, trial, trials
 
 
 class TreePanel(Panel):
     """One line a node: verdict, token, p, q, coin and what the coin had to beat."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "app.step", "The step's decisions", show=False)]
 
     def key(self, look: Look) -> Hashable:
         """The step shown, whether it is the position's own, and while loading how far that is."""
@@ -32,16 +40,27 @@ class TreePanel(Panel):
         step, record = look.part[1], look.history.steps[look.at]
         title = _title(look, step, record, width - 2)
         if step.verdict is None:
-            text = f"prefill of {plural(step.prefill_tokens, 'token')}; the end of the prompt was not reached"
+            text = f"{acceptance(step)}; the end of the prompt was not reached"
             return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
         head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         blank = line_width(head) - len(head[0][0].lstrip())
         room = width if height >= len(lines) + 2 else max(blank - 2, 12)
         root = _root(look, step, room)
         if room == width:
-            return Sheet([root, head, *lines], title, keep=final + 2, head=2)
+            why = _why(look, step, step.verdict, width, height - len(lines) - 2)
+            return Sheet([root, head, *lines, *why], title, keep=final + 2, head=2)
         joined = [*root, (head[0][0][line_width(root) :], head[0][1])]
         return Sheet([joined, *lines], title, keep=final + 1, head=1)
+
+    def on_click(self, event: events.Click) -> None:
+        """Open the step's decisions at the node under the pointer."""
+        part = None if self.look is None else self.look.part
+        if part is None or part[1].verdict is None or self.look is None:
+            return
+        rows = nodes(part[1], part[1].verdict, self.look.vocabulary)
+        at = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
+        if 0 <= at < len(rows):
+            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {rows[at].node})"))
 
     def _loading(self, look: Look, width: int) -> Sheet:
         control = look.viewer.control
@@ -54,6 +73,18 @@ class TreePanel(Panel):
                 [("  ", "text"), ("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
             )
         return Sheet(lines, [("Loading", "strong")])
+
+
+def _why(look: Look, step: RequestStep, verdict: Verdict, width: int, room: int) -> list[Line]:
+    """The decisions that ended the path, drawn below the tree: as many as there is room for."""
+    ended = deciding(step, verdict)
+    wide = column_width(len(ended), width)
+    for count in range(len(ended), 0, -1):
+        blocks = [trial(step, verdict, node, look.vocabulary, wide) for node in ended[:count]]
+        lines: list[Line] = [[], *trials(blocks, width)][:-1]
+        if len(lines) <= room:
+            return lines
+    return []
 
 
 def _absence(look: Look) -> str:
@@ -72,14 +103,13 @@ def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Lin
     if step.verdict is not None:
         kind: Ink = step.verdict.kind.value
         token = cut(show_token(look.vocabulary, step.verdict.token), 16)
-        made, long, short = result(step, step.verdict), f" → {kind} {token}", f" → {token}"
-        used = sum(line_width(part) + 3 for _, part in parts) + cell_len(made)
-        final = next((text for text in (long, short) if used + cell_len(text) <= width), "")
+        used = sum(line_width(part) + 3 for _, part in parts)
+        whole, brief = acceptance(step), acceptance(step, short=True)
+        forms = [(made, final) for made in (whole, brief) for final in (f" → {kind} {token}", f" → {token}", "")]
+        made, final = next((form for form in forms if used + cell_len("".join(form)) <= width), (brief, ""))
         parts.append((2, [(made, "text"), (final, kind)]))
     else:
         parts.append((2, [("prefill", "accent")]))
-    if len(step.tree) > step.tree.max_depth:
-        parts.append((4, [(plural(len(step.tree), "node"), "dim")]))
     if len(step.tree):
         parts.append((6, [(how_drawn(step.tree), "dim")]))
     if step.drafter and step.drafter != "none":

@@ -13,13 +13,9 @@ from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import Ink, Line, left, probability, right, show_token
+from specscope.tui.widgets.decision import INKS, mark_line, p_tried, q_tried, sign, tried
 
 FINAL_MARK = "»"
-INKS: dict[Outcome, Ink] = {
-    Outcome.ACCEPTED: "accepted-strong",
-    Outcome.REJECTED: "rejected",
-    Outcome.UNTRIED: "faint",
-}
 Cell = Callable[[RequestStep, Verdict, int], str]
 
 
@@ -41,19 +37,25 @@ TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
 Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
 DRAFT = Column("draft", 5, lambda step, v, n: probability(float(step.notes.prob[n])) if step.notes else "")
-P_TRIAL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))
-Q_TRIAL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
+P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
+Q_TRIAL = Column("q tried", 7, q_tried)
+P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
+Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
 COIN = Column("coin", 5, _when(TRIED, lambda v, n: v.coin[n]))
 ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
+LINE = Column("0   coin on a line   1", 22, lambda step, v, n: "")  # drawn, not written
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
 FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
+    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
+    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL)),
-    (3, (P, Q, COIN, ACCEPT, RESIDUAL)),
-    (3, (P, Q, COIN, ACCEPT)),
-    (2, (P, Q, COIN, ACCEPT)),
-    (1, (P, Q, COIN, ACCEPT)),
+    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
+    (2, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
+    (1, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
+    (2, (P_ALL, Q_ALL, COIN, ACCEPT)),
+    (1, (P_ALL, Q_ALL, COIN, ACCEPT)),
     (2, (P, Q, COIN)),
     (1, (P, Q, COIN)),
     (1, (P, Q)),
@@ -66,9 +68,9 @@ TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than thi
 
 def _accept(v: Verdict, n: int) -> str:
     """`< 0.812`: what the coin had to stay below, with the sign of how it fell."""
-    if Outcome(int(v.outcome[n])) not in TRIED:
+    if not tried(v, n):
         return ""
-    return ("< " if v.coin[n] < v.accept_prob[n] else "≥ ") + right(probability(float(v.accept_prob[n])), 5)
+    return f"{sign(v, n)} " + right(probability(float(v.accept_prob[n])), 5)
 
 
 @dataclass(frozen=True)
@@ -105,17 +107,34 @@ def squeeze(lead: str, indent: int) -> str:
     return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
 
 
-def _columns(columns: tuple[Column, ...], step: RequestStep) -> tuple[Column, ...]:
-    """Where q is a point mass, what the drafter thought of the token says more."""
+def _same(step: RequestStep, verdict: Verdict) -> list[Column]:
+    """Of p and q as tried, those that are nowhere another number than p and q as drawn: they would say nothing."""
+    nodes = range(len(step.tree))
+    return [
+        *([] if any(p_tried(verdict, node) for node in nodes) else [P_TRIAL, P_ALL]),
+        *([] if any(q_tried(step, verdict, node) for node in nodes) else [Q_TRIAL, Q_ALL]),
+    ]
+
+
+def _columns(columns: tuple[Column, ...], step: RequestStep, same: Collection[Column]) -> tuple[Column, ...]:
+    """Those of the form that say something. Where q is a point mass, what the drafter thought of the token says more.
+
+    Where there is no room for both, p and q as tried stand in the place of p and q only where they are others.
+    """
+    given = [column for column in columns if column not in same]
+    for drawn, trial in ((Q, Q_ALL), (P, P_ALL)):
+        if drawn not in given and trial not in given:
+            given.insert(0, drawn)
     if step.notes is None or np.any(step.tree.drawn != Drawn.DETERMINISTIC):
-        return columns
-    return tuple(DRAFT if column is Q else column for column in columns if column is not Q_TRIAL)
+        return tuple(given)
+    return tuple(DRAFT if column is Q else column for column in given)
 
 
-def _form(rows: Sequence[Node], step: RequestStep, width: int) -> tuple[int, tuple[Column, ...], int]:
+def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int) -> tuple[int, tuple[Column, ...], int]:
     """The richest form that fits, and the room it leaves for branch, mark and token."""
+    same = _same(step, verdict)
     for indent, form in FORMS:
-        columns = _columns(form, step)
+        columns = _columns(form, step, same) if form else ()
         room = width - sum(column.width + GAP for column in columns)
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
@@ -133,7 +152,7 @@ def tree_lines(
     """
     rows = nodes(step, verdict, vocabulary)
     rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
-    indent, columns, room = _form(rows, step, width)
+    indent, columns, room = _form(rows, step, verdict, width)
     head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
     lines: list[Line] = []
     final = 0
@@ -147,6 +166,10 @@ def tree_lines(
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             line += [(_cells(step, verdict, row.node, columns), ink)]
+            if LINE in columns and ink == "text":
+                a, coin = float(verdict.accept_prob[row.node]), float(verdict.coin[row.node])
+                line[-1] = (line[-1][0][: -LINE.width], ink)
+                line += mark_line(a, coin, LINE.width, row.ink)
         lines.append(line)
     return head, lines, final
 
@@ -174,8 +197,3 @@ def how_drawn(tree: DraftTree) -> str:
     }
     found = [names[kind] for kind in names if np.any(tree.drawn == kind)]
     return " + ".join(found)
-
-
-def result(step: RequestStep, verdict: Verdict) -> str:
-    """`accepted 3 of 5`: of the depth that the tree reached."""
-    return f"accepted {verdict.accepted} of {step.tree.max_depth}" if len(step.tree) else "nothing drafted"

@@ -1,0 +1,101 @@
+"""The keys that move about in a run: by steps, by rejections, by requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specscope.trace.history import RequestHistory
+from specscope.trace.records import FinalKind
+from specscope.tui.screens.base import Screens
+from specscope.tui.widgets.requests import RequestsPanel
+
+
+class Moves(Screens):
+    """The part of ScopeApp that moves the viewer."""
+
+    _picked: bool
+
+    def action_forward(self) -> None:
+        """The next step."""
+        self.playing = False
+        before = self.viewer.position
+        self.viewer.forward()
+        if self.viewer.position == before and not self.viewer.live:
+            self._say("this is the last step")
+        self.look()
+
+    def action_backward(self) -> None:
+        """The step before."""
+        if self.viewer.position <= 0:
+            self._say("this is the first step")
+        self._goto(self.viewer.position - 1)
+
+    def action_jump(self, way: int) -> None:
+        """A twentieth of the run."""
+        self._goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
+
+    def action_first(self) -> None:
+        """The first step."""
+        self._goto(0)
+
+    def action_last(self) -> None:
+        """The newest step, and follow."""
+        self.playing = False
+        self.viewer.goto_end()
+        self.look()
+
+    def action_rejection(self, way: int) -> None:
+        """The chosen request's next or previous step that ended in a rejection; then those of the next request."""
+        requests = self.viewer.history.requests
+        request = requests.get(self.chosen or "")
+        if request is None:
+            self._say("no request is chosen")
+            return
+        at = next(self._rejections(request, way), None)
+        if at is not None:
+            self._to_rejection(request.id, at)
+            return
+        names = list(requests)[::way]
+        for name in names[names.index(request.id) + 1 :]:
+            other = requests[name]
+            at = next(self._rejections(other, way, whole=True), None)
+            if at is not None:
+                self._to_rejection(name, at)
+                self._say(f"{request.id} has no {_later(way)} rejection: this is {name}'s {_first(way)}")
+                return
+        last = "" if names[-1] == request.id else f", nor has any request {'after' if way > 0 else 'before'} it"
+        self._say(f"{request.id} has no {_later(way)} rejection{last}")
+
+    def _rejections(self, request: RequestHistory, way: int, *, whole: bool = False) -> Iterator[int]:
+        """Positions of its rejections, from the position on in this direction, or over its whole run."""
+        place = self.ledger.place(request.id, self.viewer.position) - 1
+        if way < 0 and place >= 0 and request.engine_steps[place] < self.viewer.position:
+            place += 1  # its last step lies behind the position: that one is the first candidate
+        if whole:
+            place = -1 if way > 0 else len(request.steps)
+        for at in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
+            verdict = request.steps[at].verdict
+            if verdict is not None and verdict.kind is FinalKind.RECOVERED:
+                yield request.engine_steps[at]
+
+    def _to_rejection(self, name: str, position: int) -> None:
+        self.chosen, self._picked = name, True
+        self._goto(position)
+
+    def action_choose(self, way: int) -> None:
+        """The request below or above, as the list stands."""
+        panel = next(iter(self.screen_stack[0].query(RequestsPanel)), None)
+        names = (panel.names if panel is not None else []) or list(self.viewer.history.requests)
+        if not names:
+            self._say("no requests yet")
+            return
+        at = names.index(self.chosen) + way if self.chosen in names else 0
+        self._pick(names[min(max(at, 0), len(names) - 1)])
+
+
+def _later(way: int) -> str:
+    return "later" if way > 0 else "earlier"
+
+
+def _first(way: int) -> str:
+    return "first" if way > 0 else "last"

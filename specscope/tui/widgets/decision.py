@@ -1,0 +1,119 @@
+"""A decision as a picture: the coin as a mark on the line from 0 to 1, of which a is won; p and q as bars. Pure.
+
+The names mean the same on every screen. `p` and `q` are the probabilities as drawn, before any trial; `p tried` and
+`q tried` those at the trial, after elder siblings were rejected: a = min(1, p tried / q tried). They are shown where
+they differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.tree import ROOT, Drawn
+from specscope.tui.text import Ink, Line, bar, left, line_width, probability
+
+LABEL = 9
+VALUE = 17  # `0.774 ≥ a 0.125`, and the gap before it
+SHORTEST, LONGEST = 8, 60  # cells of a bar
+INKS: dict[Outcome, Ink] = {
+    Outcome.ACCEPTED: "accepted-strong",
+    Outcome.REJECTED: "rejected",
+    Outcome.UNTRIED: "faint",
+}
+
+
+def tried(verdict: Verdict, node: int) -> bool:
+    """Whether the coin was thrown for it."""
+    return int(verdict.outcome[node]) != Outcome.UNTRIED
+
+
+def p_tried(verdict: Verdict, node: int) -> str:
+    """p at the trial, where it is another number than p as drawn; else nothing."""
+    text = probability(float(verdict.p_trial[node]))
+    return text if tried(verdict, node) and text != probability(float(verdict.p[node])) else ""
+
+
+def q_tried(step: RequestStep, verdict: Verdict, node: int) -> str:
+    """q at the trial, where it is another number than q as drawn; else nothing."""
+    text = probability(float(verdict.q_trial[node]))
+    return text if tried(verdict, node) and text != probability(float(step.tree.q[node])) else ""
+
+
+def sign(verdict: Verdict, node: int) -> str:
+    """How the coin fell: below a, or not."""
+    return "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
+
+
+def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, Ink]]:
+    """The line from 0 to 1 with its first part, a, thick, and the coin on it: on the thick part where it is below a."""
+    if not (math.isfinite(a) and math.isfinite(coin)):  # a record that says nothing
+        return [("─" * width, "rail")]
+    won, at = round(min(max(a, 0.0), 1.0) * width), min(int(min(max(coin, 0.0), 1.0) * width), width - 1)
+    if coin < a:
+        won = max(won, 1)
+        at = min(at, won - 1)
+    else:
+        won = min(won, width - 1)
+        at = max(at, won)
+    cells = ["━" * min(won, at), "─" * (at - won), "●", "━" * (won - at - 1), "─" * (width - max(won, at + 1))]
+    inks: tuple[Ink, ...] = ("accepted", "rail", ink, "accepted", "rail")
+    return [(text, shade) for text, shade in zip(cells, inks, strict=True) if text]
+
+
+def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list[Line]:
+    """The coin against a, then p and q, a line each, as wide as there is room."""
+    room = min(max(width - LABEL - VALUE, SHORTEST), LONGEST)
+    lines: list[Line] = []
+    if tried(verdict, node):
+        a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
+        ink = INKS[Outcome(int(verdict.outcome[node]))]
+        said = f"  {probability(coin)} {sign(verdict, node)} a {probability(a)}"
+        lines.append([(left("coin", LABEL), "dim"), *mark_line(a, coin, room, ink), (said, "text")])
+    return [*lines, *(bar_line(*each, room) for each in _bars(step, verdict, node))]
+
+
+def _bars(step: RequestStep, verdict: Verdict, node: int) -> list[tuple[str, float, Ink]]:
+    """(name, value, ink) of what there is to be shown of p and q."""
+    rows: list[tuple[str, float, Ink]] = [("p", float(verdict.p[node]), "target")]
+    if int(step.tree.drawn[node]) != Drawn.DETERMINISTIC:
+        rows.append(("q", float(step.tree.q[node]), "bonus"))
+    elif step.notes is not None:
+        rows.append(("draft", float(step.notes.prob[node]), "bonus"))
+    if p_tried(verdict, node):
+        rows.append(("p tried", float(verdict.p_trial[node]), "target"))
+    if q_tried(step, verdict, node):
+        rows.append(("q tried", float(verdict.q_trial[node]), "bonus"))
+    return rows
+
+
+def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
+    """`name  ████····  0.125`."""
+    full = bar(value, room)
+    return [
+        (left(name, LABEL), "dim"),
+        (full, ink),
+        ("·" * (room - len(full)), "rail"),
+        (f"  {probability(value)}", "text"),
+    ]
+
+
+def deciding(step: RequestStep, verdict: Verdict) -> Sequence[int]:
+    """The nodes whose coins ended the path: the children that all failed, or the last that was accepted."""
+    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
+    failed = [node for node in step.tree.children(end) if tried(verdict, node)]
+    return failed or ([end] if end != ROOT else [])
+
+
+def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[Line]:
+    """Blocks of lines beside each other, each in `width` cells."""
+    rows: list[Line] = []
+    for at in range(max(map(len, blocks), default=0)):
+        row: list[tuple[str, Ink]] = []
+        for number, block in enumerate(blocks):
+            line = block[at] if at < len(block) else []
+            missing = width - line_width(line) + gap if number < len(blocks) - 1 else 0
+            row += [*line, (" " * missing, "text")]
+        rows.append(row)
+    return rows

@@ -1,0 +1,86 @@
+"""The row of keys at the foot of each screen: what matters there, as much of it as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specscope.tui.keys import KEYS
+from specscope.tui.look import Look
+from specscope.tui.text import fit
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+NAMES = {f"app.{key.action}": key.name for key in KEYS}  # in the settings
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A key and a word for it."""
+
+    rank: int  # how soon it goes where it is narrow: the highest first
+    key: str  # as people know it
+    word: str
+    action: str
+    when: Literal["always", "asks", "forked"] = "always"  # an engine takes commands; something was forked
+
+    def shown(self, look: Look) -> bool:
+        """Whether the key does anything here."""
+        control = look.viewer.control
+        if self.when == "forked":
+            return control is not None and control.forked is not None
+        return self.when == "always" or look.asks
+
+
+class Hints(Panel, can_focus=False):
+    """The keys; each can be clicked."""
+
+    def __init__(self, hints: Sequence[Hint], id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._hints = hints
+
+    def key(self, look: Look) -> Hashable:
+        """What space does, and whether there is an engine to give prompts to."""
+        return look.viewer.live, look.viewer.paused, look.playing, [hint.shown(look) for hint in self._hints]
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Keys and words, and where each begins and ends for the mouse."""
+        space = (
+            ("resume" if look.viewer.paused else "pause") if look.viewer.live else "stop" if look.playing else "play"
+        )
+        hints = [
+            (hint, look.keymap.get(NAMES.get(hint.action, ""), hint.key), hint.word or space)
+            for hint in self._hints
+            if hint.shown(look)
+        ]
+        line = fit([(hint.rank, [(key, "key"), (f" {word}", "dim")]) for hint, key, word in hints], width - 2)
+        spots, at, by_key = [], 1, {key: hint.action for hint, key, _ in hints}
+        for (text, ink), (word, _) in zip(line, [*line[1:], ("", "dim")], strict=True):
+            if ink == "key":
+                spots.append((at, at + len(text + word), by_key[text]))
+            at += len(text)
+        return Sheet([[(" ", "text"), *line]], actions={0: spots})
+
+
+MAIN: tuple[Hint, ...] = (
+    Hint(0, "space", "", "app.pause"),
+    Hint(1, ", .", "step", "app.forward"),
+    Hint(3, "n", "rejection", "app.rejection(1)"),
+    Hint(2, "d", "decisions", "app.step"),
+    Hint(4, "r", "request", "app.request"),
+    Hint(6, ":", "debug", "app.console"),
+    Hint(7, "b", "breaks", "app.breakpoints"),
+    Hint(8, "v", "engine", "app.engine"),
+    Hint(8, "f", "fork", "app.fork", "forked"),
+    Hint(9, "/", "filter", "app.filter"),
+    Hint(10, "o", "sort", "app.sort(1)"),
+    Hint(10, "i", "prompt", "app.ask_prompt", "asks"),
+    Hint(11, "x", "cancel", "app.cancel", "asks"),
+    Hint(12, "g", "go to", "app.ask_step"),
+    Hint(13, "s", "scope", "app.scope"),
+    Hint(14, "z", "zoom", "app.zoom"),
+    Hint(15, "t", "theme", "app.next_theme"),
+    Hint(5, "?", "help", "app.help"),
+    Hint(5, "q", "quit", "app.quit"),
+)

@@ -1,0 +1,97 @@
+"""ListPanel: a list that can be sorted, by a key or a click on its head, and filtered by words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from textual import events
+
+from specscope.tui.text import Ink, Line, clean
+from specscope.tui.widgets.panel import Panel
+
+Item = TypeVar("Item")
+UP, DOWN = "▲", "▼"
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a list is arranged."""
+
+    column: str = ""  # sorted by; "" as the items came
+    reverse: bool = False
+    words: str = ""  # only items with this in their text are shown
+
+
+class ListPanel(Panel):
+    """Subclasses name the columns to sort by, and arrange their items with `arranged`."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.order = Order()
+        self.heads: list[tuple[int, int, str]] = []  # (from, to, column) in the head's line, for the mouse
+
+    def set_order(self, order: Order) -> None:
+        """Show the list in this order."""
+        self.order = order
+        if self.look is not None:
+            self.show(self.look)
+
+    def sort_next(self) -> None:
+        """By the next column; after the last as the items came."""
+        columns = ("", *self.COLUMNS)
+        at = columns.index(self.order.column) if self.order.column in columns else 0
+        self.set_order(replace(self.order, column=columns[(at + 1) % len(columns)], reverse=False))
+
+    def sort_reverse(self) -> None:
+        """The other way round."""
+        self.set_order(replace(self.order, reverse=not self.order.reverse))
+
+    def sort_by(self, column: str) -> None:
+        """By a column; by the same one again, the other way round."""
+        same = self.order.column == column
+        self.set_order(replace(self.order, column=column, reverse=same and not self.order.reverse))
+
+    def arranged(
+        self, items: Sequence[Item], value: Callable[[Item, str], float | str], text: Callable[[Item], str]
+    ) -> list[Item]:
+        """The items that have the words, in order. Ties stay as they came."""
+        words = self.order.words.casefold()
+        shown = [item for item in items if words in text(item).casefold()] if words else list(items)
+        column = self.order.column
+        if column:
+            shown.sort(key=lambda item: value(item, column), reverse=self.order.reverse)
+        elif self.order.reverse:
+            shown.reverse()
+        return shown
+
+    def head(self, cells: Sequence[tuple[str, str]], gap: str = "  ") -> list[tuple[str, Ink]]:
+        """The head's line from (column, its padded name); an arrow on the one that is sorted by, where it has room."""
+        line: list[tuple[str, Ink]] = []
+        self.heads, at = [], 0
+        arrow = DOWN if self.order.reverse else UP
+        for column, name in cells:
+            if column and column == self.order.column:
+                end = name[:-1].rstrip() + arrow if name.endswith(" ") else arrow + name.lstrip()
+                name = end.ljust(len(name)) if name.endswith(" ") else end.rjust(len(name))
+            self.heads.append((at, at + len(name), column))
+            line += [(name, "accent" if column and column == self.order.column else "faint"), (gap, "faint")]
+            at += len(name) + len(gap)
+        return line[:-1]
+
+    def said(self) -> Line:
+        """The filter, for the title."""
+        return [(f"/{clean(self.order.words)}", "accent")] if self.order.words else []
+
+    def clicked_head(self, event: events.Click, line: int = 0) -> bool:
+        """Sort by the column under the pointer, where it is on the head's line."""
+        where = event.get_content_offset_capture(self)
+        if not self.sheet.head or where.y != line:
+            return False
+        column = next((name for begin, end, name in self.heads if begin <= where.x < end and name), "")
+        if column in self.COLUMNS:
+            self.sort_by(column)
+        return True

@@ -1,0 +1,121 @@
+"""All that a record holds of one node, or of the final token: the decision as a picture, then facts. Pure."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.tree import ROOT, Drawn
+from specscope.tui.look import Look
+from specscope.tui.text import Ink, Line, folded, left, show_token
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision, sign
+
+TAIL = 300  # tokens of the context that are shown
+CONTEXT_LINES = 4  # of it at least
+Fact = tuple[str, str, Ink]
+WHY = {
+    "bonus": "every node of the path was accepted: drawn from the target at its end",
+    "recovered": "all children were rejected: drawn from what is left of the target, renormalised",
+    "target": "nothing was drafted: drawn from the target",
+}
+
+
+def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int, height: int) -> list[Line]:
+    """The lines for a node, with as much context as there is room for. For the final token `node` is their count."""
+    near = node in look.history.near_ties(step)
+    if node == len(step.tree):
+        room = min(max(width - LABEL - VALUE, 8), LONGEST)
+        picture: list[Line] = [bar_line("p", verdict.final_p, verdict.kind.value, room)]
+        facts = _final(look, verdict, near)
+    else:
+        picture = decision(step, verdict, node, width)
+        facts = _facts(look, step, verdict, node, near)
+    lines = [*picture, [], *_wrapped(facts, width)]
+    return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
+
+
+def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
+    kind: Ink = verdict.kind.value
+    return [
+        ("token", f"{show_token(look.vocabulary, verdict.token)}  #{verdict.token}", kind),
+        ("kind", f"{kind}: {WHY[kind]}", kind),
+        ("drawn", f"p {verdict.final_p:.6g}, coin {verdict.final_coin:.6g} of the cumulative sum", "text"),
+        *_margin(verdict.final_margin, near),
+    ]
+
+
+def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: bool) -> list[Fact]:
+    """What the evidence says of a node."""
+    tree, outcome = step.tree, Outcome(int(verdict.outcome[node]))
+    parent = int(tree.parent[node])
+    above = "the root" if parent == ROOT else f"node {parent} {show_token(look.vocabulary, int(tree.token[parent]))}"
+    token, ink = int(tree.token[node]), INKS[outcome]
+    facts: list[Fact] = [
+        ("token", f"{show_token(look.vocabulary, token)}  #{token}", ink),
+        ("place", f"depth {int(tree.depth[node])}, below {above}", "text"),
+        ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
+    ]
+    if step.notes is not None:
+        facts.append(("drafter", f"log of the whole path {float(step.notes.score[node]):.3f}", "text"))
+    facts += _trial(verdict, node, outcome, ink)
+    if outcome is not Outcome.UNTRIED:
+        facts += _margin(float(verdict.margin[node]), near)
+    return facts
+
+
+def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
+    """How the coin fell, and against what."""
+    if outcome is Outcome.UNTRIED:
+        return [("verdict", "untried: an ancestor was rejected, or an elder sibling accepted", ink)]
+    p, q, a, coin = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob, verdict.coin))
+    facts: list[Fact] = [
+        ("tried", f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}", "text"),
+        ("verdict", f"{outcome.name.lower()}: coin {coin:.6g} {sign(verdict, node)} {a:.6g}", ink),
+    ]
+    if node in verdict.forced.tolist():
+        facts.append(("forced", "by the user: this step is not lossless", "warn"))
+    if outcome is Outcome.REJECTED:
+        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target is left after it", "text"))
+    return facts
+
+
+def _margin(margin: float, near: bool) -> list[Fact]:
+    """How far the decision is from another one; nothing where no rounding could make it another."""
+    if near:
+        return [("margin", f"{margin:.1e}: a near tie: rounding could flip it", "warn")]
+    return [("margin", f"{margin:.2g} of probability from the other outcome", "text")] if margin < 1 else []
+
+
+def _wrapped(facts: list[Fact], width: int) -> list[Line]:
+    """Label and text; what is too long goes on below, under the text."""
+    lines: list[Line] = []
+    for label, text, ink in facts:
+        for row in folded(text, max(width - LABEL, 10)):
+            lines.append([(left(label, LABEL), "dim"), (row, ink)])
+            label = ""
+    return lines
+
+
+def _context(look: Look, step: RequestStep, node: int, width: int, most: int) -> list[Line]:
+    """The last tokens before the node's own: prompt, output, and the drafted path in another colour."""
+    if look.request is None or look.part is None or step.verdict is None:
+        return []
+    ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else step.verdict.path
+    drafted: list[Ink] = ["accent"] * len(ahead)
+    before = look.request.before(look.part[0], TAIL)
+    tokens = [*before, *(int(step.tree.token[at]) for at in ahead)]
+    inks: list[Ink] = [*(["text"] * len(before)), *drafted]  # type: ignore[list-item]
+    room = max(width - LABEL, 8)
+    rows: list[list[tuple[str, Ink]]] = [[]]
+    used = 0
+    for token, ink in zip(reversed(tokens), reversed(inks), strict=True):  # from the end: that is what matters
+        text = show_token(look.vocabulary, token)
+        size = cell_len(text)
+        if used + size > room and rows[0]:
+            if len(rows) == most:
+                break
+            rows.insert(0, [])
+            used = 0
+        rows[0].insert(0, (text, ink))
+        used += size
+    return [[(left("context" if at == 0 else "", LABEL), "dim"), *row] for at, row in enumerate(rows) if row]

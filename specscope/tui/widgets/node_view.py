@@ -1,0 +1,118 @@
+"""A NodeView as lines: the distributions of target and drafter at one place, beside each other. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from rich.cells import cell_len
+
+from specscope.debug.views import Column, NodeView
+from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
+from specscope.tui.text import (
+    Ink,
+    Line,
+    bar,
+    cut,
+    figure,
+    fit,
+    folded,
+    left,
+    line_width,
+    percent,
+    probability,
+    right,
+    show_token,
+)
+from specscope.tui.widgets.decision import beside
+
+NARROWEST = 26  # cells of a column
+GAP = 3
+FEWEST = 4  # tokens of a column, however little room there is
+NUMBER, MARK, SHORTEST_BAR = 6, 2, 5
+OVERHEAD = 4  # lines of a column besides its tokens: its name, the token's own two, and a blank one
+
+
+def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
+    """What there is to be said of the place, then the four distributions. More lines than `height` where it is low."""
+    said = _said(view, width)
+    columns = 4 if width >= 4 * (NARROWEST + GAP) else 2 if width >= 2 * NARROWEST + GAP else 1
+    rows = 4 // columns
+    wide = (width - GAP * (columns - 1)) // columns
+    tokens = max((height - len(said) - 1) // rows - OVERHEAD, FEWEST)
+    blocks = [_column(*each, view, vocabulary, wide, tokens) for each in _columns(view)]
+    lines = [*said, []]
+    for at in range(0, 4, columns):
+        lines += beside(blocks[at : at + columns], wide, GAP)
+    return lines
+
+
+def _columns(view: NodeView) -> tuple[tuple[str, Ink, Column | None, str], ...]:
+    """(name, ink of the bars, the distribution, why there is none)."""
+    return (
+        ("target, raw", "target", view.raw, ""),
+        ("target, as sampled", "target", view.p, ""),
+        ("drafter, raw", "bonus", view.draft, "no model, or not known any more"),
+        ("drafter, as sampled", "bonus", view.q, "deterministic: one token, not a draw"),
+    )
+
+
+def _said(view: NodeView, width: int) -> list[Line]:
+    """Contradictions first; how far target and drafter are apart; what the rules removed."""
+    lines: list[Line] = [[(line, "warn")] for note in view.notes for line in folded(f"! {note}", width)]
+    if view.kl is not None and view.tv is not None:
+        kl = "∞" if math.isinf(view.kl) else figure(view.kl, 3)
+        far: Line = [("KL(target‖drafter) ", "dim"), (kl, "strong"), (" nats", "dim")]
+        best: Line = [("TV ", "dim"), (figure(view.tv, 3), "strong")]
+        most: Line = [(f"at best {percent(1 - view.tv)} accepted", "dim")]
+        row = fit([(0, far), (1, best), (2, most)], width, " · ")
+        whole = line_width(row) == line_width([*far, *best, *most]) + 6
+        lines += [row] if whole else [far, fit([(0, best), (1, most)], width, " · ")]
+    if view.choice_rank is not None:
+        rank = f"the target's likeliest token is number {view.choice_rank:,} of the drafter's"
+        lines += [[(line, "text")] for line in folded(rank, width)]
+    for gone in view.removed:
+        text = f"{gone.rule} removes {plural(gone.tokens, 'token')}, {probability(gone.mass)} of the mass"
+        lines += [[(line, "dim")] for line in folded(text, width)]
+    source = "computed again for this look, in KV of its own" if view.computed else "the step's own numbers"
+    return [*lines, [(cut(source, width), "faint")]]
+
+
+def _column(
+    name: str, ink: Ink, column: Column | None, why: str, view: NodeView, vocabulary: Vocabulary, width: int, most: int
+) -> list[Line]:
+    """A distribution under its name: a token a line with its bar; where the view's own token stands."""
+    if column is None:
+        absence: list[Line] = [[(line, "faint")] for line in folded(why, width)]
+        return [[(cut(name, width), "strong")], *absence, []]
+    entropy: Line = [(f"H {column.entropy:.2f} nats", "dim")]
+    lines: list[Line] = [fit([(0, [(name, "strong")]), (1, entropy)], width)]
+    shown = [(top.token, top.prob) for top in column.top[:most]]
+    lines += [[("▸ " if at == 0 else "  ", "accent"), (row, "accent")] for at, row in enumerate(_own(column, width))]
+    texts = [show_token(vocabulary, token) for token, _ in shown]
+    room = min(max(map(cell_len, texts), default=1), width - MARK - SHORTEST_BAR - NUMBER - 1)
+    for (token, prob), text in zip(shown, texts, strict=True):
+        mine = token == view.token
+        track = width - MARK - room - 1 - NUMBER
+        full = bar(prob, track)
+        lines.append(
+            [
+                ("▸ " if mine else "  ", "accent"),
+                (left(text, room) + " ", "accent" if mine else "text"),
+                (full, ink),
+                (" " * (track - len(full)), "text"),
+                (right(probability(prob), NUMBER), "strong" if mine else "dim"),
+            ]
+        )
+    return [*lines, []]
+
+
+def _own(column: Column, width: int) -> list[str]:
+    """The view's own token in this distribution, in words."""
+    if column.outside:
+        said = "outside the draft vocabulary"
+    elif column.rank is None:
+        said = "0: it cannot come"
+    else:
+        said = f"{probability(column.prob)}, rank {column.rank:,}"
+    return folded(said, width - MARK)

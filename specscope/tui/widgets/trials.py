@@ -1,0 +1,71 @@
+"""What the record holds of a place in a tree: the trials of a node's siblings, and of the path down to it. Pure."""
+
+from __future__ import annotations
+
+from specscope.trace.draw import MARKS
+from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.tree import ROOT
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.text import Ink, Line, cut, fit, probability, show_token
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, beside, decision
+
+NARROWEST = 36  # cells of a decision beside another
+
+
+def trial(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """One decision under its token, and a blank line."""
+    outcome = Outcome(int(verdict.outcome[node]))
+    token = cut(show_token(vocabulary, int(step.tree.token[node])), max(width - 12, 8))
+    residual = f"{probability(float(verdict.residual_mass[node]))} of p is left"
+    said: Line = [(residual if outcome is Outcome.REJECTED else "", "faint")]
+    name: Line = [(f"{MARKS[outcome]} {token}", INKS[outcome])]
+    head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, said)], width)
+    return [head, *decision(step, verdict, node, width), []]
+
+
+def final_trial(verdict: Verdict, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """The final token, with its probability where it was drawn."""
+    ink: Ink = verdict.kind.value
+    name: Line = [(f"» {cut(show_token(vocabulary, verdict.token), max(width - 14, 8))}", ink)]
+    room = min(max(width - LABEL - VALUE, 8), LONGEST)
+    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), bar_line("p", verdict.final_p, ink, room), []]
+
+
+def trials(blocks: list[list[Line]], width: int) -> list[Line]:
+    """Blocks beside each other, as many in a row as there is room for."""
+    columns = max(1, min(len(blocks), (width + 2) // NARROWEST))
+    wide = column_width(len(blocks), width)
+    lines: list[Line] = []
+    for at in range(0, len(blocks), columns):
+        lines += beside(blocks[at : at + columns], wide)
+    return lines
+
+
+def column_width(count: int, width: int) -> int:
+    """The cells that `trials` gives to each of so many blocks."""
+    columns = max(1, min(count, (width + 2) // NARROWEST))
+    return (width - 2 * (columns - 1)) // columns
+
+
+def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
+    """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
+    final = node == len(step.tree)
+    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
+    above = end if final else int(step.tree.parent[node])
+    others = [other for other in step.tree.children(above) if other != node]
+    path = [] if above == ROOT else [int(at) for at in step.tree.path_to(above)]
+    wide = column_width(len(others) + (above == end and not final), width)
+    blocks = [trial(step, verdict, other, vocabulary, wide) for other in others]
+    if above == end and not final:
+        blocks.append(final_trial(verdict, vocabulary, wide))
+    lines: list[Line] = []
+    if blocks:
+        title = "tried before it, in vain" if final else "drawn at the same place"
+        lines += [[(title, "accent")], *trials(blocks, width)]
+    rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
+    for title, them in (("the path down to it", path), ("the rest of the tree", rest)):
+        if them:
+            wide = column_width(len(them), width)
+            drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]
+            lines += [[(title, "accent")], *trials(drawn, width)]
+    return lines

@@ -1,0 +1,192 @@
+"""Lists filter and sort, Enter drills, and a click goes to its step."""
+
+from __future__ import annotations
+
+import pytest
+
+from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
+from specscope.tui.screens.points_view import PointsPanel, PointsScreen
+from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
+from specscope.tui.screens.step_view import NodesPanel, StepScreen
+from specscope.tui.widgets.lengths import AXIS, LengthsPanel
+from specscope.tui.widgets.output import OutputPanel
+from specscope.tui.widgets.requests import RequestsPanel, row
+from specscope.tui.widgets.tree import TreePanel
+
+from .sample import replay
+from .test_keys import notes, running
+
+
+async def test_requests_are_filtered_and_all_shown_again():
+    async with running(replay(20)) as (app, pilot):
+        panel = app.query_one(RequestsPanel)
+        await pilot.press("slash", *"summar", "enter")
+        assert panel.names == ["r3"]
+        assert "1 of 4" in "".join(text for text, _ in panel.sheet.title)
+        await pilot.press("down")
+        assert app.chosen == "r3"
+        await pilot.press("slash", *["backspace"] * 6, "enter")
+        assert panel.names == ["r0", "r1", "r2", "r3"]
+        await pilot.press("slash", *"zzz", "escape")
+        assert panel.names == ["r0", "r1", "r2", "r3"]
+
+
+async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
+    async with running(replay(20)) as (app, pilot):
+        panel = app.query_one(RequestsPanel)
+        columns = {"tokens": lambda name: row(panel.look, name).tokens, "kind": lambda name: row(panel.look, name).kind}
+        for column, value in columns.items():
+            while panel.order.column != column:
+                await pilot.press("o")
+            assert panel.names == sorted(panel.names, key=value)
+            await pilot.press("O")
+            assert [value(name) for name in panel.names] == sorted(map(value, panel.names), reverse=True)
+        begin = next(begin for begin, _, name in panel.heads if name == "tau")
+        await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
+        assert (panel.order.column, panel.order.reverse) == ("tau", False)
+        taus = [app.ledger.requests[name].counts.tau(0, app.ledger.place(name, 20)) for name in panel.names]
+        known = [tau for tau in taus if tau is not None]
+        assert known == sorted(known)
+        assert taus[-1] is None  # r2 drafts nothing: it stands last
+        await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
+        assert panel.order.reverse
+        below = panel.names[panel.names.index(app.chosen) + 1 :][:1]
+        await pilot.press("down")
+        assert [app.chosen] == (below or [panel.names[-1]])
+
+
+async def test_steps_of_a_request_are_filtered_and_sorted():
+    async with running(replay(30)) as (app, pilot):
+        await pilot.press("j", "r")
+        panel = app.screen.query_one(TimelinePanel)
+        steps = app.viewer.history.requests["r1"].steps
+        await pilot.press("slash", *"bonus", "enter")
+        assert panel.places == [at for at, s in enumerate(steps) if s.verdict and s.verdict.kind.value == "bonus"]
+        await pilot.press("down")
+        await pilot.pause()
+        assert app.screen.last.part[0] in panel.places
+        await pilot.press("slash", *["backspace"] * 5, "enter", "o", "o", "O")
+        assert panel.order.column == "depth"
+        deep = [-1 if steps[at].verdict is None else steps[at].verdict.accepted for at in panel.places]
+        assert deep == sorted(deep, reverse=True)
+        begin = next(begin for begin, _, name in panel.heads if name == "step")
+        await pilot.click(TimelinePanel, offset=(begin + 1 + panel.gutter.left, 2))
+        assert panel.places == list(range(len(steps)))
+
+
+async def test_breakpoints_are_filtered_and_sorted():
+    viewer = replay(4)
+    for line in ("break reject", "break bonus", "watch tau < 2"):
+        viewer.debug(line)
+    async with running(viewer) as (app, pilot):
+        await pilot.press("b", "O")
+        panel = app.screen.query_one(PointsPanel)
+        assert [point.number for point in panel.shown] == [3, 2, 1]
+        await pilot.press("slash", *"break", "enter")
+        assert [point.number for point in panel.shown] == [2, 1]
+        await pilot.press("down", "x")
+        await pilot.pause()
+        assert [point.number for point in app.viewer.points] == [2, 3]
+        await pilot.press("up", "enter")
+        for _ in range(40):
+            await pilot.pause(0.05)
+            if not isinstance(app.screen, PointsScreen):
+                break
+        assert app.viewer.position > 4  # it went on to the next stop
+
+
+async def test_enter_drills_from_the_request_to_its_steps_and_to_a_node():
+    async with running(replay(20)) as (app, pilot):
+        await pilot.press("j", "enter")
+        assert isinstance(app.screen, RequestScreen)
+        await pilot.press("enter")
+        assert isinstance(app.screen, StepScreen)
+        await pilot.press("escape", "escape", "tab", "enter")
+        assert isinstance(app.screen, StepScreen)
+
+
+async def test_where_there_is_no_list_it_says_so():
+    async with running(replay(20)) as (app, pilot):
+        await pilot.press("v", "slash")
+        assert "no list" in notes(app)[-1]
+        await pilot.press("o")
+        assert "no list" in notes(app)[-1]
+
+
+@pytest.mark.parametrize("size", [(80, 50), (120, 40)])
+async def test_a_click_on_output_text_goes_to_the_step_that_wrote_it(size):
+    viewer = replay()
+    async with running(viewer, size) as (app, pilot):
+        app._pick("r1")
+        await pilot.pause()
+        panel = app.query_one(OutputPanel)
+        request = viewer.history.requests["r1"]
+        seen = set()
+        for line in range(panel.scroll_offset.y, panel.scroll_offset.y + panel.area.height - 1):
+            text = "".join(part for part, _ in panel.sheet.lines[line]) if line < len(panel.sheet.lines) else ""
+            for x in range(0, len(text) if text.isascii() else 0, 9):
+                place = panel.place_at(panel.look, panel.area.width, line, x)
+                if place < 0:
+                    continue
+                pieces = viewer.history.vocabulary.pieces
+                assert text[x].encode() in b"".join(pieces[token] for token in request.steps[place].output())
+                seen.add(place)
+        assert len(seen) > 5
+        place = panel.place_at(panel.look, panel.area.width, panel.scroll_offset.y + 1, 4)
+        await pilot.click(OutputPanel, offset=(4 + panel.gutter.left, 1 + panel.gutter.top))
+        assert viewer.position == request.engine_steps[place]
+
+
+async def test_a_click_beside_the_text_goes_nowhere():
+    async with running(replay(20)) as (app, pilot):
+        panel = app.query_one(OutputPanel)
+        await pilot.click(OutputPanel, offset=(panel.size.width - 4, panel.size.height - 2))
+        assert app.viewer.position == 20
+
+
+async def test_a_click_on_a_node_opens_the_step_at_that_node():
+    async with running(replay(14)) as (app, pilot):
+        await pilot.press("j")
+        panel = app.query_one(TreePanel)
+        await pilot.click(TreePanel, offset=(10, panel.gutter.top + panel.sheet.head + 3))
+        await pilot.pause()
+        await pilot.pause()
+        assert isinstance(app.screen, StepScreen)
+        nodes = app.screen.query_one(NodesPanel)
+        assert nodes.picked == 3
+        assert app.screen.last.chosen == "r1"
+
+
+async def test_a_click_in_a_chart_goes_to_the_step_of_its_column():
+    async with running(replay(20)) as (app, pilot):
+        panel = app.query_one(LengthsPanel)
+        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + 7, 3))
+        assert app.viewer.position == 7
+        await pilot.press("end", "s", "j")
+        app._pick("r1")
+        await pilot.pause()
+        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + 5, 3))
+        assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[5]
+
+
+async def test_a_click_in_the_engines_curves_goes_to_that_step():
+    async with running(replay(20)) as (app, pilot):
+        await pilot.press("v")
+        await pilot.pause()
+        panel = app.screen.query_one(EnginePanel)
+        row = panel._curves.start + 2
+        x = panel.gutter.left + NAME + NUMBER + 2
+        await pilot.click(EnginePanel, offset=(x + 6, panel.gutter.top + row))
+        assert app.viewer.position == 6
+        await pilot.click(EnginePanel, offset=(x + 3, panel.gutter.top + 1))  # the table of phases has no steps
+        assert app.viewer.position == 6
+
+
+async def test_a_click_in_the_curve_of_a_request_goes_to_that_step():
+    async with running(replay(30)) as (app, pilot):
+        await pilot.press("j", "r")
+        await pilot.pause()
+        panel = app.screen.query_one(TimelinePanel)
+        await pilot.click(TimelinePanel, offset=(panel.gutter.left + 4, panel.gutter.top))
+        await pilot.pause()
+        assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[4]
