@@ -1,6 +1,7 @@
 """The house rules: imports point down, and what people open on a laptop starts without torch."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_no_torch_on_the_light_side(part):
     modules = [".".join(p.parts) for p in files if p.name != "__init__"]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_circle_of_imports():
+    """Over all modules, those inside functions and for types too."""
+    graph = {}
+    for path in [*(ROOT / "specscope").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts if parts[0] == "specscope" else ("specscope", *parts)
+        graph[".".join(parts).removesuffix(".__init__")] = {m for m, _ in imported(path) if m.startswith("specscope.")}
+    order = graphlib.TopologicalSorter({m: {t for t in targets if t in graph} for m, targets in graph.items()})
+    order.prepare()
 
 
 def test_the_command_line_starts_without_torch():
