@@ -87,7 +87,7 @@ def test_the_console_calls_p_as_tried_so_where_it_is_another_number():
     session.position = reader.history.requests["r1"].engine_steps[4]
     session.request = "r1"
     session.node = 0
-    assert "rejected, p 0.0733 over q 0.6279: coin" in show.where(session)
+    assert "rejected, p 0.0732 over q 0.6278: coin" in show.where(session)
     session.node = 1
     assert "rejected, p tried 0.0252 over q tried 0.2010: coin" in show.where(session)
 
