@@ -228,7 +228,7 @@ def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engi
 def test_between_phases_a_node_is_of_the_step_that_was_begun(engine):
     engine.run("next 4")
     engine.run("step 3")
-    assert engine.run("node 0").startswith("of the step that was begun:\ntarget, raw")
+    assert engine.run("node 0").startswith("of the step in progress:\ntarget, raw")
     engine.run("next")
     assert [record.step for record in engine.session.history.steps] == list(range(5))
 
