@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PLANTED = str(Path(__file__).parent.parent / "traces" / "planted.jsonl")
+DEBUG_SCRIPT = ("debug", "--over", PLANTED, "--commands", "script", "--stop-on-error")
 CAPTURE = ["capture", "good.txt", "-o", "out.jsonl", "--target", "./nothing"]  # no model: accepted flags fail as well
 GOOD = {"good.txt": b"a prompt\n"}
 
@@ -616,13 +617,13 @@ def scripts() -> list[Case]:
 
     def case(kind: str, *lines: str) -> Case:
         content = "\n".join(lines).encode("utf-8", "surrogateescape")
-        return Case(kind, ("debug", "--over", PLANTED, "--commands", "script"), {"script": content}, "script")
+        return Case(kind, DEBUG_SCRIPT, {"script": content}, "script")
 
     cases = [case("command", "break reject", line) for line in COMMANDS]
     for text in CONDITIONS:
         cases += [case("condition", f"break reject if {text}"), case("condition", f"until {text}")]
     cases += [case("condition", "next 4", f"print {text}") for text in CONDITIONS if text and "@" not in text]
-    cases += [Case("script", ("debug", "--over", PLANTED, "--commands", "script"), {"script": x}) for x in FILES[3:8]]
+    cases += [Case("script", DEBUG_SCRIPT, {"script": x}) for x in FILES[3:8]]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
         cases.append(Case("script", ("debug", "--over", PLANTED, "--commands", name), {}))
     return cases
@@ -701,7 +702,13 @@ def generated(count: int, seed: int = 11) -> list[Case]:
         )
         command = spoil(draw.choice(["next 2", "goto 3", "print p @ 0", "commands 1 where", "finish r0", "info step"]))
         script = f"break reject if {condition}\n{command}\n".encode("utf-8", "surrogateescape")
-        cases.append(Case("spoilt script", ("debug", "--over", PLANTED, "--commands", "script"), {"script": script}))
+        cases.append(
+            Case(
+                "spoilt script",
+                DEBUG_SCRIPT,
+                {"script": script},
+            )
+        )
     return cases
 
 

@@ -92,7 +92,7 @@ class RequestReport:
 
 
 @dataclass(frozen=True)
-class Group:
+class LabelGroup:
     """The requests that share one value of a label; value None: those without the label."""
 
     value: str | None
@@ -123,7 +123,7 @@ class Report:
     means: Means
     phases: list[PhaseTime]
     timeline: list[TimelineBin]
-    groups: dict[str, list[Group]]  # by label, worst acceptance first
+    groups: dict[str, list[LabelGroup]]  # by label, worst acceptance first
     requests: list[RequestReport] = field(default_factory=list)  # worst acceptance first
     other_params: int = 0  # requests whose params, the seed aside, are not the run's
 
@@ -316,12 +316,12 @@ def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
     return bins
 
 
-def _groups(requests: Sequence[RequestReport]) -> dict[str, list[Group]]:
+def _groups(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
     labels = sorted({label for one in requests for label in one.labels})
     return {label: _group(label, requests) for label in labels}
 
 
-def _group(label: str, requests: Sequence[RequestReport]) -> list[Group]:
+def _group(label: str, requests: Sequence[RequestReport]) -> list[LabelGroup]:
     by_value: dict[str | None, list[Figures]] = defaultdict(list)
     for one in requests:
         by_value[one.labels.get(label)].append(one.figures)
@@ -330,6 +330,6 @@ def _group(label: str, requests: Sequence[RequestReport]) -> list[Group]:
         pooled = Acceptance()
         for part in parts:
             pooled.merge(part.acceptance)
-        groups.append(Group(value, len(parts), Figures(pooled), Means.over(parts)))
+        groups.append(LabelGroup(value, len(parts), Figures(pooled), Means.over(parts)))
     none_last = float("inf")
     return sorted(groups, key=lambda g: (g.figures.acceptance.tau or none_last, g.value is None, g.value or ""))

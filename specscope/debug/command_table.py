@@ -46,7 +46,10 @@ COMMANDS = (
     ConsoleCommand("disable", "[N ...]", "disable breakpoints, or all", passive=True),
     ConsoleCommand("delete", "[N ...]", "delete breakpoints, or all", ("d",), passive=True),
     ConsoleCommand(
-        "commands", "N [LINE; ...]", "commands to run when breakpoint N stops; without LINE, up to end", passive=True
+        "commands",
+        "N [LINE; ...]",
+        "run LINE; ... whenever breakpoint N stops; without LINE, the lines up to end",
+        passive=True,
     ),
     ConsoleCommand("info", "breakpoints|requests|branches|step|kv|names", "list them", ("i",), passive=True),
     ConsoleCommand("print", "EXPR [@ NODE]", "the value of EXPR at NODE, else at the current node or step", ("p",)),

@@ -129,7 +129,7 @@ class _Check(ast.NodeVisitor):
         """Only the evidence has names."""
         if node.id not in self.names:
             known = ", ".join(sorted(self.names))
-            raise self._refuse(node, f"there is no {node.id} here; there are: {known}")
+            raise self._refuse(node, f"there is no {node.id} here (there are: {known})")
 
     def visit_Call(self, node: ast.Call) -> None:
         """Only the few functions."""

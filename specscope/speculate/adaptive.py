@@ -37,7 +37,7 @@ def _seconds(phase: Phase) -> float:
 
 
 @dataclass
-class _Line:
+class _CostLine:
     """Least squares of y = base + slope * x over an exponential window."""
 
     weight: float = 0.0
@@ -76,8 +76,8 @@ class Sizer:
 
     plan: DynamicPlan  # the largest tree
     _recent: dict[str, _Recent] = field(default_factory=dict)
-    _step: _Line = field(default_factory=_Line)  # seconds of a step without its passes, by rows
-    _pass: _Line = field(default_factory=_Line)  # seconds of a drafting pass, by requests
+    _step: _CostLine = field(default_factory=_CostLine)  # seconds of a step without its passes, by rows
+    _pass: _CostLine = field(default_factory=_CostLine)  # seconds of a drafting pass, by requests
 
     def nodes(self, depth: int) -> int:
         """Nodes of a tree of some depth: the plan's share of them."""

@@ -193,7 +193,7 @@ class _LogLines:
             self._log(line)
 
 
-class _Server(Protocol):
+class _HttpServer(Protocol):
     """What is needed of the server that prometheus_client starts."""
 
     server_port: int
@@ -238,7 +238,7 @@ class Metrics(Collector):
                 "specscope",
             ),
         )
-        self._servers: list[_Server] = []
+        self._servers: list[_HttpServer] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._made: list[MeterProvider] = []

@@ -22,7 +22,7 @@ from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.loader import LoadedModel
 from specscope.train.shards import Shards
-from specscope.train.ttt import BatchScores, Heads, Padded, forward
+from specscope.train.ttt import BatchScores, Padded, TargetTensors, forward
 
 STATE = "training.pt"
 LOG = "training.jsonl"
@@ -157,7 +157,9 @@ class Training:
         return line
 
 
-def new_head(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe) -> tuple[EagleHead, Heads]:
+def new_head(
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
+) -> tuple[EagleHead, TargetTensors]:
     """A head of the target's width for the commonest tokens of the data; its own head starts from the target's rows."""
     counts = data.counts(target.vocab_size, samples)
     size = min(recipe.draft_vocab, target.vocab_size)
@@ -173,10 +175,12 @@ def new_head(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
         _start_from_the_last_tap(head, data, samples)
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
-    return head, Heads(target.embedding.weight.float(), rows)
+    return head, TargetTensors(target.embedding.weight.float(), rows)
 
 
-def going_on(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe) -> tuple[EagleHead, Heads]:
+def going_on(
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
+) -> tuple[EagleHead, TargetTensors]:
     """An earlier head of the same shape, with its vocabulary. Raises UserError where it is another kind of head."""
     head = load_head(recipe.start, target).head.float().requires_grad_(True)
     tokens = head.target_tokens()
@@ -184,7 +188,7 @@ def going_on(target: LoadedModel, data: Shards, samples: Sequence[int], recipe: 
     if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
     rows = target.output.weight if tokens is None else target.output.weight[tokens]
-    return head, Heads(target.embedding.weight.float(), rows.float())
+    return head, TargetTensors(target.embedding.weight.float(), rows.float())
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ class BatchScores:
     by_step: list[float]  # mean loss
 
 
-class Heads:
+class TargetTensors:
     """The tensors that training needs of a target besides the data: embedding and the rows of its head."""
 
     def __init__(self, embedding: Tensor, rows: Tensor) -> None:
@@ -49,7 +49,7 @@ class Heads:
         self.rows = rows  # [draft vocabulary, width] of the target's head
 
 
-def forward(head: EagleHead, target: Heads, batch: Padded, steps: int) -> BatchScores:
+def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -> BatchScores:
     """Run the head `steps` times over a batch; the loss is differentiable.
 
     Cross-entropy with the target's distribution over the draft vocabulary, averaged over positions and weighted over

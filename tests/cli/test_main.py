@@ -121,14 +121,14 @@ def test_doctor_finds_this_machine():
     assert "fast path          fbgemm for float32" in done.stdout
     assert done.returncode in (0, 1)
     off = specscope("doctor", SPECSCOPE_DISABLE="mkl,fuse")
-    assert "fast path          mkl for float32: switched off by SPECSCOPE_DISABLE" in off.stdout
-    assert "fast path          fuse: switched off by SPECSCOPE_DISABLE" in off.stdout
+    assert "fast path          mkl for float32: disabled by SPECSCOPE_DISABLE" in off.stdout
+    assert "fast path          fuse: disabled by SPECSCOPE_DISABLE" in off.stdout
 
 
 def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
     done = specscope("capture", prompts, "-o", tmp_path / "x.jsonl", *model, SPECSCOPE_DISABLE="avx")
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("specscope: error: SPECSCOPE_DISABLE: there is no fast path")
+    assert done.stderr.strip().splitlines()[-1].startswith("specscope: error: SPECSCOPE_DISABLE: unknown fast path")
 
 
 BAD = {

@@ -176,7 +176,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypa
             real.close()
 
     writer._file = FullDisk()
-    with pytest.raises(UserError, match="No space left on device; what was written before stays readable"):
+    with pytest.raises(UserError, match="No space left on device; what was already written is readable"):
         writer(records[1])
     writer.close()
     reader = read_capture(path)
