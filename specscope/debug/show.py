@@ -49,12 +49,19 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
     if node in verdict.forced.tolist():
         line += " by force"
     line += (
-        f", p {verdict.p_trial[node]:.4f} over q {verdict.q_trial[node]:.4f}: coin {verdict.coin[node]:.4f} {sign} "
+        f", {_tried('p', verdict.p[node], verdict.p_trial[node])} over "
+        f"{_tried('q', part.tree.q[node], verdict.q_trial[node])}: coin {verdict.coin[node]:.4f} {sign} "
         f"a {verdict.accept_prob[node]:.4f}"
     )
     return line + (
         f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in session.history.near_ties(part) else ""
     )
+
+
+def _tried(name: str, drawn: float, tried: float) -> str:
+    """p or q at the trial; under the name that it has on the screens too, where it is not what it was as drawn."""
+    same = f"{drawn:.4f}" == f"{tried:.4f}"
+    return f"{name if same else f'{name} tried'} {tried:.4f}"
 
 
 def node(session: Session, number: int) -> str:

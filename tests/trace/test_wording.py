@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from specscope.debug import show
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
 from specscope.trace.history import History
+from specscope.trace.reading import CaptureReader
 from specscope.trace.records import FinishReason
 from specscope.trace.tree import DraftTree
 from specscope.trace.wording import acceptance, ending, plural
@@ -74,3 +76,14 @@ def test_one_token_of_prefill_is_not_tokens():
 def test_running_out_of_tokens_is_not_called_length():
     assert ending(FinishReason.LENGTH) == "max_tokens"
     assert ending(FinishReason.EOS) == "eos"
+
+
+def test_the_console_calls_p_as_tried_so_where_it_is_another_number():
+    reader = CaptureReader(Path(__file__).parents[2] / "traces" / "sampled.jsonl")
+    while reader.read(1):
+        pass
+    session = Session(history=reader.history)
+    session.position = reader.history.requests["r1"].engine_steps[4]
+    session.request = "r1"
+    assert "rejected, p 0.0733 over q 0.6279: coin" in show.where(session, 0)
+    assert "rejected, p tried 0.0252 over q tried 0.2010: coin" in show.where(session, 1)
