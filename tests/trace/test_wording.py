@@ -85,5 +85,9 @@ def test_the_console_calls_p_as_tried_so_where_it_is_another_number():
     session = Session(history=reader.history)
     session.position = reader.history.requests["r1"].engine_steps[4]
     session.request = "r1"
-    assert "rejected, p 0.0733 over q 0.6279: coin" in show.where(session, 0)
-    assert "rejected, p tried 0.0252 over q tried 0.2010: coin" in show.where(session, 1)
+    assert session.part is not None
+    verdict = session.part.verdict
+    assert verdict is not None
+    for node, (p, q) in enumerate((("p", "q"), ("p tried", "q tried"))):
+        said = f"rejected, {p} {verdict.p_trial[node]:.4f} over {q} {verdict.q_trial[node]:.4f}: coin"
+        assert said in show.where(session, node)
