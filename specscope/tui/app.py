@@ -180,7 +180,8 @@ class ScopeApp(Moves):
                 self._say("\n".join(self.viewer.notices))
                 self.viewer.notices.clear()
             while self.viewer.said:
-                self._hear(self.viewer.said.popleft())
+                text = self.viewer.said.popleft()
+                self._hear(text, notice=not self.viewer.said)  # of several at once the last: they would pile up
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 

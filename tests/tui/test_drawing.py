@@ -67,7 +67,7 @@ def test_a_tree_has_a_line_for_each_node_and_columns_in_line(width):
 def test_the_numbers_of_a_node_are_those_of_the_verdict():
     step = next(step for step in steps() if len(step.tree) == 5 and step.verdict and 0 < step.verdict.accepted < 5)
     assert step.verdict is not None
-    head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 90)
+    head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 72)
     assert head[0][0].split() == ["p", "q", "coin", "a", "residual"]
     v = step.verdict
     want = [v.p[0], step.tree.q[0], v.coin[0]]

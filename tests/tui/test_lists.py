@@ -176,9 +176,9 @@ async def test_a_click_in_the_engines_curves_goes_to_that_step():
         panel = app.screen.query_one(EnginePanel)
         row = panel._curves.start + 2
         x = panel.gutter.left + NAME + NUMBER + 2
-        await pilot.click(EnginePanel, offset=(x + 6, panel.gutter.top + row))
+        await pilot.click(EnginePanel, offset=(x + 6 * panel._wide, panel.gutter.top + row))
         assert app.viewer.position == 6
-        await pilot.click(EnginePanel, offset=(x + 3, panel.gutter.top + 1))  # the table of phases has no steps
+        await pilot.click(EnginePanel, offset=(x + 9, panel.gutter.top + 1))  # the table has no steps
         assert app.viewer.position == 6
 
 

@@ -64,6 +64,20 @@ def test_step(snap_compare, size):
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
+def test_distributions(snap_compare, size):
+    async def asked(pilot: Pilot[None]) -> None:
+        await pilot.press("j", "d", "down", "enter")
+        for _ in range(100):
+            await pilot.pause(0.05)
+            lines = [line for name in ("#node", "#place") for line in pilot.app.screen.query_one(name).sheet.lines]
+            if any("as sampled" in text for line in lines for text, _ in line):
+                break
+
+    viewer, _ = live(20)
+    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, run_before=asked)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
 def test_breakpoints(snap_compare, size):
     viewer = replay(4)
     for line in (*BREAKPOINTS, "ignore 1 2", "commands 1 tree; where", "disable 3", "continue"):

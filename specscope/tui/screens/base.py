@@ -83,7 +83,7 @@ class Screens(Questions):
         screens = (screen for screen in self.screen_stack if isinstance(screen, StepScreen))
         return next((screen for screen in screens if screen.is_mounted and screen.awaits), None)
 
-    def _hear(self, text: str) -> None:
+    def _hear(self, text: str, *, notice: bool = True) -> None:
         """The debugger said something: where it was asked, else as a notice as well."""
         waiting = self._waiting()
         if isinstance(self.screen, DebugPrompt):
@@ -92,5 +92,5 @@ class Screens(Questions):
         self.talk.add(text)
         if waiting is not None:
             waiting.refuse(text)
-        elif text:
+        elif text and notice:
             self._say(text.splitlines()[0])

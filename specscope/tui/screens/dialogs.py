@@ -40,7 +40,7 @@ class Questions(App[None]):
     def _pick(self, name: str) -> None:
         """Choose a request."""
 
-    def _hear(self, text: str) -> None:
+    def _hear(self, text: str, *, notice: bool = True) -> None:
         """The debugger said something."""
 
     def action_ask_step(self) -> None:

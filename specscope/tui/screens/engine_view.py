@@ -21,7 +21,8 @@ from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
 NAME, NUMBER = 12, 10
-CURVES = 6  # rows of columns, two lines each
+OTHER_LINES = 6  # of the screen, beside tables and curves
+HIGHEST, WIDEST = 6, 4  # cells of a column
 LONGEST = 400  # steps that are looked back at
 
 
@@ -32,11 +33,12 @@ class EnginePanel(Panel):
         super().__init__(id=id)
         self._columns: list[int] = []  # the position in the history of each column
         self._curves = range(0)  # the lines that have columns
+        self._wide = 1  # cells of a column
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step of the column under the pointer."""
         where = event.get_content_offset_capture(self)
-        at = where.x - NAME - NUMBER - 2
+        at = (where.x - NAME - NUMBER - 2) // self._wide
         if self.line_at(where.y) in self._curves and 0 <= at < len(self._columns):
             self.run_worker(self.app.run_action(f"goto_position({self._columns[at]})"))
 
@@ -45,7 +47,7 @@ class EnginePanel(Panel):
         return look.position, look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """As many steps as the width has columns."""
+        """As many steps as the width has columns; wider and higher columns where there is room."""
         room = max(min(width - NAME - NUMBER - 2, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
         self._columns = [at for at in range(first, look.position + 1) if look.history.steps[at].phases]
@@ -54,26 +56,39 @@ class EnginePanel(Panel):
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
         table = _phases(steps, width)
-        self._curves = range(len(table) + 3, len(table) + 3 + 2 * CURVES)
+        blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
+        curves = _values(steps)
+        free = height - len(table) - len(blocks) - OTHER_LINES
+        rows = min(max(free // len(curves) - 1, 1), HIGHEST)
+        self._wide = min(max(room // len(steps), 1), WIDEST)
+        start = len(table) + 3
+        self._curves = range(start, start + len(curves) * (rows + 1))
         lines: list[Line] = [
             [(f"the last {plural(len(steps), 'step')} up to step {steps[-1].step:,}, a column each", "dim")],
             [],
             *table,
             [],
-            *_curve("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
-            *_curve("running", [float(s.running) for s in steps], "{:.0f}"),
-            *_curve("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
-            *_curve("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
-            *_curve("tokens", [float(sum(p.emitted for p in s.requests)) for s in steps], "{:.0f}"),
-            *_curve("nodes", [float(sum(len(p.tree) for p in s.requests)) for s in steps], "{:.0f}"),
+            *(line for name, values, form in curves for line in _curve(name, values, form, rows, self._wide)),
             [],
             [("KV blocks, by request", "dim")],
-            *kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width),
+            *blocks,
         ]
         preempted = sum(len(s.preempted) for s in steps)
         if preempted:
             lines += [[], [(f"{plural(preempted, 'preemption')} in these steps: those requests lost their KV", "warn")]]
         return Sheet(lines, title)
+
+
+def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
+    """(name, a value a step, how it is written) of all that has a curve."""
+    return [
+        ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
+        ("running", [float(s.running) for s in steps], "{:.0f}"),
+        ("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
+        ("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
+        ("tokens", [float(sum(p.emitted for p in s.requests)) for s in steps], "{:.0f}"),
+        ("nodes", [float(sum(len(p.tree) for p in s.requests)) for s in steps], "{:.0f}"),
+    ]
 
 
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
@@ -111,20 +126,19 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: median(step.device_ns[i] for step in told) / 1e6 for i, name in enumerate(names)}
 
 
-def _curve(name: str, values: Sequence[float], form: str) -> list[Line]:
-    """One row of columns, with the newest value and the highest."""
+def _curve(name: str, values: Sequence[float], form: str, rows: int, wide: int) -> list[Line]:
+    """Columns `rows` high and `wide` cells each, with the newest value; the highest below."""
     top = max(values)
-    marks = "".join(LEVELS[0 if top <= 0 or v <= 0 else max(1, round(v / top * 8))] for v in values)
+    eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]
+    lines: list[Line] = []
+    for row in range(rows):
+        above = 8 * (rows - 1 - row)
+        marks = "".join(LEVELS[max(0, min(8, e - above))] * wide for e in eighths)
+        last = row == rows - 1
+        label, number = (name, form.format(values[-1])) if last else ("", "")
+        lines.append([(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text"), (marks, "bar")])
     said = f"at most {form.format(top)}"
-    return [
-        [
-            (left(name, NAME), "text"),
-            (right(form.format(values[-1]), NUMBER), "strong"),
-            ("  ", "text"),
-            (marks, "bar"),
-        ],
-        [(" " * (NAME + NUMBER + 2), "text"), (said, "faint")],
-    ]
+    return [*lines, [(" " * (NAME + NUMBER + 2), "text"), (said, "faint")]]
 
 
 class EngineScreen(Over):

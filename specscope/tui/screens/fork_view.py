@@ -21,6 +21,7 @@ from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import tree_lines
+from specscope.tui.widgets.trials import why_lines
 
 NUMBER, DEPTH = 4, 7
 NAMES = ("original", "fork")
@@ -117,7 +118,8 @@ class SidePanel(Panel):
         said: Line = [(acceptance(step, short=True), "text")]
         forced: Line = [("forced" if len(step.verdict.forced) else "", "warn")]
         title = fit([(0, [(name, "strong")]), (1, said), (2, forced)], width - 2, " · ")
-        return Sheet([head, *lines], title, keep=final + 1, head=1)
+        why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 1)
+        return Sheet([head, *lines, *why], title, keep=final + 1, head=1)
 
 
 class ForkScreen(Over):

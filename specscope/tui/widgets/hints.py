@@ -66,10 +66,10 @@ class Hints(Panel, can_focus=False):
 MAIN: tuple[Hint, ...] = (
     Hint(0, "space", "", "app.pause"),
     Hint(1, ", .", "step", "app.forward"),
-    Hint(3, "n", "rejection", "app.rejection(1)"),
-    Hint(2, "d", "decisions", "app.step"),
-    Hint(4, "r", "request", "app.request"),
-    Hint(6, ":", "debug", "app.console"),
+    Hint(4, "n", "rejection", "app.rejection(1)"),
+    Hint(3, "d", "decisions", "app.step"),
+    Hint(5, "r", "request", "app.request"),
+    Hint(7, ":", "debug", "app.console"),
     Hint(7, "b", "breaks", "app.breakpoints"),
     Hint(8, "v", "engine", "app.engine"),
     Hint(8, "f", "fork", "app.fork", "forked"),
@@ -81,6 +81,6 @@ MAIN: tuple[Hint, ...] = (
     Hint(13, "s", "scope", "app.scope"),
     Hint(14, "z", "zoom", "app.zoom"),
     Hint(15, "t", "theme", "app.next_theme"),
-    Hint(5, "?", "help", "app.help"),
-    Hint(5, "q", "quit", "app.quit"),
+    Hint(2, "?", "help", "app.help"),
+    Hint(6, "q", "quit", "app.quit"),
 )

@@ -67,7 +67,7 @@ def _said(view: NodeView, width: int) -> list[Line]:
         most: Line = [(f"at best {percent(1 - view.tv)} accepted", "dim")]
         row = fit([(0, far), (1, best), (2, most)], width, " · ")
         whole = line_width(row) == line_width([*far, *best, *most]) + 6
-        lines += [row] if whole else [far, fit([(0, best), (1, most)], width, " · ")]
+        lines += [row] if whole else [fit([(0, far)], width), fit([(0, best), (1, most)], width, " · ")]
     if view.choice_rank is not None:
         rank = f"the target's likeliest token is number {view.choice_rank:,} of the drafter's"
         lines += [[(line, "text")] for line in folded(rank, width)]

@@ -108,7 +108,8 @@ class RequestsPanel(ListPanel):
         self.names = [item.name for item in rows]
         queued = [Row("·", "queued", 0, 0, "", "", clean(" ".join(text.split()))) for text in look.pending[0]]
         count = f"  {len(rows)} of {len(every)}" if self.order.words else f"  {len(rows)}"
-        title: Line = [("Requests", "strong"), (count, "dim"), ("  ", "dim"), *self.said()]
+        gap: Line = [("  ", "dim")] if self.order.words else []
+        title: Line = [("Requests", "strong"), (count, "dim"), *gap, *self.said()]
         if not every and not queued:
             return Sheet([[("no requests yet", "faint")]], title)
         head = 1 if height > 3 else 0

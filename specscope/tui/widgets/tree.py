@@ -13,11 +13,10 @@ from specscope.trace.records import RequestStep, StepRecord, Verdict
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, show_token
-from specscope.tui.widgets.decision import deciding
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import how_drawn, nodes, tree_lines
-from specscope.tui.widgets.trials import column_width, trial, trials
+from specscope.tui.widgets.trials import why_lines
 
 
 class TreePanel(Panel):
@@ -47,7 +46,7 @@ class TreePanel(Panel):
         room = width if height >= len(lines) + 2 else max(blank - 2, 12)
         root = _root(look, step, room)
         if room == width:
-            why = _why(look, step, step.verdict, width, height - len(lines) - 2)
+            why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 2)
             return Sheet([root, head, *lines, *why], title, keep=final + 2, head=2)
         joined = [*root, (head[0][0][line_width(root) :], head[0][1])]
         return Sheet([joined, *lines], title, keep=final + 1, head=1)
@@ -73,18 +72,6 @@ class TreePanel(Panel):
                 [("  ", "text"), ("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
             )
         return Sheet(lines, [("Loading", "strong")])
-
-
-def _why(look: Look, step: RequestStep, verdict: Verdict, width: int, room: int) -> list[Line]:
-    """The decisions that ended the path, drawn below the tree: as many as there is room for."""
-    ended = deciding(step, verdict)
-    wide = column_width(len(ended), width)
-    for count in range(len(ended), 0, -1):
-        blocks = [trial(step, verdict, node, look.vocabulary, wide) for node in ended[:count]]
-        lines: list[Line] = [[], *trials(blocks, width)][:-1]
-        if len(lines) <= room:
-            return lines
-    return []
 
 
 def _absence(look: Look) -> str:

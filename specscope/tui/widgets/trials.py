@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specscope.trace.draw import MARKS
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import Ink, Line, cut, fit, probability, show_token
-from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, beside, decision
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, beside, deciding, decision
 
 NARROWEST = 36  # cells of a decision beside another
 
@@ -45,6 +47,28 @@ def column_width(count: int, width: int) -> int:
     """The cells that `trials` gives to each of so many blocks."""
     columns = max(1, min(count, (width + 2) // NARROWEST))
     return (width - 2 * (columns - 1)) // columns
+
+
+def why_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, room: int) -> list[Line]:
+    """A blank line, the decisions that ended the path, then those on the way: as many as `room` lines hold."""
+    ended = deciding(step, verdict)
+    below = [int(node) for node in verdict.path if node not in ended]
+    lines: list[Line] = []
+    for nodes in (ended, below[::-1]):
+        lines += _fitting(step, verdict, nodes, vocabulary, width, room - len(lines) - 1)
+    return [[], *lines][:room] if lines else []
+
+
+def _fitting(
+    step: RequestStep, verdict: Verdict, nodes: Sequence[int], vocabulary: Vocabulary, width: int, room: int
+) -> list[Line]:
+    """The decisions of the first of the nodes, as many as there is room for."""
+    wide = column_width(len(nodes), width)
+    for count in range(min(len(nodes), room), 0, -1):
+        lines = trials([trial(step, verdict, node, vocabulary, wide) for node in nodes[:count]], width)
+        if len(lines) - 1 <= room:  # the last line is blank
+            return lines
+    return []
 
 
 def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
