@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from specscope.kernels.forest import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, Forest, Verdicts
+from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, Forest, Verdicts
 from torch import Tensor
 
 SLACK: tl.constexpr = tl.constexpr(1e-12)  # of a sum of float64: so near to an end is at it

@@ -15,7 +15,7 @@ from torch.nn import functional
 from specscope.bench.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
 from specscope.bench.paired import write_figures
 from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
-from specscope.kernels.forest import NOBODY, WITHOUT_REPLACEMENT, Forest, Planted
+from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, Forest, Planted
 from specscope.kernels.tree_batch import Part, TreeBatch
 
 BLOCK = 16

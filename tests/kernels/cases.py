@@ -5,7 +5,7 @@ A check takes the kernel's module, so that a changed copy of it can be given.
 
 import numpy as np
 import torch
-from specscope.kernels.forest import NOBODY, WITH_REPLACEMENT, Forest, Planted
+from specscope.kernels.flat_trees import NOBODY, WITH_REPLACEMENT, Forest, Planted
 from specscope.kernels.tree_batch import Part, TreeBatch
 
 from tests.kernels import DEVICE

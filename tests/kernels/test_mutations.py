@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from specscope.kernels.forest import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from specscope.kernels.flat_trees import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 
 from specscope import kernels
 from tests.kernels.cases import (

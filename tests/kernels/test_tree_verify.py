@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specscope.kernels import tree_verify
-from specscope.kernels.forest import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Forest, Planted
+from specscope.kernels.flat_trees import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Forest, Planted
 
 from specscope.speculate.verify.distribution import Dense
 from specscope.speculate.verify.host import verify

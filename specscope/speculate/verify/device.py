@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.forest import NOBODY, Forest, Planted, Verdicts
+from specscope.kernels.flat_trees import NOBODY, Forest, Planted, Verdicts
 from specscope.kernels.tree_verify import tree_verify
 from specscope.speculate.verify.distribution import Dense
 from specscope.speculate.verify.inputs import VerifyInput
