@@ -54,12 +54,12 @@ def kv_compact_bytes(layers: LayerPointers, source: Tensor) -> int:
 
 
 @triton.jit
-def _kv_compact(  # noqa: ANN202
-    address,  # noqa: ANN001
-    widths,  # noqa: ANN001
-    source,  # noqa: ANN001
-    target,  # noqa: ANN001
-    first,  # noqa: ANN001
+def _kv_compact(
+    address,
+    widths,
+    source,
+    target,
+    first,
     NUMBER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

@@ -28,7 +28,7 @@ def kv_write_bytes(rows: Tensor, new: Tensor) -> int:
 
 
 @triton.jit
-def _kv_write(rows, slots, new, rows_stride, new_stride, width, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _kv_write(rows, slots, new, rows_stride, new_stride, width, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width

@@ -140,11 +140,11 @@ def tree_attention_bytes(query: Tensor, rows: Tensor, heads: Heads, batch: TreeB
 
 
 @triton.jit
-def _attend(  # noqa: ANN202
-    query, query_row, query_head, rows, rows_stride, values_at,  # noqa: ANN001
-    out, parts, sums, sinks, n, tiles,  # noqa: ANN001
-    table, table_stride, context, first_row, first_slot, positions,  # noqa: ANN001
-    mask, mask_stride, scale, cap,  # noqa: ANN001
+def _attend(
+    query, query_row, query_head, rows, rows_stride, values_at,
+    out, parts, sums, sinks, n, tiles,
+    table, table_stride, context, first_row, first_slot, positions,
+    mask, mask_stride, scale, cap,
     HEADS: tl.constexpr, FOLD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
@@ -244,8 +244,8 @@ def _attend(  # noqa: ANN202
 
 
 @triton.jit
-def _join(  # noqa: ANN202
-    parts, sums, sinks, out, n,  # noqa: ANN001
+def _join(
+    parts, sums, sinks, out, n,
     HEADS: tl.constexpr, VALUE: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the parts of its context, each weighed by its share of the softmax's sum."""

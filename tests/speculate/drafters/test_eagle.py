@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
-from specscope.speculate import eagle
+from specscope.speculate.drafters import eagle
 from specscope.trace.plan import parse_plan
 from tests.heads import Reference, head_tensors, write_head
 
