@@ -198,12 +198,12 @@ def _verify(
             x = tl.load(token + at)
             how = tl.load(drawn + at)
             sampled = how != 0
-            r, theirs = _left(
+            p_here, q_here = _left(
                 *(p_row, choice, q_row, sampled, x + tl.arange(0, 1), vocabulary, taken),
                 *(kept, token, sibling, drawn, first, rejected),
             )
-            before = tl.sum(r.to(tl.float64), 0)
-            own = tl.sum(theirs.to(tl.float64), 0)
+            before = tl.sum(p_here.to(tl.float64), 0)
+            own = tl.sum(q_here.to(tl.float64), 0)
             p_x = before / mass
             q_x = tl.where(sampled, own / q_mass, 1.0)
             accept = tl.where(q_x > 0.0, tl.minimum(p_x / tl.where(q_x > 0.0, q_x, 1.0), 1.0), 0.0)
@@ -259,10 +259,10 @@ def _verify(
         )
         whole += tl.sum(r.to(tl.float64), 0)
     share = tl.load(coin + start) * whole
-    before = tl.full([], 0.0, tl.float64)
+    up_to = tl.full([], 0.0, tl.float64)
     below = tl.full([], 0.0, tl.float64)
-    given = tl.load(final + tree)
-    found = tl.where(given >= 0, given, vocabulary)
+    final_given = tl.load(final + tree)
+    found = tl.where(final_given >= 0, final_given, vocabulary)
     last = first * 0
     for at_token in range(0, vocabulary, BLOCK):
         if found >= vocabulary:
@@ -271,25 +271,25 @@ def _verify(
                 *(p_row, choice, q_row, sampled, x, vocabulary, taken),
                 *(kept, token, sibling, drawn, first, rejected),
             )
-            sums = before + tl.cumsum(r.to(tl.float64), 0)
+            sums = up_to + tl.cumsum(r.to(tl.float64), 0)
             found = tl.minimum(found, tl.min(tl.where((sums > share) & (r > 0.0), x, vocabulary), 0))
-            below = before + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
+            below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
             last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
-            before += tl.sum(r.to(tl.float64), 0)
+            up_to += tl.sum(r.to(tl.float64), 0)
     short = found >= vocabulary  # the sum's last digit: the last token with any mass
     found = tl.where(short, last, found)
-    r, theirs = _left(
+    p_here, q_here = _left(
         *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
         *(kept, token, sibling, drawn, first, rejected),
     )
-    own = tl.sum(r.to(tl.float64), 0)
-    below = tl.where(short, whole - own, below) / whole
-    above = below + own / whole
+    chosen = tl.sum(p_here.to(tl.float64), 0)
+    below = tl.where(short, whole - chosen, below) / whole
+    above = below + chosen / whole
     u = share / whole
     margin = tl.where((below > SLACK) & (below < 1.0 - SLACK), tl.abs(u - below), 1.0)
     margin = tl.minimum(margin, tl.where((above > SLACK) & (above < 1.0 - SLACK), tl.abs(above - u), 1.0))
     tl.store(final_token + tree, found.to(tl.float64))
-    tl.store(final_p + tree, own / whole)
-    tl.store(final_margin + tree, tl.where(given >= 0, 1.0, margin))
+    tl.store(final_p + tree, chosen / whole)
+    tl.store(final_margin + tree, tl.where(final_given >= 0, 1.0, margin))
     tl.store(final_row + tree, row.to(tl.float64))
     tl.store(recovered + tree, (rejected > 0).to(tl.float64))

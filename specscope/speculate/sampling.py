@@ -66,7 +66,7 @@ def all_probabilities(parts: Sequence[LogitRows], backend: Backend) -> Tensor:
     where = out.split(sizes)
     in_kernel = [backend is Backend.TRITON and p.params.top_k <= 0 and p.params.top_p >= 1 for p in parts]
     for i in [i for i, yes in enumerate(in_kernel) if not yes]:  # one by one: on the host, rows that are in its cache
-        probabilities(scaled(logits[i], parts[i].params.temperature), parts[i].params, where[i])
+        _softmax_(scaled(logits[i], parts[i].params.temperature, where[i]), parts[i].params)
     for members, run in _runs([rows if yes else None for rows, yes in zip(logits, in_kernel, strict=True)]):
         from specscope.kernels import sampling  # triton is imported only where it runs
 
@@ -145,30 +145,33 @@ def shaped(
     return rows
 
 
-def scaled(rows: Tensor, temperature: float) -> Tensor:
+def scaled(rows: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
     """Logits [R, V] over a temperature above 0, float32, each row moved so that its largest is 0.
 
     So no quotient overflows but to minus infinity, however small the temperature is.
     """
     rows = rows.float()
-    return (rows - rows.amax(-1, keepdim=True)).div_(max(temperature, TINY))
+    return torch.sub(rows, rows.amax(-1, keepdim=True), out=out).div_(max(temperature, TINY))
 
 
-def probabilities(rows: Tensor, params: SamplingParams, out: Tensor | None = None) -> Tensor:
+def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
     """Softmax of [R, V] float32 logits after min-p, top-k and top-p; temperature is already in them."""
+    return _softmax_(rows.clone(), params)
+
+
+def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
+    """The same in place: memory that is new costs a processor more than the softmax does."""
     if params.min_p > 0:
-        floor = rows.amax(-1, keepdim=True) + math.log(params.min_p)
-        rows = rows.masked_fill(rows < floor, -torch.inf)
+        rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:
-        least = rows.topk(params.top_k, dim=-1).values[:, -1:]
-        rows = rows.masked_fill(rows < least, -torch.inf)
+        rows.masked_fill_(rows < rows.topk(params.top_k, dim=-1).values[:, -1:], -torch.inf)
     if params.top_p < 1:
-        rows = _top_p(rows, params)
-    return torch.softmax(rows, -1, out=out)
+        rows.masked_fill_(_beyond_top_p(rows, params), -torch.inf)
+    return torch.softmax(rows, -1, out=rows)
 
 
-def _top_p(rows: Tensor, params: SamplingParams) -> Tensor:
-    """Of each row the fewest largest tokens whose mass reaches top_p; ties with the last one kept stay too."""
+def _beyond_top_p(rows: Tensor, params: SamplingParams) -> Tensor:
+    """bool [R, V]: all but the fewest largest tokens whose mass reaches top_p and those that tie with the last."""
     probs, top_p = rows.softmax(-1), params.top_p
     on_host = rows.device.type == "cpu"  # where a look at the mass costs nothing; on a device it would be a wait
     first = min(params.top_k or PREFILTER, PREFILTER, rows.shape[-1])
@@ -179,7 +182,7 @@ def _top_p(rows: Tensor, params: SamplingParams) -> Tensor:
         mass = largest.double().cumsum(-1)
     wanted = mass.new_full((len(rows), 1), top_p)
     last = torch.searchsorted(mass, wanted).clamp_(max=largest.shape[-1] - 1)
-    return rows.masked_fill(probs < largest.gather(-1, last), -torch.inf)
+    return probs < largest.gather(-1, last)
 
 
 def _with_bias(rows: Tensor, params: SamplingParams) -> Tensor:

@@ -172,7 +172,7 @@ MUTATIONS = {
     ),
     "tree_verify: a forced final token is drawn": (
         "tree_verify",
-        "tl.where(given >= 0, given, vocabulary)",
+        "tl.where(final_given >= 0, final_given, vocabulary)",
         "vocabulary",
         check_verify,
         {"drawn": DETERMINISTIC, "forced": 0.5},
@@ -193,7 +193,7 @@ MUTATIONS = {
     ),
     "tree_verify: the cumulative sum begins anew in each block": (
         "tree_verify",
-        "sums = before + tl.cumsum",
+        "sums = up_to + tl.cumsum",
         "sums = tl.cumsum",
         check_verify,
         {"drawn": DETERMINISTIC},

@@ -117,8 +117,7 @@ def _p_of_nodes(batch: VerifyBatch) -> Doubles:
     behind = trees.p_row[np.maximum(trees.parent, 0)]
     out = np.zeros(len(greedy))
     out[greedy] = target.choices.numpy()[behind[greedy]] == trees.token[greedy]
-    at = torch.from_numpy(np.stack([behind, trees.token])[:, ~greedy]).long()
-    out[~greedy] = target.p[at[0], at[1]].numpy()
+    out[~greedy] = target.p.numpy()[behind[~greedy], trees.token[~greedy]]
     out[trees.parent == NOBODY] = 0
     return out
 

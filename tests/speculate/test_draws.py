@@ -1,0 +1,53 @@
+"""Draws from rows, against the cumulative sum itself."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.speculate.draws import BLOCK, block_sums, draw
+from specscope.speculate.verify.distribution import Dense
+
+WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
+SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
+
+
+@given(st.integers(0, 10_000), WIDTHS, st.sampled_from([0.5, 4.0, 60.0]), st.floats(SMALLEST, LARGEST))
+def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
+    rows = (torch.randn(5, width, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
+    found = draw(rows, torch.full((5,), coin, dtype=torch.float64))
+    for row, token, prob, margin in zip(
+        rows, found.token.tolist(), found.prob.tolist(), found.margin.tolist(), strict=True
+    ):
+        wanted, far = Dense(row).draw(coin)
+        assert row[token] > 0
+        assert token == wanted or far < 1e-12  # at a border the last digit of a sum decides
+        assert prob == pytest.approx(float(row[token]), rel=1e-6)
+        assert margin == pytest.approx(far, abs=1e-12)
+
+
+@given(st.integers(0, 10_000), WIDTHS)
+def test_a_token_of_probability_zero_is_never_drawn(seed, width):
+    """Most tokens have none, whole blocks among them; the coins are the extremes."""
+    rng = np.random.default_rng(seed)
+    rows = rng.random((6, width)) * (rng.random((6, width)) < rng.choice([0.002, 0.1]))
+    rows[:, rng.integers(width)] = rng.choice([1.0, 1e-30])
+    rows = torch.tensor(rows, dtype=torch.float32)
+    coin = torch.tensor([SMALLEST, 0.5, LARGEST] * 2, dtype=torch.float64)
+    found = draw(rows, coin)
+    assert (rows.gather(1, found.token[:, None]) > 0).all()
+    assert not found.margin.isnan().any()
+
+
+def test_rows_are_summed_in_blocks():
+    rows = torch.arange(2 * (BLOCK + 3), dtype=torch.float32).view(2, -1)
+    assert block_sums(rows).tolist() == [[float(r[:BLOCK].sum()), float(r[BLOCK:].sum())] for r in rows.double()]
+
+
+def test_draws_follow_the_distribution():
+    row = torch.zeros(1, 2 * BLOCK)
+    row[0, [3, 200, BLOCK + 7]] = torch.tensor([0.1, 0.6, 0.3])
+    coin = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    made = torch.bincount(draw(row.expand(1000, -1), coin).token, minlength=2 * BLOCK)
+    assert made[[3, 200, BLOCK + 7]].tolist() == [100, 600, 300]
