@@ -24,7 +24,7 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Size, Sizer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.verify.step import verify_step
+from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
@@ -75,6 +75,7 @@ class Engine(GenerateMixin):
         self.changes = changes  # what is forced in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
+        self.verifier = Verifier(self.runner.cache.backend)
         self.tokenizer = parts.tokenizer
         self.vocabulary: Vocabulary = parts.vocabulary
         self._longest = max(map(len, self.vocabulary.pieces.values()), default=1)  # bytes of a token
@@ -286,7 +287,7 @@ class Engine(GenerateMixin):
     def _verify(self, now: StepState) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
         asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
-        verdicts = iter(verify_step(asked, self.changes, self.runner.cache.backend))
+        verdicts = iter(self.verifier.verify(asked, self.changes))
         now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
 
     def _commit(self, now: StepState) -> None:

@@ -20,6 +20,7 @@ from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and sorts the whole row only where they lack mass
+MOST_KEPT = 2**24  # numbers of a Memory
 TINY = 2.0**-126  # the least temperature that float32 divides by
 
 
@@ -48,21 +49,37 @@ class TargetRows:
     p: Tensor  # float32 [S, V] the distribution that is sampled from, at each row of the others
 
 
-def target_rows(parts: Sequence[LogitRows], backend: Backend) -> TargetRows:
+class Memory:
+    """Where a processor writes each step's probabilities: pages that are new cost it more than the softmax does."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def rows(self, count: int, logits: Tensor) -> Tensor:
+        """Float32 [count, V], not filled, for the vocabulary of `logits`; the next call may give the same."""
+        size = count * logits.shape[1]
+        if logits.device.type != "cpu" or size > MOST_KEPT:
+            return torch.empty(count, logits.shape[1], device=logits.device)
+        if len(self._kept) < size:
+            self._kept = torch.empty(size)
+        return self._kept[:size].view(count, -1)
+
+
+def target_rows(parts: Sequence[LogitRows], backend: Backend, memory: Memory) -> TargetRows:
     """Of a batch of one request or more, in order. Nothing is read from a device."""
     logits = parts[0].logits
     greedy = [part.shaped() for part in parts if part.params.greedy]
     sampled = [part for part in parts if not part.params.greedy]
     choices = [logits.new_empty(0, dtype=torch.int64), *(_argmax(run) for _, run in _runs(greedy))]
     none = logits.new_empty(0, logits.shape[1], dtype=torch.float32)
-    return TargetRows(torch.cat(choices), all_probabilities(sampled, backend) if sampled else none)
+    return TargetRows(torch.cat(choices), all_probabilities(sampled, backend, memory) if sampled else none)
 
 
-def all_probabilities(parts: Sequence[LogitRows], backend: Backend) -> Tensor:
-    """What one sampled request or more are sampled from, in order. Float32 [rows of all, V]."""
+def all_probabilities(parts: Sequence[LogitRows], backend: Backend, memory: Memory | None = None) -> Tensor:
+    """What one sampled request or more are sampled from, in order. Float32 [rows of all, V], in `memory` if given."""
     logits = [part.shaped() for part in parts]
     sizes = [len(rows) for rows in logits]
-    out = torch.empty(sum(sizes), logits[0].shape[1], dtype=torch.float32, device=logits[0].device)
+    out = (memory or Memory()).rows(sum(sizes), logits[0])
     where = out.split(sizes)
     in_kernel = [backend is Backend.TRITON and p.params.top_k <= 0 and p.params.top_p >= 1 for p in parts]
     for i in [i for i, yes in enumerate(in_kernel) if not yes]:  # one by one: on the host, rows that are in its cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, start_tree
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Ints
@@ -75,8 +75,7 @@ class ModelDrafter(ABC):
         alive, feed = list(drafting.values()), self.feed_context
         while alive:
             level = self._pass(feed, alive)
-            for g in alive:
-                g.builder.grow(level, g.rows)
+            grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 

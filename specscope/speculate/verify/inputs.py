@@ -15,7 +15,7 @@ from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, Fl
 from specscope.model.backend import Backend
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import LogitRows, TargetRows, target_rows
+from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.changes import Changes
 from specscope.trace.tree import ROOT, Doubles, DraftTree
@@ -55,18 +55,18 @@ class VerifyBatch:
 
 
 def step_batch(
-    parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, backend: Backend
+    parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, backend: Backend, memory: Memory
 ) -> VerifyBatch:
     """The batch of an engine's step. A part: a request, its draft, and the target's logits [n + 1, V] at its rows.
 
-    `changes`: what a fork forces.
+    `changes`: what a fork forces; `memory`: where the target's probabilities are put.
     """
     inputs = []
     for context, draft, _ in parts:
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
         one = VerifyInput(draft.tree, draft.q, coin, context.params.greedy, draft.forced)
         inputs.append(one if changes is None else changed_input(one, changes, context.position))
-    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend))
+    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend, memory))
 
 
 def changed_input(one: VerifyInput, changes: Changes, position: int) -> VerifyInput:
