@@ -1,28 +1,24 @@
-"""Draws from rows of probabilities by the inverse of their cumulative sums, many rows at once and nothing read.
+"""Draws from rows of probabilities by the inverse of their cumulative sums: on the host, and on a device without a read.
 
 A cumulative sum over the whole vocabulary is slow, and most of it is never looked at. So a row is summed in blocks; the
-block at which the sums pass the coin's share is found first, then the token within it. All sums are float64.
+block at which the sums pass the coin's share is found first, then the token within it. All sums are float64. On a device
+all rows are drawn from together; a processor is faster one row after another, in numpy, than with as many operators.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from specscope.speculate.verify.distribution import draw_margin
+from specscope.trace.tree import Doubles
 
 BLOCK = 256  # tokens
 BELOW_ONE = 1 - 2.0**-52  # keeps the largest coin's share of a sum below the sum, whatever is rounded
-SLACK = 1e-12  # of a sum of float64: so near to an end is at it
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What coins drew from F rows."""
-
-    token: Tensor  # int64 [F]
-    prob: Tensor  # float64 [F] the token's share of its row
-    margin: Tensor  # float64 [F] how far the cumulative sum would have to move for another token; 1 where none has mass
 
 
 def block_sums(rows: Tensor) -> Tensor:
@@ -35,87 +31,99 @@ def block_sums(rows: Tensor) -> Tensor:
 
 
 class Urn:
-    """F rows of probabilities to draw from, with or without putting back what was drawn. The rows are never changed."""
+    """A row of probabilities on the host, to draw from with or without putting back. The row is never changed."""
 
-    def __init__(self, rows: Tensor) -> None:
-        """rows [F, V] of any float dtype, not negative."""
-        self.rows = rows
-        self.taken: list[Tensor] = []  # int64 [F, 1] each: tokens that are no longer in it
-        self._sums = block_sums(rows)
-        self._lanes = torch.arange(BLOCK, device=rows.device)
+    def __init__(self, row: NDArray[Any], sums: Doubles) -> None:
+        """row [V] of any float dtype, not negative; sums: its block sums, which change as tokens are taken out."""
+        self.row, self.sums = row, sums
+        self.taken: list[int] = []
 
-    def draw(self, coin: Tensor) -> Place:
-        """One token a row; coin float64 [F, 1] in (0, 1). Never one of probability zero, where the row has any mass."""
-        ends = self._sums.cumsum(1)
-        whole = ends[:, -1:]
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token at which the cumulative sum passes `coin`, in (0, 1), its share of the sum, and the draw's margin.
+
+        Never one of probability zero; (0, 0, 1) where nothing is left.
+        """
+        ends = self.sums.cumsum()
+        whole = float(ends[-1])
+        if whole <= 0:
+            return 0, 0.0, 1.0
         share = coin * BELOW_ONE * whole
-        block = torch.searchsorted(ends, share, right=True).clamp_(max=ends.shape[1] - 1)
+        block = int(ends.searchsorted(share, "right"))
         inside = self._inside(block)
-        up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(1)
-        # The sums within may fall short of the block's by rounding: then it is the last token with any mass.
-        last = (self._lanes * (inside > 0)).amax(1, keepdim=True)
-        at = torch.minimum(torch.searchsorted(up_to, share, right=True), last)
-        return Place(block * BLOCK + at, whole, at, inside, up_to)
+        before = float(ends[block - 1]) if block else 0.0
+        up_to = inside.cumsum() + before
+        at = int(up_to.searchsorted(share, "right"))
+        if at == len(up_to):  # the sums within fall short of the block's by rounding
+            at = int(inside.nonzero()[0][-1])
+        own, above = float(inside[at]), float(up_to[at])
+        return block * BLOCK + at, own / whole, draw_margin(coin, (above - own) / whole, above / whole)
 
-    def remove(self, token: Tensor) -> None:
-        """Take a token [F, 1] out of each row; of the rest each keeps its share."""
+    def remove(self, token: int) -> None:
+        """Take a token out; of the rest each keeps its share."""
         self.taken.append(token)
-        block = token // BLOCK
-        self._sums.scatter_(1, block, self._inside(block).sum(1, keepdim=True))
+        self.sums[token // BLOCK] = self._inside(token // BLOCK).sum()
 
-    def _inside(self, block: Tensor) -> Tensor:
-        """float64 [F, BLOCK] one block of each row [F, 1], 0 where nothing is any more."""
-        place, vocabulary = block * BLOCK + self._lanes, self.rows.shape[1]
-        if vocabulary % BLOCK == 0:
-            inside = self.rows.gather(1, place).double()
-        else:
-            inside = self.rows.gather(1, place.clamp(max=vocabulary - 1)).double()
-            inside.masked_fill_(place >= vocabulary, 0)
+    def _inside(self, block: int) -> Doubles:
+        """A block's probabilities, 0 where nothing is any more."""
+        inside = self.row[block * BLOCK : (block + 1) * BLOCK].astype(np.float64)
         for token in self.taken:
-            inside.masked_fill_(place == token, 0)
+            if token // BLOCK == block:
+                inside[token % BLOCK] = 0
         return inside
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where coins came to lie in F rows."""
-
-    token: Tensor  # int64 [F, 1]
-    whole: Tensor  # float64 [F, 1] the row's sum
-    at: Tensor  # int64 [F, 1] the token's place in its block
-    inside: Tensor  # float64 [F, BLOCK] the block
-    up_to: Tensor  # float64 [F, BLOCK] the row's cumulative sum there
-
-
-def draw(rows: Tensor, coin: Tensor) -> Drawn:
-    """One token a row. rows [F, V], not negative, of any float dtype, each with mass; coin float64 [F] in (0, 1)."""
-    coin = coin[:, None]
-    place = Urn(rows).draw(coin)
-    own, above = place.inside.gather(1, place.at), place.up_to.gather(1, place.at)
-    margin = draw_margins(coin, (above - own) / place.whole, above / place.whole)
-    return Drawn(place.token[:, 0], (own / place.whole)[:, 0], margin[:, 0])
+def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
+    """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
+    return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
 
 
 def draw_siblings(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens drawn from each row without replacement, int64 [F, k], and their probabilities in it, float64 [F, k].
 
-    coins float64 [F, k]. The probability is 0 from where on the row has no further token to give.
+    rows [F, V] of any float dtype, not negative; coins float64 [F, k]. The probability is 0 from where on the row has no
+    further token to give. Nothing is read from a device.
     """
-    urn = Urn(rows)
-    places: list[Place] = []
+    return _on_host(rows, coins) if rows.device.type == "cpu" else _on_device(rows, coins)
+
+
+def _on_host(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, probs = np.zeros(coins.shape, np.int64), np.zeros(coins.shape)
+    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), strict=True)
+    for f, (row, sums, row_coins) in enumerate(each):
+        urn = Urn(row, sums)
+        for child, coin in enumerate(row_coins):
+            token, share, _ = urn.draw(coin)
+            if share <= 0:
+                break
+            tokens[f, child], probs[f, child] = token, row[token]
+            urn.remove(token)
+    return torch.from_numpy(tokens), torch.from_numpy(probs)
+
+
+def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, all rows at once."""
+    sums, lanes = block_sums(rows), torch.arange(BLOCK, device=rows.device)
+    taken: list[Tensor] = []  # int64 [F, 1] each
+    some = []
+
+    def inside(block: Tensor) -> Tensor:
+        """float64 [F, BLOCK] one block of each row [F, 1], 0 where nothing is any more."""
+        place = block * BLOCK + lanes
+        out = rows.gather(1, place.clamp(max=rows.shape[1] - 1)).double().masked_fill_(place >= rows.shape[1], 0)
+        for token in taken:
+            out.masked_fill_(place == token, 0)
+        return out
+
     for coin in coins.split(1, dim=1):
-        if places:
-            urn.remove(places[-1].token)
-        places.append(urn.draw(coin))
-    tokens = torch.cat([place.token for place in places], dim=1)
-    some = torch.cat([place.whole for place in places], dim=1) > 0
-    return tokens, rows.gather(1, tokens).double() * some
-
-
-def draw_margins(coin: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """How far each coin lies from the borders of (below, above), its token's part of the cumulative sum.
-
-    The ends of the sum are no borders: nothing lies beyond them. 1 where there is no border.
-    """
-    ends = torch.stack([below, above])
-    return torch.where((ends > SLACK) & (ends < 1 - SLACK), (coin - ends).abs(), 1.0).amin(0)
+        ends = sums.cumsum(1)
+        some.append(ends[:, -1:] > 0)
+        share = coin * BELOW_ONE * ends[:, -1:]
+        block = torch.searchsorted(ends, share, right=True).clamp_(max=ends.shape[1] - 1)
+        own = inside(block)
+        up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + own.cumsum(1)
+        last = (lanes * (own > 0)).amax(1, keepdim=True)  # where the sums within fall short by rounding
+        token = block * BLOCK + torch.minimum(torch.searchsorted(up_to, share, right=True), last)
+        taken.append(token)
+        sums.scatter_(1, block, inside(block).sum(1, keepdim=True))
+    tokens = torch.cat(taken, dim=1)
+    return tokens, rows.gather(1, tokens).double() * torch.cat(some, dim=1)

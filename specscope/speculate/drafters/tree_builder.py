@@ -183,7 +183,7 @@ class StaticTreeBuilder(TreeBuilder):
         return LogitRows(logits, context.params, prompt, output, [self._path(node) for node in self.frontier])
 
     def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Children of the frontier: q [V] at each of its nodes, and what was drawn from it: tokens with their q, or 0."""
+        """Give the frontier children: q [V] at each node, and what was drawn from it, tokens with their q or 0."""
         first = len(self.token)
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
             self._q[node] = Dense(row)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
@@ -56,6 +55,10 @@ class Chosen:
         taken = self.prob(token) if q is None else float(q.row[self.token])
         return self, max(1.0 - taken, 0.0)
 
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token, whatever the coin; its probability, and the draw's margin."""
+        return self.token, 1.0, 1.0
+
 
 class Residual:
     """What is left of p [V] at a node while its children are tried. Its row is never changed in place."""
@@ -77,13 +80,16 @@ class Residual:
         mass = float(left.sum())
         return (Residual(left.div_(mass)) if mass > 0 else self), mass
 
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token at which the cumulative sum passes the coin, its probability, and the draw's margin."""
+        return draw(self.row, coin)
+
 
 def verify(batch: VerifyBatch) -> list[Verdict]:
     """A verdict for each tree: a pure function of the batch."""
     trees, found = batch.trees, Evidence.empty(batch)
     found.p[:] = _p_of_nodes(batch)
     children, at_row = trees.children(), _targets(batch)
-    drawn_from: list[tuple[int, Tensor]] = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = root, at_row[root]
         while children[row] and not found.recovered[tree]:
@@ -92,13 +98,10 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
             if accepted is not None:
                 row, left = accepted, at_row[accepted]
         final = int(trees.final[tree])
-        if final != NOBODY:
-            found.final(tree, final, left.prob(final), 1.0)
-        elif isinstance(left, Chosen):
-            found.final(tree, left.token, 1.0, 1.0)
+        if final == NOBODY:
+            found.final(tree, *left.draw(float(trees.coin[root])))
         else:
-            drawn_from.append((tree, left.row))
-    _draw_final(batch, drawn_from, found)
+            found.final(tree, final, left.prob(final), 1.0)
     return found.verdicts(batch)
 
 
@@ -140,16 +143,3 @@ def _try(
         if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
             q = q.without(token)
     return None, p
-
-
-def _draw_final(batch: VerifyBatch, drawn_from: list[tuple[int, Tensor]], found: Evidence) -> None:
-    """The final tokens of sampled trees, together."""
-    if not drawn_from:
-        return
-    trees = [tree for tree, _ in drawn_from]
-    rows = torch.stack([row for _, row in drawn_from])
-    drawn = draw(rows, torch.from_numpy(batch.trees.coin[batch.trees.root[trees]]))
-    for tree, token, prob, margin in zip(
-        trees, drawn.token.tolist(), drawn.prob.tolist(), drawn.margin.tolist(), strict=True
-    ):
-        found.final(tree, token, prob, margin)
