@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specscope.kernels.place import put
 from torch import Tensor
+
+from specscope.kernels.place import put
 
 NOBODY = -1
 DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT = 0, 1, 2
@@ -94,8 +95,14 @@ class FlatTrees:
                 sibling[children[:-1]] = children[1:]
         by_row = [self.parent, child, sibling, self.token, self.drawn, self.p_row, self.q_row, self.forced]
         by_tree = [self.root[:-1], self.root[1:], self.greedy, self.final]
-        put_rows, put_trees = (put(np.stack(x).astype(np.int32), device).unbind() for x in (by_row, by_tree))
-        return TreeTensors(*put_trees, *put_rows, put(self.coin, device))
+        rows, each = (put(np.stack(x).astype(np.int32), device).unbind() for x in (by_row, by_tree))
+        parent, child_, sibling_, token, drawn, p_row, q_row, forced = rows
+        first, end, greedy, final = each
+        return TreeTensors(
+            *(first, end, greedy, final),
+            *(parent, child_, sibling_, token, drawn),
+            *(p_row, q_row, forced, put(self.coin, device)),
+        )
 
 
 def _join(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:

@@ -53,8 +53,8 @@ def kv_compact_bytes(layers: LayerPointers, source: Tensor) -> int:
     return 2 * len(source) * int(layers.width.sum()) * layers.dtype.itemsize
 
 
-@triton.jit
-def _kv_compact(
+@triton.jit  # type: ignore[untyped-decorator]
+def _kv_compact(  # type: ignore[no-untyped-def]
     address,
     widths,
     source,

@@ -47,14 +47,14 @@ def probabilities_bytes(logits: Tensor) -> int:
 
 
 @triton.jit
-def _weight(logits_row, x, vocabulary, best, temperature):
+def _weight(logits_row, x, vocabulary, best, temperature):  # type: ignore[no-untyped-def]
     """exp of logits at tokens x over the temperature, of the likeliest 1. Nothing overflows but to exp(-inf)."""
     value = tl.load(logits_row + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
     return tl.exp((value - best) / temperature)
 
 
-@triton.jit
-def _probabilities(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _probabilities(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     logits_row, out_row = logits + row * stride, out + row * out_stride

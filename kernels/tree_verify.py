@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from specscope.kernels.flat_trees import (
     ACCEPTED,
     DETERMINISTIC,
@@ -30,7 +32,6 @@ from specscope.kernels.flat_trees import (
     TreeTensors,
     Verdicts,
 )
-from torch import Tensor
 
 SLACK: tl.constexpr = tl.constexpr(1e-12)  # of a sum of float64: so near to an end is at it
 BLOCK = 4096  # tokens of the vocabulary that a program looks at together
@@ -125,7 +126,7 @@ def tree_verify_bytes(trees: TreeTensors, verdicts: Verdicts, p: Tensor) -> int:
 
 
 @triton.jit
-def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibling, drawn, first, rejected):
+def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibling, drawn, first, rejected):  # type: ignore[no-untyped-def]
     """(R, q over what is not rejected) at tokens x: float32 each. The first `rejected` children were rejected."""
     inside = x < vocabulary
     r = tl.load(p_row + x, mask=inside & (choice < 0), other=0.0)
@@ -144,8 +145,8 @@ def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibl
     return r, theirs
 
 
-@triton.jit
-def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The target's probability of every node's token, as its parent's row has it."""
     for at in range(start + 1, end, BLOCK):
         node = at + tl.arange(0, BLOCK)
@@ -157,8 +158,8 @@ def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows
         tl.store(p_out + node, tl.where(chosen == x, 1.0, prob).to(tl.float64), mask=real)
 
 
-@triton.jit
-def _verify(
+@triton.jit  # type: ignore[untyped-decorator]
+def _verify(  # type: ignore[no-untyped-def]
     p, p_stride, q, q_stride, choices, vocabulary,
     first_row, end_row, greedy, final,
     parent, child, sibling, token, drawn,
@@ -292,4 +293,4 @@ def _verify(
     tl.store(final_p + tree, chosen / whole)
     tl.store(final_margin + tree, tl.where(final_given >= 0, 1.0, margin))
     tl.store(final_row + tree, row.to(tl.float64))
-    tl.store(recovered + tree, (rejected > 0).to(tl.float64))
+    tl.store(recovered + tree, tl.where(rejected > 0, 1.0, 0.0))

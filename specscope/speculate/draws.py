@@ -1,8 +1,8 @@
-"""Draws from rows of probabilities by the inverse of their cumulative sums: on the host, and on a device without a read.
+"""Draws from rows of probabilities by the inverse of their cumulative sums; on a device, without a read.
 
-A cumulative sum over the whole vocabulary is slow, and most of it is never looked at. So a row is summed in blocks; the
-block at which the sums pass the coin's share is found first, then the token within it. All sums are float64. On a device
-all rows are drawn from together; a processor is faster one row after another, in numpy, than with as many operators.
+A cumulative sum over the whole vocabulary is slow, and most of it is never looked at. So a row is summed in blocks:
+the block at which the sums pass the coin's share is found first, then the token within it. All sums are float64. On a
+device all rows are drawn from together; a processor is faster row by row, in numpy, than with as many operators.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
 def draw_siblings(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens drawn from each row without replacement, int64 [F, k], and their probabilities in it, float64 [F, k].
 
-    rows [F, V] of any float dtype, not negative; coins float64 [F, k]. The probability is 0 from where on the row has no
-    further token to give. Nothing is read from a device.
+    rows [F, V] of any float dtype, not negative; coins float64 [F, k]. The probability is 0 from where on the row has
+    no further token to give. Nothing is read from a device.
     """
     return _on_host(rows, coins) if rows.device.type == "cpu" else _on_device(rows, coins)
 
