@@ -53,13 +53,13 @@ def kv_compact_bytes(layers: LayerPointers, source: Tensor) -> int:
     return 2 * len(source) * int(layers.width.sum()) * layers.dtype.itemsize
 
 
-@triton.jit
-def _kv_compact(  # noqa: ANN202
-    address,  # noqa: ANN001
-    widths,  # noqa: ANN001
-    source,  # noqa: ANN001
-    target,  # noqa: ANN001
-    first,  # noqa: ANN001
+@triton.jit  # type: ignore[untyped-decorator]
+def _kv_compact(  # type: ignore[no-untyped-def]
+    address,
+    widths,
+    source,
+    target,
+    first,
     NUMBER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

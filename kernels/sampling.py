@@ -13,27 +13,32 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
+LEAST: tl.constexpr = tl.constexpr(2.0**-126)  # the least temperature: float32 divides by no smaller number well
 
 
-def probabilities(logits: Tensor, temperature: float, min_p: float = 0.0, block: int = BLOCK) -> Tensor:
-    """softmax(logits / temperature) without tokens below min_p times the likeliest. Float32 [R, V].
+def probabilities(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, out: Tensor | None = None, block: int = BLOCK
+) -> Tensor:
+    """softmax(logits / temperature) without tokens below min_p times the likeliest. Float32 [R, V], in `out` if given.
 
-    logits [R, V] of any float dtype, last stride 1; temperature above 0.
+    logits [R, V] of any float dtype, last stride 1; temperature, not negative, and min_p: float32 [R], of each row.
     """
     rows, vocabulary = logits.shape
-    out = torch.empty(rows, vocabulary, dtype=torch.float32, device=logits.device)
+    if out is None:
+        out = torch.empty(rows, vocabulary, dtype=torch.float32, device=logits.device)
     block = min(block, triton.next_power_of_2(vocabulary))
     _probabilities[(rows,)](
-        *(logits, logits.stride(0), out, vocabulary, 1.0 / temperature, min_p), BLOCK=block, num_warps=16
+        *(logits, logits.stride(0), out, out.stride(0), vocabulary, temperature, min_p), BLOCK=block, num_warps=16
     )
     return out
 
 
-def probabilities_reference(logits: Tensor, temperature: float, min_p: float = 0.0) -> Tensor:
+def probabilities_reference(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
     """What probabilities must give, in float64."""
-    scaled = logits.double() / temperature
-    whole = scaled.softmax(-1)
-    return scaled.masked_fill(whole < min_p * whole.max(-1, keepdim=True).values, -torch.inf).softmax(-1)
+    moved = logits.double() - logits.double().amax(-1, keepdim=True)
+    weight = (moved / temperature.double().clamp(min=LEAST.value)[:, None]).exp()
+    weight = weight.masked_fill(weight < min_p[:, None], 0)
+    return weight / weight.sum(-1, keepdim=True)
 
 
 def probabilities_bytes(logits: Tensor) -> int:
@@ -42,24 +47,31 @@ def probabilities_bytes(logits: Tensor) -> int:
 
 
 @triton.jit
-def _probabilities(logits, stride, out, vocabulary, sharpness, min_p, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _weight(logits_row, x, vocabulary, best, temperature):  # type: ignore[no-untyped-def]
+    """exp of logits at tokens x over the temperature, of the likeliest 1. Nothing overflows but to exp(-inf)."""
+    value = tl.load(logits_row + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
+    return tl.exp((value - best) / temperature)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _probabilities(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
+    logits_row, out_row = logits + row * stride, out + row * out_stride
+    temperature = tl.maximum(tl.load(temperatures + row), LEAST)
+    min_p = tl.load(min_ps + row)
     top = tl.full([BLOCK], -float("inf"), tl.float32)
     for at in range(0, vocabulary, BLOCK):
         x = at + lanes
-        value = tl.load(logits + row * stride + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
+        value = tl.load(logits_row + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
         top = tl.maximum(top, value)
     best = tl.max(top, 0)
     total = tl.zeros([BLOCK], tl.float32)
     for at in range(0, vocabulary, BLOCK):
-        x = at + lanes
-        value = tl.load(logits + row * stride + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
-        weight = tl.exp((value - best) * sharpness)  # of the likeliest: 1
+        weight = _weight(logits_row, at + lanes, vocabulary, best, temperature)
         total += tl.where(weight >= min_p, weight, 0.0)
     whole = tl.sum(total, 0)
     for at in range(0, vocabulary, BLOCK):
         x = at + lanes
-        value = tl.load(logits + row * stride + x, mask=x < vocabulary, other=-float("inf")).to(tl.float32)
-        weight = tl.exp((value - best) * sharpness)
-        tl.store(out + row * vocabulary + x, tl.where(weight >= min_p, weight, 0.0) / whole, mask=x < vocabulary)
+        weight = _weight(logits_row, x, vocabulary, best, temperature)
+        tl.store(out_row + x, tl.where(weight >= min_p, weight, 0.0) / whole, mask=x < vocabulary)

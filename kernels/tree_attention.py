@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from specscope.kernels.tree_batch import BLOCK_SIZE, TreeBatch
 from torch import Tensor
+
+from specscope.kernels.tree_batch import BLOCK_SIZE, TreeBatch
 
 LEAST_TILE = 16  # rows that a matrix unit takes at least
 MOST_TILE = 64
@@ -88,7 +89,8 @@ def _splits(programs: int, longest: int, keys: int, device: torch.device) -> int
     if device.type != "cuda":
         return 1
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // max(programs, 1)
-    return triton.next_power_of_2(max(1, min(wanted, longest // (4 * keys), 64)))
+    parts: int = triton.next_power_of_2(max(1, min(wanted, longest // (4 * keys), 64)))
+    return parts
 
 
 def tree_attention_reference(
@@ -134,17 +136,17 @@ def tree_attention_reference(
 def tree_attention_bytes(query: Tensor, rows: Tensor, heads: Heads, batch: TreeBatch) -> int:
     """Bytes that tree_attention moves at least: every visible key and value once, queries and outputs."""
     starts = batch.first_slot.tolist()
-    slots = int(batch.context.sum()) + starts[-1]
+    slots = int(batch.context.sum()) + int(starts[-1])
     out = query.shape[0] * query.shape[1] * (heads.key_size + heads.value_size) * query.element_size()
     return slots * rows.shape[1] * rows.element_size() + out
 
 
-@triton.jit
-def _attend(  # noqa: ANN202
-    query, query_row, query_head, rows, rows_stride, values_at,  # noqa: ANN001
-    out, parts, sums, sinks, n, tiles,  # noqa: ANN001
-    table, table_stride, context, first_row, first_slot, positions,  # noqa: ANN001
-    mask, mask_stride, scale, cap,  # noqa: ANN001
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query, query_row, query_head, rows, rows_stride, values_at,
+    out, parts, sums, sinks, n, tiles,
+    table, table_stride, context, first_row, first_slot, positions,
+    mask, mask_stride, scale, cap,
     HEADS: tl.constexpr, FOLD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
@@ -243,9 +245,9 @@ def _attend(  # noqa: ANN202
         tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)
 
 
-@triton.jit
-def _join(  # noqa: ANN202
-    parts, sums, sinks, out, n,  # noqa: ANN001
+@triton.jit  # type: ignore[untyped-decorator]
+def _join(  # type: ignore[no-untyped-def]
+    parts, sums, sinks, out, n,
     HEADS: tl.constexpr, VALUE: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the parts of its context, each weighed by its share of the softmax's sum."""

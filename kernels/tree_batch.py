@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specscope.kernels import place
 from torch import Tensor
+
+from specscope.kernels import place
 
 BLOCK_SIZE = 16  # slots of a block of the cache
 WORD = 64  # slots of the window that one word of the mask tells of

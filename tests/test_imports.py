@@ -85,7 +85,7 @@ def test_the_command_line_starts_without_torch():
 def test_kernels_is_ours_and_shadows_nothing():
     import specscope.kernels
 
-    assert Path(specscope.kernels.__file__).parent == ROOT / "kernels"
+    assert Path(specscope.kernels.__file__).resolve().parent == ROOT / "kernels"
     assert not list(imported(ROOT / "kernels" / "__init__.py"))
 
 

@@ -16,7 +16,7 @@ from specscope.bench.device import copy_bandwidth, device_info, need_gpu, second
 from specscope.bench.paired import write_figures
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
-from specscope.model.graphs import CudaRecord, Record, Shape
+from specscope.model.graphs import Capture, CudaCapture, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
@@ -74,7 +74,7 @@ def run_gpu(json_file: str | None) -> None:
     for name, shape in SHAPES.items():
         model = random_model(shape, torch.bfloat16, device)
         peers[name] = _generate(model, device)
-        steps += list(measure(name, model, bandwidth, BATCHES, CONTEXTS, NODES, Backend.TRITON, CudaRecord()))
+        steps += list(measure(name, model, bandwidth, BATCHES, CONTEXTS, NODES, Backend.TRITON, CudaCapture()))
         del model
         gc.collect()
         torch.cuda.empty_cache()
@@ -116,11 +116,11 @@ def measure(
     contexts: tuple[int, ...],
     nodes: tuple[int, ...],
     backend: Backend,
-    record: Record | None = None,
+    capture: Capture | None = None,
 ) -> Iterator[Step]:
     """Forward passes of root and tree for every request; the context's KV is zeros, which cost the same to read.
 
-    `record`: each pass is recorded and replayed, as an engine does.
+    `capture`: each pass is captured and replayed, as an engine does.
     """
     loaded = adopt(model, name)
     weights = sum(p.nbytes for p in model.parameters())
@@ -138,8 +138,8 @@ def measure(
         for i in range(batch):
             table = BlockTable(list(range(i * per, (i + 1) * per)))
             segments.append(Segment.of_tree(table, context, [1], tree, logits=True))
-        if record is not None:
-            list(runner.record([Shape(batch, count + 1)], record, context + count + 1, count + 1))
+        if capture is not None:
+            list(runner.capture([Shape(batch, count + 1)], capture, context + count + 1, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
         runner.graphs = None  # they hold the runner as it holds them: its cache would stay
         yield Step(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)

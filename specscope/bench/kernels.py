@@ -15,7 +15,7 @@ from torch.nn import functional
 from specscope.bench.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
 from specscope.bench.paired import write_figures
 from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
-from specscope.kernels.forest import NOBODY, WITHOUT_REPLACEMENT, Forest, Planted
+from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
 
 BLOCK = 16
@@ -131,19 +131,23 @@ def _verification(work: Work, device: torch.device, took: Took) -> Iterator[Meas
     nodes, generator = 64, np.random.default_rng(0)
     parent = np.array([i // 8 - 1 for i in range(nodes)], dtype=np.int32)
     logits = torch.randn(work.batch * (nodes + 1), work.vocabulary, device=device)
+    heat, min_p = torch.full((len(logits),), 0.8, device=device), torch.zeros(len(logits), device=device)
     yield took(
-        "probabilities, 65 rows each", sampling.probabilities_bytes(logits), lambda: sampling.probabilities(logits, 0.8)
+        "probabilities, 65 rows each",
+        sampling.probabilities_bytes(logits),
+        lambda: sampling.probabilities(logits, heat, min_p),
     )
-    p = sampling.probabilities(logits, 0.8)
-    q = sampling.probabilities(logits.roll(1, 0), 0.8)
+    p = sampling.probabilities(logits, heat, min_p)
+    q = sampling.probabilities(logits.roll(1, 0), heat, min_p)
     trees = []
     for i in range(work.batch):
         q_row = np.full(nodes + 1, NOBODY)
         q_row[:9] = i * (nodes + 1) + np.arange(9)
         token = generator.choice(work.vocabulary, nodes, replace=False).astype(np.int32)
         trees.append(
-            Planted(token, parent, np.full(nodes, WITHOUT_REPLACEMENT, np.uint8), generator.random(nodes + 1), q_row)
+            Tree(token, parent, np.full(nodes, WITHOUT_REPLACEMENT, np.uint8), generator.random(nodes + 1), q_row)
         )
-    forest = Forest.plant(trees, device)
-    moved = tree_verify.tree_verify_bytes(forest, tree_verify.tree_verify(forest, p, q), p)
-    yield took("tree_verify, 64 nodes each", moved, lambda: tree_verify.tree_verify(forest, p, q))
+    flat, choices = FlatTrees.build(trees).on(device), torch.zeros(0, dtype=torch.int64, device=device)
+    verify = lambda: tree_verify.tree_verify(flat, p, choices, q)  # noqa: E731
+    moved = tree_verify.tree_verify_bytes(flat, verify(), p)
+    yield took("tree_verify, 64 nodes each", moved, verify)

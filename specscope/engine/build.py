@@ -15,12 +15,12 @@ import torch
 
 import specscope
 from specscope.engine.config import EngineConfig
-from specscope.engine.recorded import record_graphs
+from specscope.engine.graph_capture import capture_graphs
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast_paths import disabled
-from specscope.model.graphs import CudaRecord
+from specscope.model.graphs import CudaCapture
 from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
@@ -76,7 +76,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
-        ran_by += ", " + record_graphs(config, runner, drafter, max_context, CudaRecord, progress)
+        ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
     return Parts(
         runner=runner,
         drafter=drafter,

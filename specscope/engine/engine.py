@@ -20,14 +20,10 @@ from specscope.engine.scheduler import Scheduled, Scheduler
 from specscope.engine.state import PHASES, LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
-from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Sizer
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.sampling import distributions
-from specscope.speculate.verify.host import verify_all
-from specscope.speculate.verify.inputs import VerifyInput, changed_input
+from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
@@ -58,6 +54,7 @@ class Engine(GenerateMixin):
         self.changes = changes  # what is forced in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
+        self.verifier = Verifier(self.runner.cache.backend)
         self.tokenizer = parts.tokenizer
         self.vocabulary: Vocabulary = parts.vocabulary
         self._longest = max(map(len, self.vocabulary.pieces.values()), default=1)  # bytes of a token
@@ -292,25 +289,9 @@ class Engine(GenerateMixin):
 
     def _verify(self, now: StepState) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
-        asked = [self._verify_input(part.request, draft, x) for part, draft, x in parts if part.decodes]
-        verdicts = iter(verify_all(asked, self.runner.cache.backend))
+        asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
+        verdicts = iter(self.verifier.verify(asked, self.changes))
         now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
-
-    def _verify_input(self, request: Request, draft: Draft, logits: Tensor) -> VerifyInput:
-        """What is asked about one request's tree. logits [n + 1, V]: the root's row, then each node's."""
-        tree, params, context = draft.tree, request.params, request.context
-        tokens = tree.token.tolist()
-        paths = (
-            [[], *([tokens[node] for node in tree.path_to(i)] for i in range(len(tree)))]
-            if params.penalised
-            else [()] * (len(tree) + 1)
-        )
-        forced = draft.forced or self.changes is not None  # such verdicts are found on the host
-        backend = Backend.TORCH if forced else self.runner.cache.backend
-        p = distributions(logits, params, context.counts, paths, backend)
-        coin = coins(params.seed, Stream.VERIFY, context.position, len(tree) + 1)
-        asked = VerifyInput(tree, p, draft.q, coin, draft.forced)
-        return asked if self.changes is None else changed_input(asked, self.changes, context.position)
 
     def _commit(self, now: StepState) -> None:
         for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):

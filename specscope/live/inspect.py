@@ -20,7 +20,7 @@ from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import distributions, probabilities, shaped
+from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
 from specscope.speculate.verify.distribution import Distribution, Point
 from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
@@ -230,7 +230,7 @@ def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
     if params.greedy:
         yield Removed("temperature 0", len(logits) - 1, float(1 - logits.softmax(-1).max()))
         return
-    rows = (logits / params.temperature)[None]
+    rows = scaled(logits[None], params.temperature)
     whole = rows.softmax(-1)[0]
     left = torch.ones_like(whole, dtype=torch.bool)
     for name, one in (

@@ -102,9 +102,16 @@ def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatc
 
     shape = cache.layers[layer]
     heads = Heads(shape.heads, shape.key_size, shape.value_size)
-    how = {"scale": variant.scale, "window": variant.window, "softcap": variant.softcap, "sinks": variant.sinks}
-    out: Tensor = tree_attention(query, cache.rows[layer], heads, batch, **how)
-    return out
+    return tree_attention(
+        query,
+        cache.rows[layer],
+        heads,
+        batch,
+        scale=variant.scale,
+        window=variant.window,
+        softcap=variant.softcap,
+        sinks=variant.sinks,
+    )
 
 
 def specscope_attention(

@@ -1,7 +1,7 @@
-"""Forward passes of fixed shapes, recorded once and replayed: what a CUDA graph asks of a ragged batch.
+"""Forward passes of fixed shapes, captured once and replayed: what a CUDA graph asks of a ragged batch.
 
 A launch costs a GPU's host some microseconds, and a step of a small batch has hundreds. A graph holds them all, but
-with the addresses and sizes that they had when it was recorded. So a batch is padded to a shape that was recorded, and
+with the addresses and sizes that they had when it was captured. So a batch is padded to a shape that was captured, and
 copied to where that graph reads: each sequence is given the shape's rows, and sequences that are not there stand on the
 cache's spare block. A row of padding sees the sequence's context and itself, its keys and values go behind the
 sequence's own or to the spare block, and the result is not read.
@@ -24,8 +24,8 @@ from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 
 Outputs = tuple[Tensor, ...]
 Run = Callable[..., Outputs]  # (batch, *inputs) -> outputs; a row of each input and output for each row of the batch
-Record = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
-"""Runs a pass and records it: where its outputs lie, and what runs it again on what its inputs hold by then."""
+Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
+"""Runs a pass and captures it: where its outputs lie, and what runs it again on what its inputs hold by then."""
 
 
 @dataclass(frozen=True, order=True)
@@ -55,22 +55,22 @@ class Replayed:
 
 
 class Graphs:
-    """Recorded passes of one runner, by shape."""
+    """Captured passes of one runner, by shape."""
 
-    def __init__(self, cache: KVCache, run: Run, record: Record, max_context: int, window: int) -> None:
+    def __init__(self, cache: KVCache, run: Run, capture: Capture, max_context: int, window: int) -> None:
         """`max_context`: slots of a sequence; `window`: those behind its context at most, fed rows included."""
-        self._cache, self._run, self._record = cache, run, record
+        self._cache, self._run, self._capture = cache, run, capture
         self._blocks, self._beyond = (-(-slots // BLOCK_SIZE) for slots in (max_context, window))
         self._window = window
-        self._recorded: dict[Shape, _Recorded] = {}
+        self._captured: dict[Shape, _Captured] = {}
         self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
 
     def __len__(self) -> int:
-        """How many shapes were recorded."""
-        return len(self._recorded)
+        """How many shapes were captured."""
+        return len(self._captured)
 
-    def record(self, wanted: Sequence[Shape], inputs: Sequence[Tensor] = ()) -> Iterator[Shape]:
-        """Record each shape, largest first, so that the smaller ones fit into its memory; says which comes next.
+    def capture(self, wanted: Sequence[Shape], inputs: Sequence[Tensor] = ()) -> Iterator[Shape]:
+        """Capture each shape, largest first, so that the smaller ones fit into its memory; says which comes next.
 
         `inputs`: a row of each further input, to be made as long as the batch.
         """
@@ -78,12 +78,12 @@ class Graphs:
             yield shape
             static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
             batch = self._padded([], shape)
-            outputs, replay = self._record(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
+            outputs, replay = self._capture(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
             self._outputs = self._outputs or outputs
-            self._recorded[shape] = _Recorded(batch, static, outputs, replay)
+            self._captured[shape] = _Captured(batch, static, outputs, replay)
 
     def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
-        """What is recorded. Its outputs lie where those of the largest shape do, so that they take memory once."""
+        """What is captured. Its outputs lie where those of the largest shape do, so that they take memory once."""
         made = self._run(batch, *static)
         if not self._outputs:
             return made
@@ -99,20 +99,20 @@ class Graphs:
         """
         rows = max(len(s.tokens) for s in segments)
         before = max(len(s.positions) - len(s.tokens) for s in segments)  # slots of a window that are not fed
-        wide = [s for s in self._recorded if s.sequences >= len(segments) and rows <= s.rows <= self._window - before]
+        wide = [s for s in self._captured if s.sequences >= len(segments) and rows <= s.rows <= self._window - before]
         if not wide or max(len(s.table.blocks) for s in segments) > self._blocks:
             return None
         shape = min(wide, key=lambda s: (s.sequences * s.rows, s.rows))
-        recorded = self._recorded[shape]
-        recorded.batch.copy_(self._padded(segments, shape))
+        captured = self._captured[shape]
+        captured.batch.copy_(self._padded(segments, shape))
         starts = range(0, len(segments) * shape.rows, shape.rows)
         each = list(zip(starts, segments, strict=True))
         device = self._cache.device
         fed = _index([start + row for start, s in each for row in range(len(s.tokens))], device)
-        for static, given in zip(recorded.inputs, inputs, strict=True):
+        for static, given in zip(captured.inputs, inputs, strict=True):
             static.index_copy_(0, fed, given.to(static.dtype))
-        recorded.again()
-        return Replayed(recorded.outputs, fed, _index([start + row for start, s in each for row in s.wanted], device))
+        captured.again()
+        return Replayed(captured.outputs, fed, _index([start + row for start, s in each for row in s.wanted], device))
 
     def _padded(self, segments: Sequence[Segment], shape: Shape) -> Batch:
         """A batch of exactly this shape, of which the first sequences are these."""
@@ -124,7 +124,7 @@ class Graphs:
 
 
 @dataclass
-class _Recorded:
+class _Captured:
     batch: Batch  # what the pass reads
     inputs: list[Tensor]
     outputs: Outputs
@@ -153,8 +153,8 @@ def _index(rows: list[int], device: torch.device) -> Tensor:
     return index
 
 
-class CudaRecord:
-    """Records the passes of one runner as CUDA graphs that share a pool of memory."""
+class CudaCapture:
+    """Captures the passes of one runner as CUDA graphs that share a pool of memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -162,7 +162,7 @@ class CudaRecord:
 
     @torch.inference_mode()
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-        """Run it twice aside, so that kernels are compiled; then record it. The stream in use stays the one it was."""
+        """Run it twice aside, so that kernels are compiled; then capture it. The stream in use stays the one it was."""
         now = torch.cuda.current_stream()
         self._aside.wait_stream(now)
         with torch.cuda.stream(self._aside):

@@ -12,7 +12,7 @@ from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, Rotary
 from specscope.model.fuse import fuse_norms
-from specscope.model.graphs import Graphs, Record, Shape
+from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
 from specscope.model.linear import PackedLinear, may_pack
@@ -51,12 +51,12 @@ class HeadRunner:
         positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         cos, sin = head.rotary(weight, positions)
         self._cos, self._sin = cos[0], sin[0]
-        self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without
+        self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
 
-    def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
-        """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, record, max_context, window)
-        yield from graphs.record(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
+    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
+        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        graphs = Graphs(self.cache, self._run, capture, max_context, window)
+        yield from graphs.capture(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
         self.graphs = graphs
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import AuxHiddenStates, AuxLayer
-from specscope.model.graphs import Graphs, Record, Shape
+from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.kv_cache import KVCache
 from specscope.model.loader import LoadedModel
 
@@ -30,13 +30,13 @@ class ModelRunner:
         """`cache`: another runner's over the same model, to share; else one of `blocks` blocks is made."""
         self.loaded = loaded
         self.cache = cache or KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
-        self.graphs: Graphs | None = None  # recorded passes; batches that they do not hold run without
+        self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
         self._aux = AuxHiddenStates(loaded.model, aux_layers) if aux_layers else None
 
-    def record(self, wanted: Sequence[Shape], record: Record, max_context: int, window: int) -> Iterator[Shape]:
-        """Record passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, record, max_context, window)
-        yield from graphs.record(wanted)
+    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
+        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        graphs = Graphs(self.cache, self._run, capture, max_context, window)
+        yield from graphs.capture(wanted)
         self.graphs = graphs
 
     def close(self) -> None:

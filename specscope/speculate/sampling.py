@@ -5,20 +5,129 @@ The order is vLLM's: logit bias, penalties, temperature, min-p, top-k, top-p, so
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specscope.kernels.place import put
 from specscope.model.backend import Backend
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and sorts the whole row only where they lack mass
+MOST_KEPT = 2**24  # numbers of a Memory
+COLD = 1e-3  # divided by a higher temperature, no logit below 1e35 overflows
+TINY = 2.0**-126  # the least temperature that float32 divides by
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """One request's rows of logits, and what shapes them."""
+
+    logits: Tensor  # [n, V] of any float dtype; never changed
+    params: SamplingParams
+    counts: TokenCounts = field(default_factory=TokenCounts)  # this and what follows only with penalties
+    paths: Sequence[Sequence[int]] = ()  # the drafted tokens on the way to each row
+
+    def shaped(self) -> Tensor:
+        """After logit bias and penalties."""
+        if not self.params.penalised and not self.params.logit_bias:
+            return self.logits
+        return shaped(self.logits, self.params, self.counts, self.paths)
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """What the target says at the rows of a batch. Greedy requests need no probabilities, only its choices."""
+
+    choices: Tensor  # int64 [G] the likeliest token at each row of greedy requests, one after another
+    p: Tensor  # float32 [S, V] the distribution that is sampled from, at each row of the others
+
+
+class Memory:
+    """Where a processor writes each step's probabilities: pages that are new cost it more than the softmax does."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def rows(self, count: int, logits: Tensor) -> Tensor:
+        """Float32 [count, V], not filled, for the vocabulary of `logits`; the next call may give the same."""
+        size = count * logits.shape[1]
+        if logits.device.type != "cpu" or size > MOST_KEPT:
+            return torch.empty(count, logits.shape[1], device=logits.device)
+        if len(self._kept) < size:
+            self._kept = torch.empty(size)
+        return self._kept[:size].view(count, -1)
+
+
+def target_rows(parts: Sequence[LogitRows], backend: Backend, memory: Memory) -> TargetRows:
+    """Of a batch of one request or more, in order. Nothing is read from a device."""
+    logits = parts[0].logits
+    greedy = [part.shaped() for part in parts if part.params.greedy]
+    sampled = [part for part in parts if not part.params.greedy]
+    choices = [logits.new_empty(0, dtype=torch.int64), *(_argmax(run) for _, run in _runs(greedy))]
+    none = logits.new_empty(0, logits.shape[1], dtype=torch.float32)
+    return TargetRows(torch.cat(choices), all_probabilities(sampled, backend, memory) if sampled else none)
+
+
+def all_probabilities(parts: Sequence[LogitRows], backend: Backend, memory: Memory | None = None) -> Tensor:
+    """What one sampled request or more are sampled from, in order. Float32 [rows of all, V], in `memory` if given."""
+    logits = [part.shaped() for part in parts]
+    sizes = [len(rows) for rows in logits]
+    out = (memory or Memory()).rows(sum(sizes), logits[0])
+    where = out.split(sizes)
+    in_kernel = [backend is Backend.TRITON and p.params.top_k <= 0 and p.params.top_p >= 1 for p in parts]
+    for i in [i for i, yes in enumerate(in_kernel) if not yes]:  # one by one: on the host, rows that are in its cache
+        _softmax_(scaled(logits[i], parts[i].params.temperature, where[i]), parts[i].params)
+    for members, run in _runs([rows if yes else None for rows, yes in zip(logits, in_kernel, strict=True)]):
+        from specscope.kernels import sampling  # triton is imported only where it runs
+
+        params = [part.params for part, size in zip(parts[members], sizes[members], strict=True) for _ in range(size)]
+        temperature, min_p = put(np.array([(p.temperature, p.min_p) for p in params], np.float32).T, run.device)
+        start = sum(sizes[: members.start])
+        sampling.probabilities(run, temperature, min_p, out[start : start + len(run)])
+    return out
+
+
+def _runs(parts: Sequence[Tensor | None]) -> Iterator[tuple[slice, Tensor]]:
+    """Tensors [n, V] that follow one another in memory as one, without a copy: which of the parts, and all their rows.
+
+    So a batch whose logits are parts of one tensor is one piece of work. A part that is None ends a run.
+    """
+    start = 0
+    for end in range(1, len(parts) + 1):
+        first, last = parts[start], parts[end - 1]
+        if first is None or last is None:
+            start = end
+        elif end == len(parts) or not _follows(last, parts[end]):
+            rows = sum(len(part) for part in parts[start:end] if part is not None)
+            yield slice(start, end), first.as_strided((rows, first.shape[1]), first.stride())
+            start = end
+
+
+def _follows(one: Tensor, other: Tensor | None) -> bool:
+    """Whether `other` begins where `one` ends."""
+    return (
+        other is not None
+        and (one.dtype, one.stride()) == (other.dtype, other.stride())
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + len(one) * one.stride(0) == other.storage_offset()
+    )
+
+
+def _argmax(rows: Tensor) -> Tensor:
+    """The likeliest token of each row, the first of several. int64 [R]."""
+    if rows.device.type != "cpu":
+        return rows.argmax(-1)
+    return torch.from_numpy(rows.float().numpy().argmax(-1))  # twenty times as fast as torch's
 
 
 def distributions(
@@ -28,25 +137,17 @@ def distributions(
     paths: Sequence[Sequence[int]],
     backend: Backend = Backend.TORCH,
 ) -> list[Distribution]:
-    """One distribution a row. logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row.
+    """One distribution a row: Dense, or Points of a greedy request, which are read from the device.
+
+    logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row.
 
     Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
-    `counts` counts, followed by its path. Float32 throughout. The logits are not changed. With the triton backend all
-    rows are Dense, greedy ones too, so that nothing is read from the device.
+    `counts` counts, followed by its path. Float32 throughout. The logits are not changed.
     """
-    plain = not params.penalised and not params.logit_bias
-    rows = logits if plain else shaped(logits, params, counts, paths)
-    if params.greedy and backend is Backend.TRITON:
-        best = rows.argmax(-1, keepdim=True)
-        ones = torch.zeros(rows.shape, device=rows.device).scatter_(1, best, 1.0)
-        return [Dense(row) for row in ones]
+    part = LogitRows(logits, params, counts, paths)
     if params.greedy:
-        return [Point(token) for token in rows.argmax(-1).tolist()]
-    if backend is Backend.TRITON and params.top_k <= 0 and params.top_p >= 1:
-        from specscope.kernels import sampling  # triton is imported only where it runs
-
-        return [Dense(row) for row in sampling.probabilities(rows, params.temperature, params.min_p)]
-    return [Dense(row) for row in probabilities(rows.float() / params.temperature, params)]
+        return [Point(token) for token in _argmax(part.shaped()).tolist()]
+    return [Dense(row) for row in all_probabilities([part], backend)]
 
 
 def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -59,37 +160,53 @@ def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: S
     return rows
 
 
+def scaled(rows: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
+    """Logits [R, V] over a temperature above 0, float32, moved where they must be so that no quotient overflows.
+
+    Where the temperature is small enough for that, each row's largest is 0 first: others go to minus infinity.
+    """
+    rows = rows.float()
+    if temperature < COLD:
+        rows = rows - rows.amax(-1, keepdim=True)
+    return torch.div(rows, max(temperature, TINY), out=out)
+
+
 def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
     """Softmax of [R, V] float32 logits after min-p, top-k and top-p; temperature is already in them."""
+    return _softmax_(rows.clone(), params)
+
+
+def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
+    """The same in place: memory that is new costs a processor more than the softmax does."""
     if params.min_p > 0:
-        floor = rows.max(-1, keepdim=True).values + torch.log(torch.tensor(params.min_p))
-        rows = rows.masked_fill(rows < floor, -torch.inf)
+        rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:
-        least = rows.topk(params.top_k, dim=-1).values[:, -1:]
-        rows = rows.masked_fill(rows < least, -torch.inf)
+        rows.masked_fill_(rows < rows.topk(params.top_k, dim=-1).values[:, -1:], -torch.inf)
     if params.top_p < 1:
-        rows = _top_p(rows, params.top_p)
-    return rows.softmax(-1)
+        rows.masked_fill_(_beyond_top_p(rows, params), -torch.inf)
+    return torch.softmax(rows, -1, out=rows)
 
 
-def _top_p(rows: Tensor, top_p: float) -> Tensor:
-    """Of each row the fewest largest tokens whose mass reaches top_p; ties with the last one kept stay too."""
-    probs = rows.softmax(-1)
+def _beyond_top_p(rows: Tensor, params: SamplingParams) -> Tensor:
+    """bool [R, V]: all but the fewest largest tokens whose mass reaches top_p and those that tie with the last."""
+    probs, top_p = rows.softmax(-1), params.top_p
     on_host = rows.device.type == "cpu"  # where a look at the mass costs nothing; on a device it would be a wait
-    largest = probs.topk(min(PREFILTER, rows.shape[-1]), dim=-1).values if on_host else probs.sort(descending=True)[0]
+    first = min(params.top_k or PREFILTER, PREFILTER, rows.shape[-1])
+    largest = probs.topk(first, dim=-1).values if on_host else probs.sort(descending=True)[0]
     mass = largest.double().cumsum(-1)
-    if on_host and largest.shape[-1] < rows.shape[-1] and bool((mass[:, -1] < top_p).any()):
+    if on_host and first < rows.shape[-1] and bool((mass[:, -1] < top_p).any()):
         largest = probs.sort(dim=-1, descending=True).values
         mass = largest.double().cumsum(-1)
     wanted = mass.new_full((len(rows), 1), top_p)
     last = torch.searchsorted(mass, wanted).clamp_(max=largest.shape[-1] - 1)
-    return rows.masked_fill(probs < largest.gather(-1, last), -torch.inf)
+    return probs < largest.gather(-1, last)
 
 
 def _with_bias(rows: Tensor, params: SamplingParams) -> Tensor:
     inside = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
     rows = rows.clone()
-    rows[:, list(inside)] += torch.tensor(list(inside.values()), dtype=rows.dtype, device=rows.device)
+    tokens, values = np.array(list(inside), dtype=np.int64), np.array(list(inside.values()), dtype=np.float32)
+    rows[:, put(tokens, rows.device)] += put(values, rows.device)
     return rows
 
 
@@ -98,8 +215,7 @@ def _penalised(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
 
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
-    own = torch.tensor(list(_on_paths(counts, paths)), dtype=torch.int64)
-    own = own.view(-1, 3).to(rows.device)
+    own = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
     out, seen = rows.clone(), _tensor(counts.seen, rows)
     if params.repetition_penalty != 1:
         out[:, seen] = _repetition(out[:, seen], params)
@@ -123,4 +239,4 @@ def _repetition(values: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return put(array, like.device)

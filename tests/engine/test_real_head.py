@@ -16,10 +16,10 @@ from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
-from specscope.speculate.verify.host import verify
 from specscope.trace.plan import parse_plan
 from specscope.trace.tree import DraftTree, Drawn
 from tests.engine.test_real_model import PROMPTS, TOKENS, reference  # noqa: F401
+from tests.speculate.verify.oracle import verify
 
 # `least`: accepted tokens. Drafts for 20 requests at once pay little on a CPU, so that the adaptive size is often none.
 ENGINES = {

@@ -5,9 +5,9 @@ A check takes the kernel's module, so that a changed copy of it can be given.
 
 import numpy as np
 import torch
-from specscope.kernels.forest import NOBODY, WITH_REPLACEMENT, Forest, Planted
-from specscope.kernels.tree_batch import Part, TreeBatch
 
+from specscope.kernels.flat_trees import NOBODY, WITH_REPLACEMENT, FlatTrees, Tree
+from specscope.kernels.tree_batch import Part, TreeBatch
 from tests.kernels import DEVICE
 
 BLOCK_SIZE = 16
@@ -121,13 +121,17 @@ def check_compact(module, rng, dtype=torch.float32, *, widths=(96, 40), requests
     assert all(map(torch.equal, layers, wanted))
 
 
-def random_forest(rng, vocabulary, requests, most_nodes, drawn):
-    """Trees with tokens really drawn from a random q where they are sampled; (forest, p, q or None)."""
-    trees, p, q = [], [], []
+def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, forced=0.0):
+    """Trees with tokens really drawn from a random q where they are sampled; (trees, p, choices, q or None).
+
+    `greedy` and `forced`: shares of the trees of which only choices are known, of the outcomes and final tokens given.
+    """
+    trees, p, q, choices = [], [], [], []
     for _ in range(requests):
         nodes = int(rng.integers(0, most_nodes + 1))
         parent = random_parents(rng, nodes)
         token, q_row = np.zeros(nodes, dtype=np.int32), np.full(nodes + 1, NOBODY, dtype=np.int64)
+        choice = rng.integers(0, vocabulary, nodes + 1)
         for above in range(-1, nodes):
             children = np.flatnonzero(parent == above)
             while len(children) > vocabulary // 2:  # no node has more children than there are tokens to draw
@@ -137,29 +141,43 @@ def random_forest(rng, vocabulary, requests, most_nodes, drawn):
             own = rng.dirichlet(np.full(vocabulary, rng.choice([0.3, 1.0])))
             own = np.maximum(own, 1e-9) / np.maximum(own, 1e-9).sum()
             token[children] = rng.choice(vocabulary, len(children), replace=drawn == WITH_REPLACEMENT, p=own)
+            choice[above + 1] = rng.choice([choice[above + 1], rng.choice(token[children])])
             if drawn:
                 q_row[above + 1] = len(q)
                 q.append(own)
-        trees.append(Planted(token, parent, np.full(nodes, drawn, np.uint8), rng.random(nodes + 1), q_row))
-        p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
+        given = np.where(rng.random(nodes) < forced, rng.integers(1, 3, nodes), 0).astype(np.uint8)
+        final = int(rng.integers(0, vocabulary)) if rng.random() < forced else NOBODY
+        one_hot = bool(rng.random() < greedy)
+        coin = rng.random(nodes + 1)
+        trees.append(Tree(token, parent, np.full(nodes, drawn, np.uint8), coin, q_row, given, final, one_hot))
+        if one_hot:
+            choices.extend(choice)
+        else:
+            p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
     put = lambda rows: torch.tensor(np.array(rows), dtype=torch.float32, device=DEVICE)  # noqa: E731
-    return Forest.plant(trees, DEVICE), put(np.concatenate(p)), put(q) if q else None
+    rows = put(np.concatenate(p)) if p else torch.zeros(0, vocabulary, device=DEVICE)
+    chosen = torch.tensor(np.array(choices, dtype=np.int64), device=DEVICE)
+    return FlatTrees.build(trees).on(DEVICE), rows, chosen, put(q) if q else None
 
 
-def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16):
-    """A random forest: every decision is the reference's, unless its coin lay within rounding."""
-    forest, p, q = random_forest(rng, vocabulary, requests, most_nodes, drawn)
-    kept = p.clone()
-    got, wanted = module.tree_verify(forest, p, q, block=block), module.tree_verify_reference(forest, p, q)
-    assert torch.equal(p, kept)
+def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16, **how):
+    """Random trees: every decision is the reference's, unless its coin lay within rounding."""
+    work = random_trees(rng, vocabulary, requests, most_nodes, drawn, **how)
+    kept = work[1].clone()
+    got, wanted = module.tree_verify(*work, block=block), module.tree_verify_reference(*work)
+    assert torch.equal(work[1], kept)
     for name in ("outcome", "token", "final_row", "recovered"):
         assert torch.equal(getattr(got, name), getattr(wanted, name)), name
-    for name in ("p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
+    for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
         near(getattr(got, name), getattr(wanted, name), 2e-5)
 
 
-def check_probabilities(module, rng, *, vocabulary=37, min_p=0.1, block=16):
-    """Random logits."""
-    logits = torch.tensor(rng.normal(size=(3, vocabulary)) * 4, dtype=torch.float32, device=DEVICE)
-    got = module.probabilities(logits, 0.7, min_p, block)
-    near(got, module.probabilities_reference(logits, 0.7, min_p), 1e-5)
+def check_probabilities(module, rng, *, vocabulary=37, block=16):
+    """Random logits; each row has a temperature and a min-p of its own."""
+    put = lambda rows: torch.tensor(np.array(rows), dtype=torch.float32, device=DEVICE)  # noqa: E731
+    work = (
+        put(rng.normal(size=(3, vocabulary)) * 4),
+        put(rng.uniform(0.1, 3.0, 3)),
+        put(rng.choice([0.0, 0.05, 0.5], 3)),
+    )
+    near(module.probabilities(*work, block=block), module.probabilities_reference(*work), 1e-5)

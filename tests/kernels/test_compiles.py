@@ -15,14 +15,14 @@ from triton.compiler import ASTSource, compile
 from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
 
 INTS = {"query_row", "query_head", "rows_stride", "values_at", "n", "table_stride", "mask_stride", "new_stride",
-        "width", "p_stride", "q_stride", "vocabulary", "stride"}
-FLOATS = {"scale", "cap", "sharpness", "min_p"}
+        "width", "p_stride", "q_stride", "vocabulary", "stride", "out_stride"}
+FLOATS = {"scale", "cap"}
 BY_NAME = {"mask": "*i64", "slots": "*i64", "source": "*i64", "target": "*i64", "first": "*i64", "address": "*i64",
-           "widths": "*i64", "coin": "*fp64", "accept_prob": "*fp64", "final_margin": "*fp64",
-           "residual_mass": "*fp64", "p": "*fp32",
-           "q": "*fp32", "p_trial": "*fp32", "q_trial": "*fp32", "final_p": "*fp32", "parts": "*fp32", "sums": "*fp32",
-           "outcome": "*u8", "recovered": "*u8", "sinks": "*bf16", "query": "*bf16", "rows": "*bf16", "out": "*bf16",
-           "new": "*bf16", "logits": "*bf16"}
+           "widths": "*i64", "choices": "*i64", "p": "*fp32", "q": "*fp32", "parts": "*fp32", "sums": "*fp32",
+           "temperatures": "*fp32", "min_ps": "*fp32",
+           "sinks": "*bf16", "query": "*bf16", "rows": "*bf16", "out": "*bf16", "new": "*bf16", "logits": "*bf16"}
+BY_NAME |= dict.fromkeys(["coin", "kept", "outcome", "p_out", "p_trial", "q_trial", "accept_prob", "residual_mass",
+                          "final_token", "final_p", "final_margin", "final_row", "recovered"], "*fp64")
 
 def build(fn, ones=(), **constants):
     signature = {}

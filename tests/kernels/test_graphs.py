@@ -1,6 +1,6 @@
-"""Recorded passes give what passes give: the same tokens and verdicts, whatever the shape that a batch is padded to.
+"""Captured passes give what passes give: the same tokens and verdicts, whatever the shape that a batch is padded to.
 
-Without a GPU a pass is "recorded" by keeping it as it is, its tensors where they were: it runs again on what they hold.
+Without a GPU a pass is "captured" by keeping it as it is, its tensors where they were: it runs again on what they hold.
 What this cannot show is CUDA's own part; what it does show is that nothing of a batch but those tensors decides.
 """
 
@@ -10,8 +10,8 @@ import torch
 
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
-from specscope.engine.recorded import draft_shapes, record_graphs, verify_shapes
-from specscope.model.graphs import CudaRecord, Shape, shapes
+from specscope.engine.graph_capture import capture_graphs, draft_shapes, verify_shapes
+from specscope.model.graphs import CudaCapture, Shape, shapes
 from tests.heads import head_tensors, write_head
 from tests.kernels import DEVICE
 
@@ -27,7 +27,7 @@ DRAFTERS = {
 
 @torch.inference_mode()
 def keep(run):
-    """A recording without a GPU."""
+    """A capture without a GPU."""
     outputs = run()
 
     def again():
@@ -60,10 +60,10 @@ def head(deep, tmp_path_factory):
     return write_head(tmp_path_factory.mktemp("head"), head_tensors())
 
 
-def record(engine):
-    recorder = CudaRecord if DEVICE.type == "cuda" else lambda: keep
+def capture(engine):
+    make_capture = CudaCapture if DEVICE.type == "cuda" else lambda: keep
     said = []
-    text = record_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, recorder, said.append)
+    text = capture_graphs(engine.config, engine.runner, engine.drafter, engine.max_context, make_capture, said.append)
     return text, said
 
 
@@ -82,14 +82,14 @@ def watch_replays(graphs):
 
 
 @pytest.mark.parametrize(("name", "temperature"), zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9), strict=True))
-def test_a_recorded_engine_gives_the_same(tiny, deep, head, name, temperature):
+def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     model = deep if name.startswith("eagle") else tiny
     plain, graphed = (engine_of(model, head, DRAFTERS[name]) for _ in range(2))
-    text, said = record(graphed)
+    text, said = capture(graphed)
     count = len(said)
     assert text == f"{count} CUDA graphs"
-    assert said[-1] == f"recording CUDA graphs: {count} of {count}"
+    assert said[-1] == f"capturing CUDA graphs: {count} of {count}"
     used = watch_replays(graphed.runner.graphs)
     ours, reference = graphed.generate(PROMPTS, params), plain.generate(PROMPTS, params)
     assert used.count(True) > 2  # decode steps; prompts are longer than any shape
@@ -106,9 +106,9 @@ def test_a_recorded_engine_gives_the_same(tiny, deep, head, name, temperature):
     assert graphed.runner.cache.pool.used == 0
 
 
-def test_the_drafter_is_recorded_too(deep, head):
+def test_the_drafter_is_captured_too(deep, head):
     engine = engine_of(deep, head, DRAFTERS["eagle"])
-    record(engine)
+    capture(engine)
     used = watch_replays(engine.drafter.runner.graphs)
     engine.generate(PROMPTS, SamplingParams(max_tokens=5, ignore_eos=True))
     assert used.count(True) > 2
@@ -116,7 +116,7 @@ def test_the_drafter_is_recorded_too(deep, head):
 
 def test_a_replay_overwrites_nothing_that_was_handed_out(tiny, head):
     engine = engine_of(tiny, head, DRAFTERS["ngram"])
-    record(engine)
+    capture(engine)
     table_a, table_b = (engine.runner.cache.fork(t) for t in map(fresh_table, (engine, engine)))
     first = engine.runner.forward([segment_of(table_a, [5, 6])])[0]
     before = first.clone()
@@ -139,15 +139,15 @@ def segment_of(table, tokens):
     return Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
 
 
-def test_a_model_that_cannot_be_recorded_runs_without(tiny, head):
+def test_a_model_that_cannot_be_captured_runs_without(tiny, head):
     engine = engine_of(tiny, head, DRAFTERS["none"])
 
     def refuse(run):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     args = (engine.config, engine.runner, engine.drafter, engine.max_context, lambda: refuse, lambda _: None)
-    text = "0 CUDA graphs; the target could not be recorded: operation not permitted when stream is capturing"
-    assert record_graphs(*args) == text
+    text = "0 CUDA graphs; the target could not be captured: operation not permitted when stream is capturing"
+    assert capture_graphs(*args) == text
     assert engine.runner.graphs is None
     assert len(engine.generate(["ab"], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specscope.kernels import kv_compact, kv_write
 
+from specscope.kernels import kv_compact, kv_write
 from tests.kernels.cases import check_compact, check_write
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from specscope.kernels.forest import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 
 from specscope import kernels
+from specscope.kernels.flat_trees import DETERMINISTIC, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from tests.kernels.cases import (
     check_attention,
     check_compact,
@@ -109,43 +109,43 @@ MUTATIONS = {
     ),
     "tree_verify: a missing renormalisation of p": (
         "tree_verify",
-        "p_x = p_x / mass",
-        "p_x = p_x * 1.0",
+        "p_x = before / mass",
+        "p_x = before",
         check_verify,
         {"drawn": DETERMINISTIC},
     ),
     "tree_verify: a missing renormalisation of q": (
         "tree_verify",
-        "q_x = own / q_mass",
-        "q_x = own",
+        "own / q_mass, 1.0)",
+        "own, 1.0)",
         check_verify,
         {"drawn": WITHOUT_REPLACEMENT},
     ),
-    "tree_verify: q renormalised where it was drawn with replacement": (
+    "tree_verify: a token drawn with replacement is tried once": (
         "tree_verify",
-        "(how == 1) & (q_sum > 0.0)",
-        "q_sum > 0.0",
+        "& (tl.load(drawn + at) != 2)",
+        "",
         check_verify,
-        {"drawn": WITH_REPLACEMENT},
+        {"drawn": WITH_REPLACEMENT, "forced": 0.7},
     ),
     "tree_verify: the second residual not weighed": (
         "tree_verify",
-        "mass / q_mass",
-        "1.0",
+        "mass / q_mass, 0.0)",
+        "1.0, 0.0)",
         check_verify,
         {"drawn": WITHOUT_REPLACEMENT},
     ),
     "tree_verify: a residual below zero": (
         "tree_verify",
-        "r = tl.maximum(r - taken.to(tl.float32) * theirs, 0.0)",
-        "r = r - taken.to(tl.float32) * theirs",
+        "r = tl.maximum(r.to(tl.float64) - taken * theirs.to(tl.float64), 0.0).to(tl.float32)",
+        "r = (r.to(tl.float64) - taken * theirs.to(tl.float64)).to(tl.float32)",
         check_verify,
         {"drawn": WITHOUT_REPLACEMENT},
     ),
     "tree_verify: a rejected token stays": (
         "tree_verify",
-        "gone = x == tl.load(token + at)",
-        "gone = x == tl.load(token + at) + 1",
+        "gone = (x == tl.load(token + at))",
+        "gone = (x == tl.load(token + at) + 1)",
         check_verify,
         {"drawn": DETERMINISTIC},
     ),
@@ -156,9 +156,44 @@ MUTATIONS = {
         check_verify,
         {"drawn": DETERMINISTIC, "vocabulary": 5},
     ),
+    "tree_verify: what a forced rejection leaves of its token is forgotten": (
+        "tree_verify",
+        "tl.load(kept + at).to(tl.float32), r)",
+        "0.0, r)",
+        check_verify,
+        {"drawn": WITHOUT_REPLACEMENT, "forced": 0.7},
+    ),
+    "tree_verify: a forced outcome is judged": (
+        "tree_verify",
+        "| (given == 1)",
+        "",
+        check_verify,
+        {"drawn": DETERMINISTIC, "forced": 0.5},
+    ),
+    "tree_verify: a forced final token is drawn": (
+        "tree_verify",
+        "tl.where(final_given >= 0, final_given, vocabulary)",
+        "vocabulary",
+        check_verify,
+        {"drawn": DETERMINISTIC, "forced": 0.5},
+    ),
+    "tree_verify: a greedy row is read": (
+        "tree_verify",
+        "r = tl.where(x == choice, 1.0, r)",
+        "r = r",
+        check_verify,
+        {"drawn": DETERMINISTIC, "greedy": 0.5},
+    ),
+    "tree_verify: a choice of another row": (
+        "tree_verify",
+        "            choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)\n",
+        "",
+        check_verify,
+        {"drawn": DETERMINISTIC, "greedy": 0.5},
+    ),
     "tree_verify: the cumulative sum begins anew in each block": (
         "tree_verify",
-        "sums = before + tl.cumsum",
+        "sums = up_to + tl.cumsum",
         "sums = tl.cumsum",
         check_verify,
         {"drawn": DETERMINISTIC},

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specscope.kernels import tree_attention
 from specscope.kernels.tree_batch import TreeBatch
-
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_attention, part
 

@@ -14,8 +14,8 @@ from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
 from specscope.speculate.verify.distribution import Point
-from specscope.speculate.verify.host import verify
 from specscope.trace.tree import ROOT, DraftTree
+from tests.speculate.verify.oracle import verify
 
 VOCAB = 199
 SIZE = {

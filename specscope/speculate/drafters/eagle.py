@@ -104,7 +104,7 @@ class Eagle(ModelDrafter):
 
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
-        return Level(logits, self.runner.vocab_size, self.runner.d2t)
+        return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend)
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to keep: the accepted tokens' features come from the target."""

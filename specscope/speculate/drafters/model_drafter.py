@@ -14,7 +14,7 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, start_tree
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Ints
@@ -90,7 +90,7 @@ class ModelDrafter(ABC):
             level = self._pass(feed, alive)
             for g in alive:
                 g.keep(level)
-                g.builder.grow(level, g.rows)
+            grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.kernels.place import put
+from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import distributions, shaped
+from specscope.speculate.draws import draw_siblings
+from specscope.speculate.sampling import LogitRows, all_probabilities, shaped
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import DraftNotes
@@ -28,6 +31,7 @@ class Level:
     logits: Tensor  # [R, draft vocabulary]
     vocab_size: int  # the target's
     d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+    backend: Backend = Backend.TORCH
     _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -147,50 +151,86 @@ class StaticTreeBuilder(TreeBuilder):
         super().__init__(context)
         self.shape = plan.shape
         self.sampled = not plan.top and not context.params.greedy
-        self._coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
+        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
         self._behind: list[int] = []
         self._q: dict[int, Dense] = {}
+        self._q_drawn: list[float] = []  # of each node's token
 
     def grow(self, level: Level, rows: slice) -> None:
         """Top tokens, or draws without replacement."""
-        first = len(self.token)
-        wanted = [self.shape.children(ROOT if node == ROOT else self._behind[node]) for node in self.frontier]
         if self.sampled:
-            for node, children, q in zip(self.frontier, wanted, self._distributions(level, rows), strict=True):
-                self._draw(node, children, q)
-        else:
-            best = self._top(level, rows, max(map(len, wanted)))
-            for node, children, row in zip(self.frontier, wanted, best, strict=True):
-                for shape_node, (token, log_prob) in zip(children, row, strict=False):
+            grow_sampled(level, [(self, rows)])
+            return
+        first, wanted = len(self.token), self.wanted()
+        best = self._top(level, rows, max(map(len, wanted)))
+        for node, children, row in zip(self.frontier, wanted, best, strict=True):
+            for shape_node, (token, log_prob) in zip(children, row, strict=False):
+                self._behind.append(shape_node)
+                self._add(node, token, log_prob)
+        self._move_on_from(first)
+
+    def wanted(self) -> list[list[int]]:
+        """For each node of the frontier the shape's nodes that are to be its children."""
+        return [self.shape.children(ROOT if node == ROOT else self._behind[node]) for node in self.frontier]
+
+    def rows(self, level: Level, rows: slice) -> LogitRows:
+        """The frontier's logits, and what shapes them to q: all of the request's processing."""
+        context, logits = self.context, level.full(rows)
+        if not context.params.penalised:
+            return LogitRows(logits, context.params)
+        return LogitRows(logits, context.params, context.counts, [self.path(node) for node in self.frontier])
+
+    def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Give the frontier children: q [V] at each node, and what was drawn from it, tokens with their q or 0."""
+        first = len(self.token)
+        for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
+            self._q[node] = Dense(row)
+            for shape_node, (token, prob) in zip(children, tokens, strict=False):
+                if prob > 0:  # else q has no further token to give
                     self._behind.append(shape_node)
-                    self._add(node, token, log_prob)
+                    self._q_drawn.append(prob)
+                    self._add(node, token, float(np.log(prob)))
+        self._move_on_from(first)
+
+    def _move_on_from(self, first: int) -> None:
+        """The frontier is now those of the nodes from `first` on that are to have children."""
         self._move_on([node for node in range(first, len(self.token)) if self.shape.children(self._behind[node])])
-
-    def _distributions(self, level: Level, rows: slice) -> list[Dense]:
-        """q at each node of the frontier: after all of the request's processing."""
-        paths = [self.path(node) for node in self.frontier]
-        found = distributions(level.full(rows), self.context.params, self.context.counts, paths)
-        return [d for d in found if isinstance(d, Dense)]
-
-    def _draw(self, node: int, children: Sequence[int], q: Dense) -> None:
-        self._q[node] = left = q
-        for shape_node in children:
-            token, _ = left.draw(float(self._coin[shape_node]))
-            self._behind.append(shape_node)
-            self._add(node, token, float(np.log(q.prob(token))))
-            left, mass = left.without(token)
-            if mass <= 0:
-                break  # q has no further token to give
 
     def finish(self) -> tuple[Draft, Ints]:
         """All nodes, as they were drawn."""
         nodes = range(len(self.token))
         if self.sampled:
-            q = [self._q[above].prob(token) for above, token in zip(self.parent, self.token, strict=True)]
-            tree = DraftTree.build(self.token, self.parent, q, Drawn.WITHOUT_REPLACEMENT)
+            tree = DraftTree.build(self.token, self.parent, self._q_drawn, Drawn.WITHOUT_REPLACEMENT)
         else:
             tree = DraftTree.build(self.token, self.parent)
         return Draft(tree, self._q, self._notes(nodes)), self._places(nodes)
+
+
+def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:
+    """Give every tree's frontier children from its rows of `level`; those that are sampled are drawn together."""
+    sampled = [(tree, rows) for tree, rows in growing if isinstance(tree, StaticTreeBuilder) and tree.sampled]
+    if sampled:
+        grow_sampled(level, sampled)
+    for tree, rows in growing:
+        if not (isinstance(tree, StaticTreeBuilder) and tree.sampled):
+            tree.grow(level, rows)
+
+
+def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]]) -> None:
+    """All children of every frontier, drawn without replacement: one read of the device, whatever the batch."""
+    q = all_probabilities([tree.rows(level, rows) for tree, rows in growing], level.backend)
+    wanted = [(tree, children) for tree, _ in growing for children in tree.wanted()]
+    coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
+    for row, (tree, children) in zip(coin, wanted, strict=True):
+        row[: len(children)] = tree.coin[children]
+    tokens, probs = draw_siblings(q, put(coin, q.device))
+    both = torch.stack([tokens.double(), probs]).cpu()  # the pass's one read
+    drawn = list(zip(both[0].long().tolist(), both[1].tolist(), strict=True))
+    start = 0
+    for tree, rows in growing:
+        end = start + rows.stop - rows.start
+        tree.take(q[start:end].unbind(), [list(zip(*one, strict=True)) for one in drawn[start:end]])
+        start = end
 
 
 class DynamicTreeBuilder(TreeBuilder):

@@ -44,8 +44,8 @@ class Point:
         return 1.0 if token == self.token else 0.0
 
     def without(self, token: int) -> tuple[Distribution, float]:
-        """Unchanged: a rejected token had probability zero here."""
-        return self, 1.0
+        """Unchanged: another token had probability zero here, and without the one nothing would be left."""
+        return self, 1.0 - self.prob(token)
 
     def residual(self, other: Dense) -> tuple[Distribution, float]:
         """Unchanged but for its mass: what is left over lies at the one token."""

@@ -1,4 +1,4 @@
-"""Verification: (tree, p, q, coins) -> Verdict. One pure function for chains and trees, sampled and not.
+"""Verification on the host: the rule as it is written, one tree after another, on the batch's tensors.
 
 The rule at a node with target distribution p and children x_1..x_k in draw order, p_1 = p and q_1 = q
 (SpecInfer, Miao et al. 2023, and Recursive Rejection Sampling, Jeon et al. 2024; for one child it is speculative
@@ -13,155 +13,133 @@ When all children are rejected the final token is drawn from what is left of p; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
-from specscope.model.backend import Backend
-from specscope.speculate.verify.distribution import Dense, Distribution
-from specscope.speculate.verify.inputs import VerifyInput
-from specscope.trace.records import FinalKind, Outcome, Verdict
-from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
-
-NONE_FORCED: Mapping[int, bool] = {}
-
-
-@dataclass
-class Judgement:
-    """A walk down the tree before the final token is drawn: what each node met, and what is left of p."""
-
-    left: Distribution  # the final token is drawn from this
-    kind: FinalKind
-    path: list[int] = field(default_factory=list)
-    outcome: dict[int, Outcome] = field(default_factory=dict)  # tried nodes only, as are the next four
-    p_trial: dict[int, float] = field(default_factory=dict)
-    q_trial: dict[int, float] = field(default_factory=dict)
-    accept_prob: dict[int, float] = field(default_factory=dict)
-    residual_mass: dict[int, float] = field(default_factory=dict)  # rejected nodes only
+from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
+from specscope.speculate.draws import draw
+from specscope.speculate.verify.evidence import Evidence
+from specscope.speculate.verify.inputs import VerifyBatch
+from specscope.trace.records import Verdict
+from specscope.trace.tree import Doubles
 
 
-def judge(
-    tree: DraftTree,
-    p: Sequence[Distribution],
-    q: Mapping[int, Dense],
-    coin: Sequence[float],
-    forced: Mapping[int, bool] = NONE_FORCED,
-) -> Judgement:
-    """Walk from the root down, trying children in draw order.
+class Drafter:
+    """What is left of q at a node while its children are tried."""
 
-    p: [n + 1] the target's distribution at the root and at each node; q: the drafter's at each parent of sampled
-    nodes (ROOT for the first level); coin: [n] one for each node; forced: nodes whose outcome is given, not judged.
-    """
-    judgement = Judgement(left=p[0], kind=FinalKind.TARGET)
-    node = ROOT
-    while children := tree.children(node):
-        accepted = _try_children(tree, children, p[node + 1], q.get(node), coin, forced, judgement)
-        if accepted is None:
-            judgement.kind = FinalKind.RECOVERED
-            return judgement
-        node = accepted
-        judgement.path.append(node)
-        judgement.left = p[node + 1]
-        judgement.kind = FinalKind.BONUS
-    return judgement
+    def __init__(self, row: Tensor) -> None:
+        self.row = row
+
+    def without(self, token: int) -> Drafter:
+        """The token zeroed and the rest renormalised; unchanged where nothing else has mass."""
+        row = self.row.clone()
+        row[token] = 0
+        mass = float(row.sum())
+        return Drafter(row.div_(mass)) if mass > 0 else self
 
 
-def _try_children(
-    tree: DraftTree,
-    children: list[int],
-    p_i: Distribution,
-    q_i: Dense | None,
-    coin: Sequence[float],
-    forced: Mapping[int, bool],
-    judgement: Judgement,
-) -> int | None:
-    """Try siblings in draw order; the accepted one, or None with what is left of p in the judgement."""
+@dataclass(frozen=True)
+class Chosen:
+    """A greedy target: all of p is at one token, and stays there."""
+
+    token: int
+
+    def prob(self, token: int) -> float:
+        """1 at the token, 0 elsewhere."""
+        return 1.0 if token == self.token else 0.0
+
+    def reject(self, token: int, q: Drafter | None) -> tuple[Chosen, float]:
+        """What is left, and the mass that it had before it was renormalised."""
+        taken = self.prob(token) if q is None else float(q.row[self.token])
+        return self, max(1.0 - taken, 0.0)
+
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token, whatever the coin; its probability, and the draw's margin."""
+        return self.token, 1.0, 1.0
+
+
+class Residual:
+    """What is left of p [V] at a node while its children are tried. Its row is never changed in place."""
+
+    def __init__(self, row: Tensor) -> None:
+        self.row = row
+
+    def prob(self, token: int) -> float:
+        """Of a token, after renormalising."""
+        return float(self.row[token])
+
+    def reject(self, token: int, q: Drafter | None) -> tuple[Residual, float]:
+        """What is left, and the mass that it had before it was renormalised; all of it where that would be nothing."""
+        if q is None:
+            left = self.row.clone()
+            left[token] = 0
+        else:
+            left = (self.row - q.row).clamp_(min=0)
+        mass = float(left.sum())
+        return (Residual(left.div_(mass)) if mass > 0 else self), mass
+
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token at which the cumulative sum passes the coin, its probability, and the draw's margin."""
+        return draw(self.row, coin)
+
+
+def verify(batch: VerifyBatch) -> list[Verdict]:
+    """A verdict for each tree: a pure function of the batch."""
+    trees, found = batch.trees, Evidence.empty(batch)
+    found.p[:] = _p_of_nodes(batch)
+    children, at_row = trees.children(), _targets(batch)
+    for tree, root in enumerate(trees.root[:-1].tolist()):
+        row, left = root, at_row[root]
+        while children[row] and not found.recovered[tree]:
+            accepted, left = _try(batch, row, children[row], left, found)
+            found.recovered[tree] = accepted is None
+            if accepted is not None:
+                row, left = accepted, at_row[accepted]
+        final = int(trees.final[tree])
+        if final == NOBODY:
+            found.final(tree, *left.draw(float(trees.coin[root])))
+        else:
+            found.final(tree, final, left.prob(final), 1.0)
+    return found.verdicts(batch)
+
+
+def _targets(batch: VerifyBatch) -> list[Chosen | Residual]:
+    """[R] the target's distribution at each row."""
+    choices, greedy = batch.target.choices.tolist(), batch.by_row(batch.trees.greedy).tolist()
+    return [
+        Chosen(choices[behind]) if one_hot else Residual(batch.target.p[behind])
+        for behind, one_hot in zip(batch.trees.p_row.tolist(), greedy, strict=True)
+    ]
+
+
+def _p_of_nodes(batch: VerifyBatch) -> Doubles:
+    """[R] the target's probability of each node's token, as its parent's row has it; 0 at roots."""
+    trees, target, greedy = batch.trees, batch.target, batch.by_row(batch.trees.greedy)
+    behind = trees.p_row[np.maximum(trees.parent, 0)]
+    out = np.zeros(len(greedy))
+    out[greedy] = target.choices.numpy()[behind[greedy]] == trees.token[greedy]
+    out[~greedy] = target.p.numpy()[behind[~greedy], trees.token[~greedy]]
+    out[trees.parent == NOBODY] = 0
+    return out
+
+
+def _try(
+    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, found: Evidence
+) -> tuple[int | None, Chosen | Residual]:
+    """Try siblings in draw order: the accepted one, or None with what is left of p."""
+    trees = batch.trees
+    q = None if trees.drawn[children[0]] == DETERMINISTIC else Drafter(batch.q[trees.q_row[row]])
     for child in children:
-        token, drawn = int(tree.token[child]), tree.drawn[child]
-        p_token = p_i.prob(token)
-        if drawn == Drawn.DETERMINISTIC:
-            q_token = 1.0
-        else:
-            assert q_i is not None, "a sampled node needs its drafter's distribution"
-            q_token = q_i.prob(token)
+        token, forced = int(trees.token[child]), trees.forced[child]
+        p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
         accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
-        judgement.p_trial[child], judgement.q_trial[child] = p_token, q_token
-        judgement.accept_prob[child] = accept
-        if forced.get(child, coin[child] < accept):
-            judgement.outcome[child] = Outcome.ACCEPTED
-            return child
-        judgement.outcome[child] = Outcome.REJECTED
-        if drawn == Drawn.DETERMINISTIC:
-            p_i, mass = p_i.without(token)
-        else:
-            assert q_i is not None
-            p_i, mass = p_i.residual(q_i)
-            if drawn == Drawn.WITHOUT_REPLACEMENT:
-                q_i, _ = q_i.without(token)
-        judgement.residual_mass[child] = mass
-        judgement.left = p_i
-    return None
-
-
-def verify(
-    tree: DraftTree,
-    p: Sequence[Distribution],
-    q: Mapping[int, Dense],
-    coin: Doubles,
-    forced: Mapping[int, bool] = NONE_FORCED,
-    final: int | None = None,
-) -> Verdict:
-    """Judge a tree and draw the final token.
-
-    p, q and forced as in `judge`; final: the final token, where it is forced; coin float64 [n + 1]: coin[0] draws the
-    final token, coin[i + 1] is node i's, so that a node's coin does not depend on how many nodes follow it.
-    """
-    judgement = judge(tree, p, q, coin[1:].tolist(), forced)
-    n = len(tree)
-    was_forced = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
-    final, margin = judgement.left.draw(float(coin[0])) if final is None else (final, 1.0)
-
-    def spread(values: Mapping[int, float], dtype: type) -> NDArray[Any]:
-        out: NDArray[Any] = np.zeros(n, dtype=dtype)
-        for node, value in values.items():
-            out[node] = value
-        return out
-
-    parent_p = [
-        p[above + 1].prob(token) for above, token in zip(tree.parent.tolist(), tree.token.tolist(), strict=True)
-    ]
-    return Verdict(
-        outcome=spread(judgement.outcome, np.uint8),
-        p=np.asarray(parent_p, dtype=np.float32),
-        p_trial=spread(judgement.p_trial, np.float32),
-        q_trial=spread(judgement.q_trial, np.float32),
-        accept_prob=spread(judgement.accept_prob, np.float64),
-        coin=np.array(coin[1 : n + 1]),
-        residual_mass=spread(judgement.residual_mass, np.float64),
-        path=np.asarray(judgement.path, dtype=np.int32),
-        token=final,
-        kind=judgement.kind,
-        final_p=judgement.left.prob(final),
-        final_coin=float(coin[0]),
-        final_margin=margin,
-        forced=np.asarray(was_forced, dtype=np.int32),
-    )
-
-
-def verify_all(inputs: Sequence[VerifyInput], backend: Backend = Backend.TORCH) -> list[Verdict]:
-    """A verdict for each one. On a device they are judged together, but for those where a node is forced."""
-    together: set[int] = set()
-    if backend is Backend.TRITON:
-        together = {i for i, x in enumerate(inputs) if isinstance(x.p[0], Dense) and not x.forced and x.final is None}
-    alone = [
-        None if i in together else verify(x.tree, x.p, x.q, x.coin, x.forced, x.final) for i, x in enumerate(inputs)
-    ]
-    if not together:
-        return [verdict for verdict in alone if verdict is not None]
-    from specscope.speculate.verify.device import verify_on_device  # triton is imported only where it runs
-
-    judged = iter(verify_on_device([inputs[i] for i in sorted(together)]))
-    return [next(judged) if verdict is None else verdict for verdict in alone]
+        accepted = trees.coin[child] < accept if forced == UNTRIED else forced == ACCEPTED
+        found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
+        if accepted:
+            return child, p
+        p, found.residual_mass[child] = p.reject(token, q)
+        if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
+            q = q.without(token)
+    return None, p

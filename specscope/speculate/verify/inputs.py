@@ -1,33 +1,101 @@
-"""VerifyInput: what a verdict is asked about, and what a fork changes in it."""
+"""What the verdicts of a step follow from, as one structure for every backend: the tensors of the whole batch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from specscope.speculate.verify.distribution import Dense, Distribution
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
+from specscope.model.backend import Backend
+from specscope.speculate.coins import Stream, coins
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
+from specscope.speculate.verify.distribution import Dense
 from specscope.trace.changes import Changes
-from specscope.trace.tree import Doubles, DraftTree
+from specscope.trace.tree import ROOT, Doubles, DraftTree
 
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """What a verdict is asked about."""
+    """One request's part of the question: its tree and its coins, and what is forced. The target's rows stand apart."""
 
     tree: DraftTree
-    p: Sequence[Distribution]  # [n + 1] the target's distribution at the root and at each node
     q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
     coin: Doubles  # [n + 1]: coin[0] draws the final token, coin[i + 1] is node i's
+    greedy: bool  # whether the target's rows are choices, not probabilities
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
     final: int | None = None  # the final token, where that is forced
 
 
+@dataclass(frozen=True)
+class VerifyBatch:
+    """B trees with R = sum(n + 1) rows, each root and then its nodes, and the distributions at these rows."""
+
+    inputs: Sequence[VerifyInput]  # [B]
+    trees: FlatTrees  # the same laid end to end: which row of what follows is whose
+    target: TargetRows  # its choices at greedy rows, its probabilities at the others
+    q: Sequence[Tensor]  # [Q] rows, float32 [V] each: the tensors that the drafter sampled from
+
+    @staticmethod
+    def build(inputs: Sequence[VerifyInput], target: TargetRows) -> VerifyBatch:
+        """`target`: rows of greedy and of sampled inputs, each in the inputs' order."""
+        q: list[Tensor] = []
+        trees = [_tree(one, q) for one in inputs]
+        return VerifyBatch(inputs, FlatTrees.build(trees), target, q)
+
+    def by_row(self, by_tree: NDArray[Any]) -> NDArray[Any]:
+        """[R] what is said of each tree [B], at each of its rows."""
+        return np.repeat(by_tree, np.diff(self.trees.root))
+
+
+def step_batch(
+    parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, backend: Backend, memory: Memory
+) -> VerifyBatch:
+    """The batch of an engine's step. A part: a request, its draft, and the target's logits [n + 1, V] at its rows.
+
+    `changes`: what a fork forces; `memory`: where the target's probabilities are put.
+    """
+    inputs = []
+    for context, draft, _ in parts:
+        coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
+        one = VerifyInput(draft.tree, draft.q, coin, context.params.greedy, draft.forced)
+        inputs.append(one if changes is None else changed_input(one, changes, context.position))
+    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], backend, memory))
+
+
 def changed_input(one: VerifyInput, changes: Changes, position: int) -> VerifyInput:
-    """The one with what a fork decrees at this position of the request."""
+    """The one with what a fork forces at this position of the request."""
     coin = one.coin.copy()
     for (at, node), value in changes.coins.items():
         if at == position and node < len(one.tree):
             coin[node + 1] = value
     here = {node: yes for (at, node), yes in changes.outcomes.items() if at == position and node < len(one.tree)}
     return dataclasses.replace(one, coin=coin, forced={**one.forced, **here}, final=changes.tokens.get(position))
+
+
+def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
+    """The target's logits at the root and at each node, with the tokens on the way there where they count."""
+    tree = draft.tree
+    if not context.params.penalised:
+        return LogitRows(logits, context.params)
+    paths = [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))]
+    return LogitRows(logits, context.params, context.counts, paths)
+
+
+def _tree(one: VerifyInput, q: list[Tensor]) -> Tree:
+    """As the backends walk it. Its rows of q are put behind those in `q`."""
+    tree, nodes = one.tree, len(one.tree)
+    q_row, forced = np.full(nodes + 1, NOBODY), np.full(nodes, UNTRIED, dtype=np.uint8)
+    for node, distribution in one.q.items():
+        q_row[node - ROOT] = len(q)
+        q.append(distribution.probs)
+    for node, accepted in one.forced.items():
+        forced[node] = ACCEPTED if accepted else REJECTED
+    final = NOBODY if one.final is None else one.final
+    return Tree(tree.token, tree.parent, tree.drawn, one.coin, q_row, forced, final, one.greedy)

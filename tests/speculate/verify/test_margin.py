@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
 from specscope.speculate.verify.distribution import Dense, Point
-from specscope.speculate.verify.host import verify
 from specscope.trace.records import ROUNDING, RequestStep
 from specscope.trace.tree import DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
+from tests.speculate.verify.oracle import verify
 
 COIN = st.floats(0.001, 0.999)
 ROWS = st.integers(0, 10_000).map(lambda seed: np.random.default_rng(seed).dirichlet(np.full(5, 0.7)))

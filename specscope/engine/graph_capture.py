@@ -1,11 +1,11 @@
-"""Which passes an engine records as CUDA graphs, for its target and for a drafter that is a model."""
+"""Which passes an engine captures as CUDA graphs, for its target and for a drafter that is a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from specscope.engine.config import EngineConfig
-from specscope.model.graphs import Record, Shape, shapes
+from specscope.model.graphs import Capture, Shape, shapes
 from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
@@ -14,18 +14,18 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.plan import DynamicPlan, TreePlan
 
 
-def record_graphs(
+def capture_graphs(
     config: EngineConfig,
     runner: ModelRunner,
     drafter: Drafter,
     max_context: int,
-    recorder: Callable[[], Record],
+    make_capture: Callable[[], Capture],
     progress: Callable[[str], None],
 ) -> str:
-    """Record them, one after another; what became of it, in words. `recorder` makes one for each runner.
+    """Capture them, one after another; what became of it, in words. `make_capture` makes one for each runner.
 
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
-    recorded, and runs as it did before.
+    captured, and runs as it did before.
     """
     runners: list[ModelRunner | HeadRunner] = [runner]
     wanted = [verify_shapes(config)]
@@ -37,13 +37,13 @@ def record_graphs(
     announced, refused = 0, ""
     for one, these, window in zip(runners, wanted, windows, strict=True):
         try:
-            for _ in one.record(these, recorder(), max_context, window):
+            for _ in one.capture(these, make_capture(), max_context, window):
                 announced += 1
-                progress(f"recording CUDA graphs: {announced} of {sum(map(len, wanted))}")
+                progress(f"capturing CUDA graphs: {announced} of {sum(map(len, wanted))}")
         except Exception as error:  # whatever a model, a compiler or a driver has against it
-            first = error.__context__ or error  # the end of a recording that was broken off complains as well
+            first = error.__context__ or error  # the end of a capture that was broken off complains as well
             reason = (str(first).strip() or type(first).__name__).splitlines()[0]
-            refused += f"; {'the drafter' if one is not runner else 'the target'} could not be recorded: {reason}"
+            refused += f"; {'the drafter' if one is not runner else 'the target'} could not be captured: {reason}"
     done = sum(len(one.graphs) for one in runners if one.graphs is not None)
     return f"{done} CUDA graphs{refused}"
 

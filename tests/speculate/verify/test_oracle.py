@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from specscope.speculate.coins import Stream, coins
 from specscope.speculate.verify.distribution import Dense, Point
-from specscope.speculate.verify.host import judge, verify
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
+from tests.speculate.verify.oracle import judge, verify
 
 ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
 

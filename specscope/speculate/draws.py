@@ -1,0 +1,129 @@
+"""Draws from rows of probabilities by the inverse of their cumulative sums; on a device, without a read.
+
+A cumulative sum over the whole vocabulary is slow, and most of it is never looked at. So a row is summed in blocks:
+the block at which the sums pass the coin's share is found first, then the token within it. All sums are float64. On a
+device all rows are drawn from together; a processor is faster row by row, in numpy, than with as many operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specscope.speculate.verify.distribution import draw_margin
+from specscope.trace.tree import Doubles
+
+BLOCK = 256  # tokens
+BELOW_ONE = 1 - 2.0**-52  # keeps the largest coin's share of a sum below the sum, whatever is rounded
+
+
+def block_sums(rows: Tensor) -> Tensor:
+    """Sums over each BLOCK tokens of [F, V]: float64 [F, V / BLOCK, rounded up]."""
+    whole = rows.shape[1] // BLOCK * BLOCK
+    sums: Tensor = rows[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.float64)
+    if whole == rows.shape[1]:
+        return sums
+    return torch.cat([sums, rows[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=1)
+
+
+class Urn:
+    """A row of probabilities on the host, to draw from with or without putting back. The row is never changed."""
+
+    def __init__(self, row: NDArray[Any], sums: Doubles) -> None:
+        """row [V] of any float dtype, not negative; sums: its block sums, which change as tokens are taken out."""
+        self.row, self.sums = row, sums
+        self.taken: list[int] = []
+
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token at which the cumulative sum passes `coin`, in (0, 1), its share of the sum, and the draw's margin.
+
+        Never one of probability zero; (0, 0, 1) where nothing is left.
+        """
+        ends = self.sums.cumsum()
+        whole = float(ends[-1])
+        if whole <= 0:
+            return 0, 0.0, 1.0
+        share = coin * BELOW_ONE * whole
+        block = int(ends.searchsorted(share, "right"))
+        inside = self._inside(block)
+        before = float(ends[block - 1]) if block else 0.0
+        up_to = inside.cumsum() + before
+        at = int(up_to.searchsorted(share, "right"))
+        if at == len(up_to):  # the sums within fall short of the block's by rounding
+            at = int(inside.nonzero()[0][-1])
+        own, above = float(inside[at]), float(up_to[at])
+        return block * BLOCK + at, own / whole, draw_margin(coin, (above - own) / whole, above / whole)
+
+    def remove(self, token: int) -> None:
+        """Take a token out; of the rest each keeps its share."""
+        self.taken.append(token)
+        self.sums[token // BLOCK] = self._inside(token // BLOCK).sum()
+
+    def _inside(self, block: int) -> Doubles:
+        """A block's probabilities, 0 where nothing is any more."""
+        inside = self.row[block * BLOCK : (block + 1) * BLOCK].astype(np.float64)
+        for token in self.taken:
+            if token // BLOCK == block:
+                inside[token % BLOCK] = 0
+        return inside
+
+
+def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
+    """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
+    return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
+
+
+def draw_siblings(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens drawn from each row without replacement, int64 [F, k], and their probabilities in it, float64 [F, k].
+
+    rows [F, V] of any float dtype, not negative; coins float64 [F, k]. The probability is 0 from where on the row has
+    no further token to give. Nothing is read from a device.
+    """
+    return _on_host(rows, coins) if rows.device.type == "cpu" else _on_device(rows, coins)
+
+
+def _on_host(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, probs = np.zeros(coins.shape, np.int64), np.zeros(coins.shape)
+    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), strict=True)
+    for f, (row, sums, row_coins) in enumerate(each):
+        urn = Urn(row, sums)
+        for child, coin in enumerate(row_coins):
+            token, share, _ = urn.draw(coin)
+            if share <= 0:
+                break
+            tokens[f, child], probs[f, child] = token, row[token]
+            urn.remove(token)
+    return torch.from_numpy(tokens), torch.from_numpy(probs)
+
+
+def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, all rows at once."""
+    sums, lanes = block_sums(rows), torch.arange(BLOCK, device=rows.device)
+    taken: list[Tensor] = []  # int64 [F, 1] each
+    some = []
+
+    def inside(block: Tensor) -> Tensor:
+        """float64 [F, BLOCK] one block of each row [F, 1], 0 where nothing is any more."""
+        place = block * BLOCK + lanes
+        out = rows.gather(1, place.clamp(max=rows.shape[1] - 1)).double().masked_fill_(place >= rows.shape[1], 0)
+        for token in taken:
+            out.masked_fill_(place == token, 0)
+        return out
+
+    for coin in coins.split(1, dim=1):
+        ends = sums.cumsum(1)
+        some.append(ends[:, -1:] > 0)
+        share = coin * BELOW_ONE * ends[:, -1:]
+        block = torch.searchsorted(ends, share, right=True).clamp_(max=ends.shape[1] - 1)
+        own = inside(block)
+        up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + own.cumsum(1)
+        last = (lanes * (own > 0)).amax(1, keepdim=True)  # where the sums within fall short by rounding
+        token = block * BLOCK + torch.minimum(torch.searchsorted(up_to, share, right=True), last)
+        taken.append(token)
+        sums.scatter_(1, block, inside(block).sum(1, keepdim=True))
+    tokens = torch.cat(taken, dim=1)
+    return tokens, rows.gather(1, tokens).double() * torch.cat(some, dim=1)

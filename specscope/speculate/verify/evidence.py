@@ -1,0 +1,71 @@
+"""The numbers behind a batch's verdicts as arrays over its rows, and the Verdicts that they are cut into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.kernels.flat_trees import ACCEPTED, UNTRIED
+from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
+from specscope.trace.records import FinalKind, Verdict
+from specscope.trace.tree import Doubles
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of R rows and B trees. Zero at roots and, but for p, at nodes that were not tried."""
+
+    outcome: Doubles  # [R]
+    p: Doubles  # [R] the target's probability of the token at its parent
+    p_trial: Doubles  # [R] as it was tried
+    q_trial: Doubles  # [R]
+    accept_prob: Doubles  # [R]
+    residual_mass: Doubles  # [R] at rejected nodes
+    token: Doubles  # [B] the final token
+    final_p: Doubles  # [B] the probability it was drawn with
+    final_margin: Doubles  # [B]
+    recovered: Doubles  # [B] whether it was drawn from a residual
+
+    @staticmethod
+    def empty(batch: VerifyBatch) -> Evidence:
+        """Nothing was tried."""
+        rows, trees = len(batch.trees.parent), len(batch.inputs)
+        return Evidence(*np.zeros((6, rows)), *np.zeros((4, trees)))
+
+    def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
+        """A node was tried."""
+        self.outcome[row], self.p_trial[row], self.q_trial[row], self.accept_prob[row] = outcome, p, q, accept
+
+    def final(self, tree: int, token: int, prob: float, margin: float) -> None:
+        """A tree's final token was drawn."""
+        self.token[tree], self.final_p[tree], self.final_margin[tree] = token, prob, margin
+
+    def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
+        """One for each tree."""
+        root = batch.trees.root.tolist()
+        return [self._verdict(one, i, slice(root[i] + 1, root[i + 1])) for i, one in enumerate(batch.inputs)]
+
+    def _verdict(self, one: VerifyInput, tree: int, nodes: slice) -> Verdict:
+        outcome = self.outcome[nodes].astype(np.uint8)
+        path = np.flatnonzero(outcome == ACCEPTED).astype(np.int32)
+        forced = [node for node in one.forced if outcome[node] != UNTRIED]
+        if one.final is not None:
+            forced.append(len(one.tree))
+        kind = FinalKind.BONUS if len(path) else FinalKind.TARGET
+        return Verdict(
+            outcome=outcome,
+            p=self.p[nodes].astype(np.float32),
+            p_trial=self.p_trial[nodes].astype(np.float32),
+            q_trial=self.q_trial[nodes].astype(np.float32),
+            accept_prob=self.accept_prob[nodes].copy(),
+            coin=np.array(one.coin[1:]),
+            residual_mass=self.residual_mass[nodes].copy(),
+            path=path,
+            token=int(self.token[tree]),
+            kind=FinalKind.RECOVERED if self.recovered[tree] else kind,
+            final_p=float(self.final_p[tree]),
+            final_coin=float(one.coin[0]),
+            final_margin=float(self.final_margin[tree]),
+            forced=np.asarray(forced, dtype=np.int32),
+        )

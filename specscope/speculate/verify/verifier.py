@@ -1,0 +1,37 @@
+"""Verifier: the verdicts of an engine's steps, on the backend that holds its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specscope.model.backend import Backend
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.sampling import Memory
+from specscope.speculate.verify import host
+from specscope.speculate.verify.inputs import step_batch
+from specscope.trace.changes import Changes
+from specscope.trace.records import Verdict
+
+
+class Verifier:
+    """A pure function of each step, but for the memory that it uses again."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._memory = Memory()
+
+    def verify(self, parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None = None) -> list[Verdict]:
+        """A verdict for each part: a request, its draft, and the target's logits [n + 1, V] at the root and each node.
+
+        `changes`: what a fork forces.
+        """
+        if not parts:
+            return []
+        batch = step_batch(parts, changes, self.backend, self._memory)
+        if self.backend is Backend.TORCH:
+            return host.verify(batch)
+        from specscope.speculate.verify import device  # triton is imported only where it runs
+
+        return device.verify(batch)

@@ -1,0 +1,75 @@
+"""Draws from rows, against the cumulative sum itself."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.speculate.draws import BLOCK, _on_device, _on_host, block_sums, draw
+from specscope.speculate.verify.distribution import Dense
+
+WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
+SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
+
+
+@given(st.integers(0, 10_000), WIDTHS, st.sampled_from([0.5, 4.0, 60.0]), st.floats(SMALLEST, LARGEST))
+def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
+    row = (torch.randn(width, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
+    token, prob, margin = draw(row, coin)
+    wanted, far = Dense(row).draw(coin)
+    assert row[token] > 0
+    between = row.double()[min(token, wanted) + 1 : max(token, wanted) + 1].sum()
+    assert token == wanted or between < 1e-12  # at a border the last digit of a sum decides
+    assert prob == pytest.approx(float(row[token]), rel=1e-6)
+    assert token != wanted or margin == pytest.approx(far, abs=1e-12)
+
+
+@given(st.integers(0, 10_000), WIDTHS)
+def test_a_token_of_probability_zero_is_never_drawn(seed, width):
+    """Most tokens have none, whole blocks among them; the coins are the extremes."""
+    rng = np.random.default_rng(seed)
+    rows = rng.random((6, width)) * (rng.random((6, width)) < rng.choice([0.002, 0.1]))
+    rows[:, rng.integers(width)] = rng.choice([1.0, 1e-30])
+    rows = torch.tensor(rows, dtype=torch.float32)
+    coin = torch.tensor([[SMALLEST], [0.5], [LARGEST]] * 2, dtype=torch.float64)
+    for way in (_on_host, _on_device):
+        tokens, probs = way(rows, coin)
+        assert (probs > 0).all()
+        assert torch.equal(rows.gather(1, tokens).double(), probs)
+
+
+def test_rows_are_summed_in_blocks():
+    rows = torch.arange(2 * (BLOCK + 3), dtype=torch.float32).view(2, -1)
+    assert block_sums(rows).tolist() == [[float(r[:BLOCK].sum()), float(r[BLOCK:].sum())] for r in rows.double()]
+
+
+def test_draws_follow_the_distribution():
+    row = torch.zeros(2 * BLOCK)
+    row[[3, 200, BLOCK + 7]] = torch.tensor([0.1, 0.6, 0.3])
+    made = np.bincount([draw(row, (i + 0.5) / 1000)[0] for i in range(1000)], minlength=2 * BLOCK)
+    assert made[[3, 200, BLOCK + 7]].tolist() == [100, 600, 300]
+
+
+@pytest.mark.parametrize("way", [_on_host, _on_device])
+@given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
+def test_siblings_are_drawn_without_replacement(way, seed, width, count):
+    """As from distributions of which each drawn token is taken out, until nothing is left."""
+    rng = np.random.default_rng(seed)
+    rows = rng.random((4, width)) * (rng.random((4, width)) < rng.choice([0.02, 1.0]))
+    rows[:, rng.integers(width)] += 1e-3
+    rows = torch.tensor(rows / rows.sum(1, keepdims=True), dtype=torch.float32)
+    coins = torch.tensor(rng.random((4, count)))
+    tokens, probs = way(rows, coins)
+    for f, row in enumerate(rows):
+        left = Dense(row)
+        for child in range(count):
+            if len(set(tokens[f, :child].tolist())) == int((row > 0).sum()):
+                assert probs[f, child:].tolist() == [0.0] * (count - child)
+                break
+            wanted, far = left.draw(float(coins[f, child]))
+            if far < 1e-6:
+                break  # each renormalises in float32, we never do
+            assert int(tokens[f, child]) == wanted
+            assert float(probs[f, child]) == float(row[wanted])
+            left, _ = left.without(wanted)
