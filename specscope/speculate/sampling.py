@@ -21,6 +21,7 @@ from specscope.trace.params import SamplingParams
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and sorts the whole row only where they lack mass
 MOST_KEPT = 2**24  # numbers of a Memory
+COLD = 1e-3  # divided by a higher temperature, no logit below 1e35 overflows
 TINY = 2.0**-126  # the least temperature that float32 divides by
 
 
@@ -163,12 +164,14 @@ def shaped(
 
 
 def scaled(rows: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
-    """Logits [R, V] over a temperature above 0, float32, each row moved so that its largest is 0.
+    """Logits [R, V] over a temperature above 0, float32, moved where they must be so that no quotient overflows.
 
-    So no quotient overflows but to minus infinity, however small the temperature is.
+    Where the temperature is small enough for that, each row's largest is 0 first: others go to minus infinity.
     """
     rows = rows.float()
-    return torch.sub(rows, rows.amax(-1, keepdim=True), out=out).div_(max(temperature, TINY))
+    if temperature < COLD:
+        rows = rows - rows.amax(-1, keepdim=True)
+    return torch.div(rows, max(temperature, TINY), out=out)
 
 
 def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from specscope.speculate.draws import BLOCK, _on_device, _on_host, block_sums, draw
 from specscope.speculate.verify.distribution import Dense
+from tests.speculate.reads import Reads
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
@@ -73,3 +74,11 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
             assert int(tokens[f, child]) == wanted
             assert float(probs[f, child]) == float(row[wanted])
             left, _ = left.without(wanted)
+
+
+def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
+    rows, coins = torch.rand(3, 700), torch.rand(3, 4, dtype=torch.float64)
+    reads = Reads(monkeypatch)
+    tokens, probs = _on_device(rows, coins)
+    assert reads.count == 0
+    assert tokens.shape == probs.shape == (3, 4)
