@@ -173,6 +173,19 @@ class Viewer:
         self.history, self._commands = history, None
         self.goto_end()
 
+    def show_branch(self, number: int) -> None:
+        """Show a branch of a recorded run, at its end."""
+        if self.live or self.reading:
+            why = (
+                "its capture, when it is read whole, shows"
+                if self.reading
+                else "the engine stands here; a replay shows"
+            )
+            self.notices.append(f"{why} other branches")
+            return
+        self.history.show(number)
+        self.goto_end()
+
     @staticmethod
     def over(reader: Reader) -> Viewer:
         """A viewer over a capture, which may still have more to read."""

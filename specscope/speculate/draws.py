@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specscope.kernels.place import put
 from specscope.speculate.verify.distribution import draw_margin
 from specscope.trace.tree import Doubles
 
@@ -77,31 +78,37 @@ def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
     return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
 
 
-def draw_siblings(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens drawn from each row without replacement, int64 [F, k], and their probabilities in it, float64 [F, k].
+def draw_siblings(rows: Tensor, coins: Doubles) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens drawn from each row without replacement, [F][k], and their probabilities in it.
 
-    rows [F, V] of any float dtype, not negative; coins float64 [F, k]. The probability is 0 from where on the row has
-    no further token to give. Nothing is read from a device.
+    rows [F, V] of any float dtype, not negative; coins [F, k]. The probability is 0 from where on the row has no
+    further token to give. A device is read once.
     """
-    return _on_host(rows, coins) if rows.device.type == "cpu" else _on_device(rows, coins)
+    if rows.device.type == "cpu":
+        return _on_host(rows, coins)
+    tokens, probs = _on_device(rows, put(coins, rows.device))
+    both = torch.stack([tokens.double(), probs]).cpu()
+    return both[0].long().tolist(), both[1].tolist()
 
 
-def _on_host(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
-    tokens, probs = np.zeros(coins.shape, np.int64), np.zeros(coins.shape)
-    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), strict=True)
-    for f, (row, sums, row_coins) in enumerate(each):
+def _on_host(rows: Tensor, coins: Doubles) -> tuple[list[list[int]], list[list[float]]]:
+    tokens = [[0] * coins.shape[1] for _ in coins]
+    probs = [[0.0] * coins.shape[1] for _ in coins]
+    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), tokens, probs, strict=True)
+    for row, sums, row_coins, row_tokens, row_probs in each:
         urn = Urn(row, sums)
         for child, coin in enumerate(row_coins):
             token, share, _ = urn.draw(coin)
             if share <= 0:
                 break
-            tokens[f, child], probs[f, child] = token, row[token]
-            urn.remove(token)
-    return torch.from_numpy(tokens), torch.from_numpy(probs)
+            row_tokens[child], row_probs[child] = token, float(row[token])
+            if child + 1 < len(row_coins):
+                urn.remove(token)
+    return tokens, probs
 
 
 def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, all rows at once."""
+    """As draw_siblings, all rows at once: int64 [F, k] and float64 [F, k]. coins float64 [F, k]. Nothing is read."""
     sums, lanes = block_sums(rows), torch.arange(BLOCK, device=rows.device)
     taken: list[Tensor] = []  # int64 [F, 1] each
     some = []

@@ -7,6 +7,7 @@ branches. `steps` is the path from the start to where the history stands; steps 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -170,6 +171,11 @@ class History:
     def show(self, branch: int) -> None:
         """Stand at the end of a branch."""
         self.move(self._last.get(branch, -1))
+
+    def branch_sizes(self) -> dict[int, int]:
+        """How many known steps each branch has of its own."""
+        counts = Counter(record.branch for record in self._known.values())
+        return {branch: counts[branch] for branch in self.branches}
 
     def position_of(self, step: int) -> int | None:
         """The position in `steps` of the engine's step of that number; None where it is not on this path."""

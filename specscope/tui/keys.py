@@ -47,6 +47,7 @@ KEYS: tuple[Key, ...] = (
         "Breakpoints",
         "breakpoints: what the run stops at",
     ),
+    Key("branches", "B,upper_b", "B", "branches", "Branches", "branches of a run that was edited"),
     Key(
         "request",
         "r",

@@ -6,7 +6,9 @@ import torch
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
+from specscope.kernels.flat_trees import Verdicts
 from specscope.model.backend import Backend, pick_backend
+from specscope.speculate.verify import host
 from tests.kernels import DEVICE
 
 PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
@@ -14,6 +16,7 @@ DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
+    "synthetic": {"drafter": "synthetic:0.8,0.5", "tree": "2x2"},
     "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
 }
 
@@ -51,6 +54,19 @@ def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
                 got, wanted = getattr(left.verdict, part), getattr(right.verdict, part)
                 assert got.dtype == wanted.dtype
                 np.testing.assert_allclose(got, wanted, atol=2e-5, err_msg=part)
+
+
+@pytest.mark.parametrize("name", ["synthetic", "tree"])
+def test_a_step_is_judged_on_the_device_alone_and_read_once(tiny, monkeypatch, name):
+    """Forced verdicts too: they take the path that they are to time."""
+    reads = []
+    to_host = Verdicts.to_host
+    monkeypatch.setattr(Verdicts, "to_host", lambda self: reads.append(1) or to_host(self))
+    monkeypatch.setattr(host, "verify", None)
+    results = run(tiny, "triton", DRAFTERS[name], SamplingParams(max_tokens=6, temperature=0.9, ignore_eos=True))
+    steps = {step.index for result in results for step in result.steps if step.verdict is not None}
+    assert 0 < len(reads) <= 2 * len(steps)  # requests whose prompts differ may be out of step
+    assert len(reads) < sum(step.verdict is not None for result in results for step in result.steps)
 
 
 def test_a_backend_is_chosen_by_device():

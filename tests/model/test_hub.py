@@ -35,9 +35,7 @@ def load(name, home, endpoint, **environment):
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_without_a_network_a_hub_name_is_refused_soon_in_one_line(endpoint, tmp_path):
     said, seconds, error = load("hf/none", tmp_path, endpoint)
-    assert said.startswith(
-        "refused cannot load hf/none: it is not a folder, is not in the cache, and " + endpoint
-    )
+    assert said.startswith("refused cannot load hf/none: it is not a folder, is not in the cache, and " + endpoint)
     assert seconds < 5 + 2  # importing transformers included
     assert error == ""
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.draws import BLOCK, _on_device, _on_host, block_sums, draw
+from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_siblings
 from specscope.speculate.verify.distribution import Dense
+from tests.speculate.reads import Reads
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
@@ -32,11 +33,11 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, width):
     rows = rng.random((6, width)) * (rng.random((6, width)) < rng.choice([0.002, 0.1]))
     rows[:, rng.integers(width)] = rng.choice([1.0, 1e-30])
     rows = torch.tensor(rows, dtype=torch.float32)
-    coin = torch.tensor([[SMALLEST], [0.5], [LARGEST]] * 2, dtype=torch.float64)
-    for way in (_on_host, _on_device):
-        tokens, probs = way(rows, coin)
+    coin = np.array([[SMALLEST], [0.5], [LARGEST]] * 2)
+    for way in (draw_siblings, device):
+        tokens, probs = (torch.tensor(x) for x in way(rows, coin))
         assert (probs > 0).all()
-        assert torch.equal(rows.gather(1, tokens).double(), probs)
+        assert torch.equal(rows.gather(1, tokens), probs)
 
 
 def test_rows_are_summed_in_blocks():
@@ -51,7 +52,11 @@ def test_draws_follow_the_distribution():
     assert made[[3, 200, BLOCK + 7]].tolist() == [100, 600, 300]
 
 
-@pytest.mark.parametrize("way", [_on_host, _on_device])
+def device(rows, coins):
+    return tuple(x.tolist() for x in _on_device(rows, torch.from_numpy(coins)))
+
+
+@pytest.mark.parametrize("way", [draw_siblings, device])
 @given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
 def test_siblings_are_drawn_without_replacement(way, seed, width, count):
     """As from distributions of which each drawn token is taken out, until nothing is left."""
@@ -59,17 +64,25 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
     rows = rng.random((4, width)) * (rng.random((4, width)) < rng.choice([0.02, 1.0]))
     rows[:, rng.integers(width)] += 1e-3
     rows = torch.tensor(rows / rows.sum(1, keepdims=True), dtype=torch.float32)
-    coins = torch.tensor(rng.random((4, count)))
+    coins = rng.random((4, count))
     tokens, probs = way(rows, coins)
     for f, row in enumerate(rows):
         left = Dense(row)
         for child in range(count):
-            if len(set(tokens[f, :child].tolist())) == int((row > 0).sum()):
-                assert probs[f, child:].tolist() == [0.0] * (count - child)
+            if len(set(tokens[f][:child])) == int((row > 0).sum()):
+                assert probs[f][child:] == [0.0] * (count - child)
                 break
             wanted, far = left.draw(float(coins[f, child]))
             if far < 1e-6:
                 break  # each renormalises in float32, we never do
-            assert int(tokens[f, child]) == wanted
-            assert float(probs[f, child]) == float(row[wanted])
+            assert tokens[f][child] == wanted
+            assert probs[f][child] == float(row[wanted])
             left, _ = left.without(wanted)
+
+
+def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
+    rows, coins = torch.rand(3, 700), torch.rand(3, 4, dtype=torch.float64)
+    reads = Reads(monkeypatch)
+    tokens, probs = _on_device(rows, coins)
+    assert reads.count == 0
+    assert tokens.shape == probs.shape == (3, 4)

@@ -6,9 +6,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.model.backend import Backend
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.sampling import distributions, shaped
+from specscope.speculate.sampling import (
+    LogitRows,
+    Memory,
+    all_probabilities,
+    distributions,
+    probabilities,
+    scaled,
+    shaped,
+    target_rows,
+)
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense, Point
 from specscope.trace.params import SamplingParams
@@ -131,3 +141,52 @@ def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     (row,) = distributions(logits, params, TokenCounts(), [[]])
     assert isinstance(row, Dense)
     assert row.probs.numpy() == pytest.approx(reference(logits[0].tolist(), params, [], []), abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324])
+@pytest.mark.parametrize("more", [{}, {"min_p": 0.3}, {"top_k": 2}, {"top_p": 0.5}, {"top_p": 5e-324, "min_p": 5e-324}])
+def test_the_smallest_temperatures_leave_all_to_the_likeliest(temperature, more):
+    logits = torch.tensor([[-torch.inf, 3.0, 2.0, -1e30], [-1e6, 1e6, 0.0, -5.0]])
+    params = SamplingParams(temperature=temperature, **more)
+    assert probabilities(scaled(logits, temperature), params).tolist() == [[0, 1, 0, 0]] * 2
+    for row in distributions(logits, params, TokenCounts(), [[]] * 2):
+        assert row.prob(1) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 0.8])
+def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1)).to(dtype) * 100
+    logits[:, 5] = -torch.inf  # what a drafter of a reduced vocabulary does not know
+    extremes = {"presence_penalty": 2.0, "frequency_penalty": -2.0, "min_p": 1e-300, "top_p": 1e-300}
+    for repetition in (1e-6, 1e12):
+        bias = {5: 1e6, 3: -1e6, 4: 1e6}
+        params = SamplingParams(temperature=temperature, repetition_penalty=repetition, logit_bias=bias, **extremes)
+        for row in distributions(logits, params, TokenCounts.of([1, 2, 5], [3, 5]), [[], [5], [5, 4]]):
+            assert row.prob(5) == 0
+            if isinstance(row, Dense):
+                assert not row.probs.isnan().any()
+                assert float(row.probs.sum()) == pytest.approx(1)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.5]), min_size=1, max_size=5), st.booleans(), st.integers(0, 99))
+def test_a_batch_has_what_each_request_has_alone(temperatures, apart, seed):
+    """Whether its logits are parts of one tensor or lie apart."""
+    logits = torch.randn(len(temperatures) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
+    parts = [
+        LogitRows(rows.clone() if apart else rows, SamplingParams(temperature=t, top_k=i))
+        for i, (t, rows) in enumerate(zip(temperatures, logits.split(2), strict=True))
+    ]
+    target = target_rows(parts, Backend.TORCH, Memory())
+    alone = [distributions(part.logits, part.params, TokenCounts(), [[]] * 2) for part in parts]
+    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Point)]
+    wanted = [row.probs for rows in alone for row in rows if isinstance(row, Dense)]
+    assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
+
+
+def test_memory_is_used_again_and_grows():
+    memory, part = Memory(), LogitRows(torch.randn(2, VOCAB), SamplingParams(temperature=1.0))
+    first = all_probabilities([part], Backend.TORCH, memory)
+    again = all_probabilities([part], Backend.TORCH, memory)
+    assert first.data_ptr() == again.data_ptr()
+    assert len(all_probabilities([part] * 5, Backend.TORCH, memory)) == 10

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.place import put
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
@@ -223,9 +222,7 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]
     coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
     for row, (tree, children) in zip(coin, wanted, strict=True):
         row[: len(children)] = tree.coin[children]
-    tokens, probs = draw_siblings(q, put(coin, q.device))
-    both = torch.stack([tokens.double(), probs]).cpu()  # the pass's one read
-    drawn = list(zip(both[0].long().tolist(), both[1].tolist(), strict=True))
+    drawn = list(zip(*draw_siblings(q, coin), strict=True))
     start = 0
     for tree, rows in growing:
         end = start + rows.stop - rows.start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specscope.tui.look import Look
+from specscope.tui.screens.branches_view import BranchesScreen
 from specscope.tui.screens.dialogs import Questions
 from specscope.tui.screens.engine_view import EngineScreen
 from specscope.tui.screens.fork_view import ForkScreen
@@ -53,6 +54,10 @@ class Screens(Questions):
     def action_breakpoints(self) -> None:
         """What a run stops at."""
         self._lay_over(PointsScreen)
+
+    def action_branches(self) -> None:
+        """The branches of an edited run."""
+        self._lay_over(BranchesScreen)
 
     def action_fork(self) -> None:
         """The last fork beside its original."""

@@ -27,7 +27,9 @@ class StatusBar(Panel, can_focus=False):
 
     def key(self, look: Look) -> Hashable:
         """The position, the state, and what is counted outside of steps."""
-        return look.position, look.steps == 0, look.status, look.error != "", look.history.dropped, look.title
+        history = look.history
+        counted = (look.position, look.steps == 0, history.dropped, history.branch, len(history.branches))
+        return *counted, look.status, look.error != "", look.title
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """One line; the least useful goes first where it is narrow."""
@@ -47,6 +49,8 @@ class StatusBar(Panel, can_focus=False):
             parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
             if not record.speculation:
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))
+        if len(look.history.branches) > 1:
+            parts.append((2, [("branch ", "dim"), (f"{look.history.branch}/{max(look.history.branches)}", "warn")]))
         dropped = look.history.dropped
         parts.append((1 if dropped else 6, [(f"dropped {dropped:,}", "rejected" if dropped else "dim")]))
         line = fit([(rank, part) for rank, part in parts], width - 2, "   ")

@@ -1,0 +1,113 @@
+"""The branches of a run that was edited: where each begins, and Enter to look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from specscope.trace.history import Branch
+from specscope.tui.look import Look
+from specscope.tui.screens.over import Over
+from specscope.tui.text import Ink, Line, cut, fit, left, right
+from specscope.tui.widgets.hints import Hint
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.listing import ListPanel
+
+NUMBER, STEPS = 8, 8
+
+
+class BranchesPanel(ListPanel):
+    """A line a branch; the band is on the picked one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "screen.pick(-1)", "Above", show=False),
+        Binding("down", "screen.pick(1)", "Below", show=False),
+        Binding("enter", "screen.go", "Show it", show=False),
+    ]
+    COLUMNS: ClassVar[tuple[str, ...]] = ("branch", "steps", "begins")
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.picked = 0
+        self.shown: list[Branch] = []  # as they are listed
+
+    def key(self, look: Look) -> Hashable:
+        """The branches, the one that is shown, and which is picked."""
+        return tuple(look.history.branches.items()), look.history.branch, look.steps, self.picked, self.order
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The table."""
+        history = look.history
+        sizes = history.branch_sizes()
+
+        def value(branch: Branch, column: str) -> float | str:
+            return {"branch": branch.number, "steps": sizes[branch.number]}.get(column, branch.first)
+
+        self.shown = self.arranged(list(history.branches.values()), value, lambda branch: str(branch.number))
+        self.picked = max(min(self.picked, len(self.shown) - 1), 0)
+        title = fit([(0, [("Branches", "strong")]), (1, [(f"{len(self.shown)}", "dim")]), (2, self.said())], width - 2)
+        heads = (
+            ("branch", right("branch", NUMBER)),
+            ("steps", right("steps", STEPS - 2)),
+            ("begins", left("begins", 10)),
+        )
+        lines: list[Line] = [self.head(heads)]
+        for branch in self.shown:
+            here = branch.number == history.branch
+            ink: Ink = "strong" if here else "text"
+            begins = "the run as it began"
+            if branch.number:
+                begins = f"step {branch.first:,} follows " + (
+                    f"step {branch.after:,}" if branch.after >= 0 else "the start"
+                )
+            line: list[tuple[str, Ink]] = [(right(("▸ " if here else "") + str(branch.number), NUMBER), ink)]
+            line += [(right(f"{sizes[branch.number]:,}", STEPS), "dim"), (cut("  " + begins, width - 16), ink)]
+            lines.append(line)
+        if len(history.branches) == 1:
+            lines += [
+                [],
+                [(cut("A branch begins where a run went back and something was then different.", width), "dim")],
+            ]
+        return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
+
+    def on_click(self, event: events.Click) -> None:
+        """Pick the branch under the pointer; on the head, sort."""
+        if self.clicked_head(event):
+            return
+        at = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if isinstance(self.screen, BranchesScreen) and 0 <= at < len(self.shown):
+            self.screen.action_pick(at - self.picked)
+
+
+class BranchesScreen(Over):
+    """The tree that an edited run is."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("B,upper_b", "dismiss", "Close", show=False)]
+
+    HINTS = (
+        Hint(0, "⏎", "show it", "screen.go"),
+        Hint(1, "o", "sort", "app.sort(1)"),
+        Hint(2, "?", "help", "app.help"),
+        Hint(3, "Esc", "close", "screen.dismiss"),
+    )
+
+    def parts(self) -> ComposeResult:
+        """One panel."""
+        yield BranchesPanel("branches")
+
+    def action_pick(self, way: int) -> None:
+        """Another branch."""
+        panel = self.query_one(BranchesPanel)
+        panel.picked = min(max(panel.picked + way, 0), max(len(panel.shown) - 1, 0))
+        self.show(self.last)
+
+    def action_go(self) -> None:
+        """Close, and show the picked branch at its end."""
+        panel = self.query_one(BranchesPanel)
+        if panel.shown:
+            self.last.viewer.show_branch(panel.shown[panel.picked].number)
+        self.dismiss()
