@@ -6,11 +6,8 @@ size and gives seconds (`best` times a piece of work).
 
 from __future__ import annotations
 
-import math
 import random
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from specscope.bench.curves import Curve, best, exponent, measure
+from specscope.bench.growth_debug import debug_curves
 from specscope.bench.paired import machine_info, write_figures
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
@@ -30,38 +29,10 @@ from specscope.speculate.tokens import Tokens
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import DraftTree
 
-ROUNDS = 5  # over all sizes of a curve, so that what else the machine does hits all alike
-REPEATS = 4  # of the work in a round; the least time counts
 VOCABULARY = 49152
 HEADS, KV_HEADS, SIZE = 9, 3, 64  # of the default target's attention
 SHORT = 64  # tokens of a short request
 ROWS = 16  # nodes and root of a tree
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One row: what is measured at each size."""
-
-    name: str
-    unit: str  # what a size counts
-    sizes: Sequence[int]
-    seconds: Callable[[int], float]
-    most: float = 1.3  # the exponent that is wanted, at most: linear, with room for what caches do
-
-
-def best(work: Callable[[], object]) -> float:
-    """The least seconds of a few runs."""
-    least = math.inf
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        least = min(least, time.perf_counter() - start)
-    return least
-
-
-def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """k of seconds = c * size^k, by least squares of the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def curves() -> list[Curve]:
@@ -75,6 +46,7 @@ def curves() -> list[Curve]:
         Curve("n-gram, a step in a text", "tokens of context", contexts, _ngram_text, 0.5),
         Curve("n-gram, a step in repetitions", "tokens of context", contexts, _ngram_loop, 0.5),
         Curve("n-gram, the first step of a prompt", "tokens of context", contexts[1:], _ngram_prompt, 1.5),
+        *debug_curves(),
     ]
 
 
@@ -97,12 +69,6 @@ def run_growth(json_file: str | None, wanted: Sequence[Curve] | None = None) -> 
     console.print(table)
     machine = machine_info("float32", torch.get_num_threads())
     write_figures(json_file, {"machine": machine, "curves": rows})
-
-
-def measure(curve: Curve) -> list[float]:
-    """Seconds at each size, the least over all rounds."""
-    rounds = [[curve.seconds(size) for size in curve.sizes] for _ in range(ROUNDS)]
-    return [min(column) for column in zip(*rounds, strict=True)]
 
 
 # Attention
