@@ -287,8 +287,9 @@ def _verify(  # type: ignore[no-untyped-def]
     below = tl.where(short, whole - chosen, below) / whole
     above = below + chosen / whole
     u = share / whole
-    margin = tl.where((below > SLACK) & (below < 1.0 - SLACK), tl.abs(u - below), 1.0)
-    margin = tl.minimum(margin, tl.where((above > SLACK) & (above < 1.0 - SLACK), tl.abs(above - u), 1.0))
+    # A constant is float32: 1 - SLACK would be 1.
+    margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
+    margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
     tl.store(final_token + tree, found.to(tl.float64))
     tl.store(final_p + tree, chosen / whole)
     tl.store(final_margin + tree, tl.where(final_given >= 0, 1.0, margin))

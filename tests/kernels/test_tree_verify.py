@@ -98,3 +98,8 @@ def test_where_hardly_any_q_is_left_nothing_is_lost():
     got, wanted = tree_verify.tree_verify(*work, block=4), tree_verify.tree_verify_reference(*work)
     assert got.outcome.tolist() == [0, 2, 2]
     assert got.numbers.tolist() == pytest.approx(wanted.numbers.tolist(), rel=1e-4)
+
+
+def test_the_end_of_the_sum_is_no_border():
+    """A last token of 3e-15 is within SLACK of it, which float32 could not tell from 1."""
+    check_verify(tree_verify, np.random.default_rng(35), WITH_REPLACEMENT, vocabulary=4, most_nodes=0, block=4)

@@ -107,9 +107,10 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
 
 def _targets(batch: VerifyBatch) -> list[Chosen | Residual]:
     """[R] the target's distribution at each row."""
-    choices, greedy = batch.target.choices.tolist(), batch.by_row(batch.trees.greedy).tolist()
+    choices, p = batch.target.choices.tolist(), batch.target.p.unbind()
+    greedy = batch.by_row(batch.trees.greedy).tolist()
     return [
-        Chosen(choices[behind]) if one_hot else Residual(batch.target.p[behind])
+        Chosen(choices[behind]) if one_hot else Residual(p[behind])
         for behind, one_hot in zip(batch.trees.p_row.tolist(), greedy, strict=True)
     ]
 
