@@ -90,7 +90,7 @@ class _Run:
         lines = self.decoder.faults.news()
         if self.decoder.summaries and not self._summaries:
             self._summaries = True
-            lines.append("decode steps came without their evidence: export at level `trees`")
+            lines.append("decode steps without evidence: export at level `trees`")
         return lines
 
 

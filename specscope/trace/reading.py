@@ -113,7 +113,7 @@ class CaptureReader:
             raise UserError(f"{self.name} holds spans of level `steps`: replay and report need level `trees`")
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
-            self.warnings.append(f"{decoder.summaries:,} decode steps came without their evidence")
+            self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
         if decoder.lost:
             self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
         unfinished = sum(request.end is None for request in history.requests.values())

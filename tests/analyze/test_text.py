@@ -38,7 +38,7 @@ def test_the_figures_are_there_with_their_names() -> None:
     found = rows(shown(build_report(small(), source="run.jsonl")))
     assert found["source"] == ["run.jsonl"]
     assert found["model"] == ["SmolLM2-135M-Instruct (4b2ae1c)"]
-    assert found["params"] == ["temperature 0 (greedy), seed 0, max_tokens 128; others in 1 requests"]
+    assert found["params"] == ["temperature 0 (greedy), seed 0, max_tokens 128; others in 1 request"]
     assert found["pooled"] == ["per-request mean"]
     assert found["mean acceptance length"] == ["2.50", "2.50"]
     assert found["draft acceptance rate (accepted / nodes)"] == ["54.5%", "53.3%"]

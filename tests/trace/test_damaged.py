@@ -195,7 +195,7 @@ def test_a_damaged_span_of_a_file_is_named_and_the_rest_is_shown(tmp_path):
     assert [record.step for record in reader.history.steps] == [0, 1, 3]
     assert reader.history.dropped == 1
     assert reader.warnings[0].startswith("left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of")
-    assert "1 steps are incomplete" in reader.warnings[1]
+    assert "1 incomplete step" in reader.warnings[1]
 
 
 def test_a_value_of_another_kind_is_named_by_its_attribute(tmp_path):
@@ -219,7 +219,7 @@ def test_one_step_without_evidence_does_not_cost_the_file(tmp_path):
     parts[2]["attributes"] = [pair for pair in parts[2]["attributes"] if pair["key"].startswith(keep)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     reader = read_capture(path)
-    assert "1 decode steps came without their evidence" in reader.warnings
+    assert "1 decode step without evidence" in reader.warnings
     assert len(reader.history.steps) > 3
 
 
