@@ -19,7 +19,7 @@ from specscope.trace.reading import CaptureReader
 from specscope.tui.look import Look
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.request_view import TimelinePanel
-from specscope.tui.screens.step_view import NodePanel, NodesPanel
+from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
@@ -89,7 +89,8 @@ def draw(reader: CaptureReader) -> None:
     ledger.update()
     nodes = NodesPanel()
     panels = [TreePanel(), RequestsPanel(), RatesPanel(), LengthsPanel(), OutputPanel(), Slider(), EnginePanel()]
-    panels += [TimelinePanel(), nodes, NodePanel(nodes)]
+    place = PlacePanel(nodes)
+    panels += [TimelinePanel(), nodes, place, NodePanel(nodes, place)]
     for position in range(min(len(reader.history.steps), 8)):
         session.goto(position)
         for chosen in [*list(reader.history.requests)[:4], None]:
