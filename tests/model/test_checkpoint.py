@@ -178,11 +178,16 @@ def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_p
     assert all(torch.equal(state[key], tensor) for key, tensor in plain.state_dict().items())
 
 
-def test_the_check_of_numbers_is_quick():
-    tensors = [(str(i), torch.full((5_000_000,), 0.5, dtype=torch.bfloat16)) for i in range(27)]
-    best = 1.0
-    for _ in range(5):
+def test_the_check_of_numbers_costs_little_more_than_to_read_them():
+    """A check in float32 took ten times as long as this one. Both sides in turn, so that load hits them alike."""
+    tensors = [(str(i), torch.full((5_000_000,), 0.5, dtype=torch.bfloat16)) for i in range(9)]
+    checks, reads = [], []
+    for _ in range(7):
         start = time.perf_counter()
         check_numbers(tensors, "x")
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.1
+        middle = time.perf_counter()
+        for _, tensor in tensors:
+            tensor.clone()
+        checks.append(middle - start)
+        reads.append(time.perf_counter() - middle)
+    assert min(checks) < 5 * min(reads)

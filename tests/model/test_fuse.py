@@ -11,7 +11,7 @@ from torch import nn
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, looks_alike
-from specscope.model.fast_paths import is_half
+from specscope.model.fast_paths import disabled, is_half
 from specscope.model.fuse import FusedRMSNorm
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.linear import PackedLinear, may_pack
@@ -20,6 +20,7 @@ from specscope.trace.tree import DraftTree
 from tests.fast_paths import machine_without, without
 from tests.model.test_architectures import CONFIGS, SIZE, build
 
+pytestmark = pytest.mark.skipif("fuse" in disabled(), reason="SPECSCOPE_DISABLE takes away what is tested here")
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33, 64]
 DTYPES = [torch.float32, torch.bfloat16]
 WHOLLY_FUSED = ["llama", "qwen2", "qwen3", "mistral_sliding"]
