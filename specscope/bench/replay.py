@@ -21,16 +21,16 @@ FIRST_SCREEN = 1.5  # seconds, at most
 MEMORY = 500  # MB, at most
 
 
-def run_replay(sample: str, rounds: int) -> None:
+def run_replay(sample: str, rounds: int, steps: int = STEPS) -> None:
     """Measure and print. `sample` is a capture whose steps are repeated to make a long one."""
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "long.jsonl"
-        with console.status(f"writing {STEPS:,} steps"):
-            lengthen(sample, path)
+        with console.status(f"writing {steps:,} steps"):
+            lengthen(sample, path, steps)
         size = path.stat().st_size / 1e6
         table = Table(
-            title=f"specscope replay of {STEPS:,} steps, {size:.0f} MB", title_justify="left", title_style="dim"
+            title=f"specscope replay of {steps:,} steps, {size:.0f} MB", title_justify="left", title_style="dim"
         )
         for column in ("round", "first screen, s", "all read, s", "peak memory, MB", "torch loaded"):
             table.add_column(column, justify="right")
@@ -38,17 +38,20 @@ def run_replay(sample: str, rounds: int) -> None:
             with console.status("replaying"):
                 table.add_row(str(number + 1), *_measure(path))
         console.print(table)
-        console.print(f"target: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch", style="dim")
+        console.print(
+            f"target at {STEPS:,} steps: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch",
+            style="dim",
+        )
 
 
-def lengthen(sample: str, path: Path) -> None:
-    """Write a capture of STEPS steps: those of `sample` again and again, requests renamed each time."""
+def lengthen(sample: str, path: Path, steps: int) -> None:
+    """Write a capture of so many steps: those of `sample` again and again, requests renamed each time."""
     history = read_capture(sample).history
     assert history.run is not None
     if not history.steps:
         raise UserError(f"{sample} holds no steps")
     writer = CaptureWriter(path, history.run, history.vocabulary)
-    for number, record in zip(range(STEPS), itertools.cycle(history.steps), strict=False):
+    for number, record in zip(range(steps), itertools.cycle(history.steps), strict=False):
         lap = number // len(history.steps)
 
         def renamed(name: str, lap: int = lap) -> str:
@@ -73,7 +76,7 @@ def lengthen(sample: str, path: Path) -> None:
 def _measure(path: Path) -> tuple[str, str, str, str]:
     terminal = Terminal([sys.executable, "-m", "specscope", "replay", str(path)])
     first = terminal.wait_for(lambda shown: b"root @" in shown or b"accepted" in shown, 60)
-    read = terminal.wait_for(lambda shown: "◂▸ replay".encode() in shown, 120)
+    read = terminal.wait_for(lambda shown: "◂▸ replay".encode() in shown, 600)
     if first is None or read is None:
         raise UserError(f"the replay did not show: {terminal.shown[-300:].decode(errors='replace')}")
     process = Path(f"/proc/{terminal.child.pid}")

@@ -133,11 +133,12 @@ def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # 
 @bench.command("replay")
 @click.argument("sample", metavar="CAPTURE")
 @click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="Times to measure.")
-def bench_replay(sample: str, rounds: int) -> None:
-    """Time to the first screen, and memory, of a 10,000-step capture made of CAPTURE's steps."""
+@click.option("--steps", type=whole_from(100, 1_000_000), metavar="N", default=10_000, show_default=True)
+def bench_replay(sample: str, rounds: int, steps: int) -> None:
+    """Time to the first screen, and memory, of a long capture made of CAPTURE's steps."""
     from specscope.bench.replay import run_replay
 
-    run_replay(sample, rounds)
+    run_replay(sample, rounds, steps)
 
 
 @bench.command("widgets")

@@ -63,6 +63,26 @@ def test_it_runs_to_the_end_and_waits_for_more(worker, session):
     wait(lambda: "r1" in session.history.requests and session.history.requests["r1"].end, session)
 
 
+def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
+    """Issue 12, item 10: on an idle engine, on a running one, at an earlier step; and it goes on as it was."""
+    steps = session.history.steps
+    at = next(i for i, record in enumerate(steps) if record.requests and len(record.requests[0].tree))
+    part = steps[at].requests[0]
+    session.goto(at)
+    assert worker.status == "idle"
+    assert session.view_node(part.request, 0)
+    wait(lambda: worker.node_view is not None, session)
+    assert (worker.node_view.step, worker.node_view.node) == (steps[at].step, 0)
+    assert worker.node_view.token == part.tree.token[0]
+    worker.submit("on and on", SamplingParams(max_tokens=300, ignore_eos=True))
+    wait(lambda: worker.status == "running", session)
+    assert session.view_node(part.request, None)
+    wait(lambda: worker.node_view.node is None, session)
+    assert worker.node_view.token == part.verdict.token
+    assert worker.status in ("running", "idle")
+    wait(lambda: worker.status == "idle", session)
+
+
 def test_refusals_come_back_as_notices(worker, session):
     worker.submit("a" * 600)
     wait(lambda: worker.notices)
@@ -74,11 +94,11 @@ def test_cancelling(worker, session):
     worker.pause()
     worker.submit("xyz", SamplingParams(max_tokens=400, ignore_eos=True))
     worker.step()
-    wait(lambda: "r2" in session.history.requests, session)
-    worker.cancel("r2")
+    wait(lambda: "r3" in session.history.requests, session)
+    worker.cancel("r3")
     worker.resume()
-    wait(lambda: session.history.requests["r2"].end, session)
-    assert session.history.requests["r2"].state == "cancelled"
+    wait(lambda: session.history.requests["r3"].end, session)
+    assert session.history.requests["r3"].state == "cancelled"
 
 
 def test_unwatched_it_sends_nothing(worker, session):
@@ -91,8 +111,8 @@ def test_unwatched_it_sends_nothing(worker, session):
     worker.notices.clear()
     worker.watch(True)
     worker.submit("loud")
-    wait(lambda: "r4" in session.history.requests, session)
-    assert "r3" not in session.history.requests
+    wait(lambda: "r5" in session.history.requests, session)
+    assert "r4" not in session.history.requests
     assert len(session.history.steps) > before
 
 
