@@ -47,6 +47,7 @@ class Worker:
         self.said: deque[str] = deque()  # what the debugger says
         self.points: tuple[Point, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
+        self.node_view: NodeView | None = None  # the last answer to `look`
         self._params = params
         self._raw = raw
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus

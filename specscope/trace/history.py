@@ -123,8 +123,8 @@ class History:
     rewinds: int = 0  # times that steps were taken back
     limit: int | None = None  # steps that are kept; with more, the eldest quarter goes
     gone: int = 0  # steps that went so
-    _known: dict[int, StepRecord] = field(default_factory=dict)  # on every branch, by number
-    _last: dict[int, int] = field(default_factory=dict)  # the last known step of each branch
+    _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
+    _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
 
     def near_ties(self, step: RequestStep) -> list[int]:
         """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""

@@ -57,7 +57,7 @@ def read_settings(actions: Mapping[str, str], path: Path | None = None) -> Setti
     try:
         unknown = set(found) - {"keys", "theme", "fps", "screenshots"}
         if unknown:
-            raise UserError(f"unknown {sorted(unknown)[0]}; there are keys, theme, fps and screenshots")
+            raise UserError(f"unknown setting {sorted(unknown)[0]}: use keys, theme, fps and screenshots")
         return Settings(
             _keys(checked(found.get("keys", {}), Keys, "keys"), actions),
             checked(found.get("theme", "dark"), Theme, "theme"),

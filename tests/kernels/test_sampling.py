@@ -42,7 +42,7 @@ def test_it_is_what_the_engine_samples_from():
     near(kernel.probabilities(logits, each(4, 0.8), each(4, 0.1)), wanted, 1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324, 0.0])
+@pytest.mark.parametrize("temperature", [1e-7, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324, 0.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.3])
 def test_the_smallest_temperatures_leave_all_to_the_likeliest(temperature, min_p):
     logits = torch.tensor([[-torch.inf, 3.0, 2.9999, -1e30], [1e6, -1e6, 0.0, 1e6]], device=DEVICE)

@@ -109,7 +109,7 @@ def test_a_folder_that_others_can_write_is_not_trusted(places):
     folder = bundled.bundled_model(lambda _: None)
     folder.parent.chmod(0o777)
     with pytest.raises(
-        UserError, match=r"no place for the converted model: cannot write .*set XDG_CACHE_HOME"
+        UserError, match=r"cannot store the converted model: cannot write .*set XDG_CACHE_HOME"
     ) as error:
         bundled.bundled_model(lambda _: None)
     assert "belongs to another user" in str(error.value)

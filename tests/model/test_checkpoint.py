@@ -43,7 +43,10 @@ def refused(folder, match, layers=None):
 
 def test_weights_of_another_architecture(folder):
     told(folder, model_type="gpt2")
-    refused(folder, r"a GPT2LMHeadModel, but .* lacks transformer\.h\.0\.\S+ and \d+ more; has model\.\S+ and \d+")
+    refused(
+        folder,
+        r"its config says GPT2LMHeadModel, but .* lacks transformer\.h\.0\.\S+ and \d+ more; has model\.\S+ and \d+",
+    )
 
 
 def test_an_untied_head_that_is_missing(folder):

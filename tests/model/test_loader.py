@@ -67,7 +67,7 @@ def test_a_dtype_that_the_device_cannot_do_is_refused(monkeypatch):
         raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
 
     monkeypatch.setattr(torch.nn.functional, "linear", unsupported)
-    with pytest.raises(UserError, match=r"--dtype float16: the device cpu cannot compute in it .*use --dtype float32"):
+    with pytest.raises(UserError, match=r"--dtype float16: the device cpu does not support it .*use --dtype float32"):
         pick_dtype("float16", CPU)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from textual.pilot import Pilot
 
@@ -150,3 +152,13 @@ async def test_live_and_replay_show_the_same():
             shown.append([panel.sheet for panel in panels])
     assert shown[0] == shown[1]
     assert len(shown[0]) == 5
+
+
+@pytest.mark.parametrize("size", [(60, 20), (120, 40)], ids=names)
+def test_branches(snap_compare, size):
+    viewer = replay(6)
+    last = viewer.history.steps[-1]
+    changed = dataclasses.replace(last, step=last.step + 1, branch=1, after=3, admitted=(), finished=(), preempted=())
+    viewer.history.append(changed)
+    viewer.goto_end()
+    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, press=["B"])
