@@ -74,8 +74,9 @@ def test_distributions(snap_compare, size):
             lines = [line for name in ("#node", "#place") for line in pilot.app.screen.query_one(name).sheet.lines]
             if any("as sampled" in text for line in lines for text, _ in line):
                 break
+        await pilot.pause(0.3)  # every panel has drawn the answer
 
-    viewer, _ = live(20)
+    viewer, _ = live(20, "paused")
     assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, run_before=asked)
 
 

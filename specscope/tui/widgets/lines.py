@@ -47,6 +47,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         self.sheet = Sheet()
         self.dark = True
         self._inks: dict[tuple[str, bool, bool, str], Style] = {}
+        self._width = 0  # for which all rows were drawn last
 
     @property
     def area(self) -> Size:
@@ -56,8 +57,8 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     def put(self, sheet: Sheet, dark: bool) -> None:
         """Show this sheet."""
         old, self.sheet = self.sheet, sheet
-        changed_colours = dark != self.dark
-        self.dark = dark
+        changed_colours = dark != self.dark or self.size.width != self._width  # a scroll bar that comes or goes, too
+        self.dark, self._width = dark, self.size.width
         if changed_colours or sheet.title != old.title:
             self.border_title = to_text(sheet.title, dark) if sheet.title else None
         if changed_colours or sheet.subtitle != old.subtitle:
