@@ -38,7 +38,10 @@ def paired(function: F) -> F:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Benchmark: every figure is a ratio of medians, measured interleaved (A/B) in one run."""
+    """Measure speed, memory and the cost of observation.
+
+    Two sides are compared by the ratio of their medians, measured interleaved (A/B) in one run.
+    """
     share_cores()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -47,7 +50,10 @@ def bench(context: click.Context) -> None:
 @bench.command("cpu")
 @paired
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s against transformers' generate() at batch 1 and 8; n-gram on copy-heavy prompts; the default head."""
+    """Compare tokens/s with transformers' generate().
+
+    At batch 1 and 8; also n-gram on copy-heavy prompts, and the default head.
+    """
     from specscope.bench.cpu import run_cpu
 
     run_cpu(engine_config(flags), rounds, json_file)
@@ -57,7 +63,10 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Tokens/s at batch 1 against transformers' generate() and, with --vllm, vLLM."""
+    """Compare tokens/s with generate() and, with --vllm, vLLM.
+
+    At batch 1.
+    """
     from specscope.bench.peers import run_peers
 
     run_peers(engine_config(flags), vllm, rounds, json_file)
@@ -66,7 +75,10 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @bench.command("kernels")
 @json_option
 def bench_kernels(json_file: str | None) -> None:
-    """Each Triton kernel against its memory traffic; attention against SDPA and FlexAttention. Needs a GPU."""
+    """Compare each Triton kernel with its memory traffic (needs a GPU).
+
+    Attention is also compared with SDPA and FlexAttention.
+    """
     from specscope.bench.kernels import run_kernels
 
     run_kernels(json_file)
@@ -75,7 +87,10 @@ def bench_kernels(json_file: str | None) -> None:
 @bench.command("gpu")
 @json_option
 def bench_gpu(json_file: str | None) -> None:
-    """Verify steps of 8B and 1.7B shapes against their memory traffic and generate(). Needs a GPU."""
+    """Measure verify steps of 8B and 1.7B shapes (needs a GPU).
+
+    They are compared with their memory traffic and with generate().
+    """
     from specscope.bench.gpu import run_gpu
 
     run_gpu(json_file)
@@ -84,7 +99,10 @@ def bench_gpu(json_file: str | None) -> None:
 @bench.command("growth")
 @json_option
 def bench_growth(json_file: str | None) -> None:
-    """How time grows with the length of a context or the size of a batch: each curve, and the exponent fitted to it."""
+    """Measure how time grows with context length and batch size.
+
+    Prints each curve and the exponent fitted to it.
+    """
     from specscope.bench.growth import run_growth
 
     run_growth(json_file)
@@ -93,7 +111,10 @@ def bench_growth(json_file: str | None) -> None:
 @bench.command("debug")
 @paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """The cost of a debugging session, and of twenty conditional breakpoints that never hit."""
+    """Measure the cost of a debugging session and of breakpoints.
+
+    The breakpoints are twenty conditional ones that never hit.
+    """
     from specscope.bench.debug import run_debug
 
     run_debug(engine_config(flags), rounds, json_file)
@@ -102,10 +123,13 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 @bench.command("attach")
 @click.argument("sample", metavar="CAPTURE")
 @click.option(
-    "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send."
+    "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send steps."
 )
 def bench_attach(sample: str, seconds: int) -> None:
-    """Whether an attached screen keeps up with 200 steps/s, taken from CAPTURE, and still answers keys."""
+    """Test whether an attached screen keeps up with 200 steps/s.
+
+    The steps are taken from CAPTURE. Also measures how fast the screen answers keys.
+    """
     from specscope.bench.attach import run_attach
 
     run_attach(sample, seconds)
@@ -115,7 +139,10 @@ def bench_attach(sample: str, seconds: int) -> None:
 @paired
 @click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
 def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """The cost of observation: tokens/s with capture, metrics and the screen over everything off."""
+    """Measure the cost of capture, metrics and the screen.
+
+    Tokens/s with them over tokens/s with everything off.
+    """
     from specscope.bench.observe import run_observe
 
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
@@ -124,7 +151,10 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
 @bench.command("waiting")
 @paired
 def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """The time of a step by how idle threads wait, on a quiet machine and beside busy processes."""
+    """Compare the ways in which idle threads can wait.
+
+    The time of a step, on a quiet machine and beside busy processes.
+    """
     from specscope.bench.waiting import run_waiting
 
     run_waiting(engine_config(flags), rounds, json_file)
@@ -132,10 +162,22 @@ def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # 
 
 @bench.command("replay")
 @click.argument("sample", metavar="CAPTURE")
-@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="Times to measure.")
-@click.option("--steps", type=whole_from(100, 1_000_000), metavar="N", default=10_000, show_default=True)
+@click.option(
+    "--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="How often to measure."
+)
+@click.option(
+    "--steps",
+    type=whole_from(100, 1_000_000),
+    metavar="N",
+    default=10_000,
+    show_default=True,
+    help="Steps of the long capture.",
+)
 def bench_replay(sample: str, rounds: int, steps: int) -> None:
-    """Time to the first screen, and memory, of a long capture made of CAPTURE's steps."""
+    """Measure time to the first screen, and memory, of a long capture.
+
+    The capture is made of CAPTURE's steps.
+    """
     from specscope.bench.replay import run_replay
 
     run_replay(sample, rounds, steps)
@@ -144,7 +186,10 @@ def bench_replay(sample: str, rounds: int, steps: int) -> None:
 @bench.command("widgets")
 @click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
 def bench_widgets(rounds: int) -> None:
-    """Frames with Textual's own widgets, beside the lines that the screens draw."""
+    """Compare frames of Textual's own widgets with specscope's.
+
+    The screens of specscope draw lines instead of using those widgets.
+    """
     from specscope.bench.widgets import run_widgets
 
     run_widgets(rounds)

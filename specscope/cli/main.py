@@ -57,7 +57,7 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--file",
     "file",
-    metavar="PROMPTS",
+    metavar="FILE",
     help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
@@ -75,7 +75,7 @@ def run(
     paused: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Decode PROMPTS on a live screen that shows every draft tree and verdict.
+    """Decode PROMPTS on a live screen: every draft tree and verdict.
 
     Without PROMPTS or --file, press i on the screen to enter one.
     """
@@ -119,7 +119,7 @@ def tui(
     web_port: int,
     words: tuple[str, ...],
 ) -> None:
-    """Show engines that run elsewhere, or serve any screen to a browser.
+    """Show engines that run elsewhere, or serve a screen to a browser.
 
     \b
     specscope tui --listen 127.0.0.1:4317
@@ -156,10 +156,11 @@ def debug(
     stop_on_error: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Debug PROMPTS on a live engine, or a recording with --over: set breakpoints, step forward and back, ask what if.
+    """Debug PROMPTS on a live engine, or a recording with --over.
 
-    The run starts paused before step 0. Try `break reject if p > 0.2`, then `continue`; `help` lists all commands.
-    A script runs to its end, and the exit code is 2 where a command failed.
+    Set breakpoints, step forward and back, ask what if. The run starts paused before step 0. Try
+    `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
+    exit code is 2 if a command failed.
     """
     from specscope.cli.debug import converse, over_capture
 
@@ -190,10 +191,11 @@ def debug(
 @sampling_options
 @output_options
 def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Decode the prompts in the file PROMPTS (- is standard input) and record every step, without a screen.
+    """Decode a file of prompts and record every step, without a screen.
 
-    PROMPTS holds lines of text, or JSON Lines with "prompt" or chat "messages", sampling parameters by name, and any
-    other key as a label that reports group by. Ctrl-C ends the run and leaves a valid capture.
+    PROMPTS is the file (- is standard input). It holds lines of text, or JSON Lines with "prompt" or chat
+    "messages", sampling parameters by name, and any other key as a label that reports group by. Ctrl-C ends the run
+    and leaves a valid capture.
     """
     from specscope.cli.capture import capture_run
     from specscope.engine.prompts import read_prompts
@@ -209,9 +211,10 @@ def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: An
 @click.argument("file", metavar="FILE")
 @click.pass_obj
 def replay(lifetime: Lifetime, file: str) -> None:
-    """Show the capture FILE on the same screen as a live run, with a time slider.
+    """Show the capture FILE on the same screen as a live run.
 
-    FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. The key y copies such a reference.
+    The screen has a time slider. FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. On the screen,
+    y copies such a reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.reading import CaptureReader, split_reference
@@ -232,9 +235,12 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.argument("file", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
-@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Of a run that was edited.  [default: the last]")
+@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
 def report(file: str, as_json: bool, html: str | None, branch: int | None) -> None:
-    """Print the acceptance figures of the capture FILE: pooled, per request and per position, worst requests first."""
+    """Print the acceptance figures of the capture FILE.
+
+    Pooled, by position and by request, the worst requests first.
+    """
     from specscope.analyze.report import build_report
     from specscope.trace.reading import read_capture
 
@@ -286,16 +292,18 @@ def _write_page(figures: Report, html: str) -> None:
 @click.argument("tree", metavar="TREE")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 def tree(tree: str, mask: bool) -> None:
-    """Draw a draft tree as --tree takes it, with its attention mask and its cost.
+    """Draw a draft tree, its attention mask and its cost.
+
+    TREE is written as for --tree:
 
     \b
       5                           a chain of five
       3x4                         three chains of four
       '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
-      top:3x4                     the same shape, but always of the likeliest tokens
+      top:3x4                     the same shape, but always the likeliest tokens
       dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
 
-    A static tree is sampled where the request is sampled, and holds the likeliest tokens where it is greedy.
+    The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.
     """
     from specscope.trace.plan import parse_plan
     from specscope.trace.plan_text import describe
@@ -304,9 +312,9 @@ def tree(tree: str, mask: bool) -> None:
 
 
 @cli.command()
-@click.option("--step", is_flag=True, help="Also run the default engine, and show where the time of a step goes.")
+@click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
 def doctor(*, step: bool) -> None:
-    """Show what was found on this machine, what is missing, and how to fix it."""
+    """Show what this machine has, what is missing, and how to fix it."""
     from specscope.cli.doctor import examine
 
     missing = 0

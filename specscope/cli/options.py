@@ -45,15 +45,15 @@ _ENGINE = [
         "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton needs a GPU.  [default: auto]"
     ),
     click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs, on a GPU.  [default: auto]"),
-    click.option("--max-batch", type=Number(Count), metavar="N", help="Most requests in a batch.  [default: 8]"),
+    click.option("--max-batch", type=Number(Count), metavar="N", help="Maximum requests in a batch.  [default: 8]"),
     click.option(
-        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Most tokens in one step.  [default: 512]"
+        "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Maximum tokens in one step.  [default: 512]"
     ),
     click.option(
         "--max-context",
         type=Number(Context),
         metavar="N",
-        help="Most tokens in a request.  [default: the model's limit]",
+        help="Maximum tokens in a request.  [default: the model's limit]",
     ),
     click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
@@ -77,9 +77,11 @@ _SAMPLING = [
         "--max-tokens",
         type=Number(PARAM_TYPES["max_tokens"]),
         metavar="N",
-        help="Most output tokens per request.  [default: 128]",
+        help="Maximum output tokens per request.  [default: 128]",
     ),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End the output at this text; may be repeated."),
+    click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End the output at this text; may be given more than once."
+    ),
     click.option("--ignore-eos", is_flag=True, default=None, help="Continue past the end-of-sequence token."),
     click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 ]

@@ -48,7 +48,7 @@ def train(context: click.Context) -> None:
     metavar="N",
     default=3,
     show_default=True,
-    help="Training-time test: passes over the head's own output.",
+    help="Passes over the head's own output (EAGLE-3's training-time test).",
 )
 @click.option(
     "--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True, help="Passes over the data."
@@ -59,7 +59,7 @@ def train(context: click.Context) -> None:
     metavar="RATE",
     default=1e-3,
     show_default=True,
-    help="Peak, before cosine decay.",
+    help="Peak learning rate, before cosine decay.",
 )
 @click.option(
     "--batch-tokens",
@@ -79,7 +79,7 @@ def train(context: click.Context) -> None:
     metavar="N",
     default=64,
     show_default=True,
-    help="Sequences that the target writes at once.",
+    help="Sequences that the target writes at once (--self-synthesise).",
 )
 @click.option(
     "--longest",
@@ -97,7 +97,7 @@ def train_eagle3(output: str, target: str | None, data: str | None, tokens: int 
     """Train an EAGLE-3 head and write it in the published format.
 
     The training data is what the target writes by itself (instructions, then its answers), or your file. Interrupt or
-    kill it at any time: the same command resumes where it stopped.
+    kill the training at any time: the same command resumes it.
     """
     if (data is None) == (tokens is None):
         raise UserError("give either --data FILE or --self-synthesise N")

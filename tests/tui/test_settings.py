@@ -64,5 +64,5 @@ async def test_a_key_bound_otherwise_does_its_work_and_is_named():
         await pilot.press("f7")
         assert app.viewer.position == at - 1
     text = "".join(part for line in help_lines(120, app.settings.keys) for part, _ in line)
-    assert "f7     the step before" in text
-    assert "f10    leave" in text
+    assert "f7     previous step" in text
+    assert "f10    quit" in text

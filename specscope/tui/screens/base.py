@@ -63,7 +63,7 @@ class Screens(Questions):
         """The last fork beside its original."""
         forked = None if self.viewer.control is None else self.viewer.control.forked
         if forked is None:
-            self._say("nothing was forked yet: type :fork temperature=0.7, say, over a live engine")
+            self._say("nothing was forked yet: with a live engine, type for example :fork temperature=0.7")
         else:
             self.push_screen(ForkScreen(self._look(), forked))
 

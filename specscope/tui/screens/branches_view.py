@@ -59,7 +59,7 @@ class BranchesPanel(ListPanel):
         for branch in self.shown:
             here = branch.number == history.branch
             ink: Ink = "strong" if here else "text"
-            begins = "the run as it began"
+            begins = "the original run"
             if branch.number:
                 begins = f"step {branch.first:,} follows " + (
                     f"step {branch.after:,}" if branch.after >= 0 else "the start"
@@ -70,7 +70,7 @@ class BranchesPanel(ListPanel):
         if len(history.branches) == 1:
             lines += [
                 [],
-                [(cut("A branch begins where a run went back and something was then different.", width), "dim")],
+                [(cut("A branch begins where a run went back and was then changed.", width), "dim")],
             ]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
 

@@ -202,7 +202,7 @@ class Questions(App[None]):
                 self._say("queued: it begins with the next step" if self.viewer.paused else "submitted")
                 self.look()
 
-        self.push_screen(Ask("New prompt", "what the model is to go on from"), answered)
+        self.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
 
     def action_cancel(self) -> None:
         """End the chosen request."""

@@ -110,7 +110,7 @@ class SidePanel(Panel):
         """The tree, or why there is none."""
         name, picked = NAMES[self._side], self._table.picked
         if picked >= len(self._steps):
-            return Sheet([[("it has ended", "faint")]], [(name, "strong")])
+            return Sheet([[("this side has ended", "faint")]], [(name, "strong")])
         step = self._steps[picked]
         if step.verdict is None:
             return Sheet([[("a prefill: nothing was judged", "faint")]], [(name, "strong")])

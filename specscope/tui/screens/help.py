@@ -16,36 +16,36 @@ from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
 
 MARKS: tuple[tuple[str, Ink, str], ...] = (
-    ("✓", "accepted-strong", "accepted: its coin fell below a"),
-    ("✗", "rejected", "rejected: its coin did not"),
-    ("·", "faint", "untried: it was never asked about"),
+    ("✓", "accepted-strong", "accepted: its coin was below a"),
+    ("✗", "rejected", "rejected: its coin was a or more"),
+    ("·", "faint", "untried: the path ended or went elsewhere"),
     ("≈", "warn", "near tie: rounding could flip it"),
-    ("»", "strong", "the final token; in a fork, where it parts"),
-    ("▮▯", "accepted-strong", "how deep it was accepted, of the tree's depth"),
+    ("»", "strong", "the final token; in a fork, the first difference"),
+    ("▮▯", "accepted-strong", "accepted depth, of the depth of the tree"),
 )
 COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("accepted", "accepted", "drafted and accepted"),
-    ("recovered", "recovered", "drawn from what a rejection left"),
-    ("bonus", "bonus", "drawn after a path accepted to its end"),
+    ("recovered", "recovered", "drawn from the residual after a rejection"),
+    ("bonus", "bonus", "drawn after a fully accepted path"),
     ("target", "target", "drawn where nothing was drafted"),
 )
 FIGURES: tuple[tuple[str, str], ...] = (
-    ("p", "the target's probability, before any trial"),
+    ("p", "the target's probability, before any rejection"),
     ("q", "the drafter's, as drawn; 1 if deterministic"),
-    ("draft", "the drafter's own, where q is 1"),
-    ("p tried", "p at the trial, after elder siblings; and q:"),
-    ("q tried", "shown where they differ from p and q"),
-    ("coin", "the number in (0, 1) that decided"),
-    ("a", "chance to accept: min(1, p tried / q tried)"),
-    ("residual", "mass left by a rejection, not renormalised"),
+    ("draft", "the drafter's own probability, where q is 1"),
+    ("p tried", "p after earlier siblings were rejected;"),
+    ("q tried", "q likewise: both shown if unlike p and q"),
+    ("coin", "the uniform random number in (0, 1) that decided"),
+    ("a", "acceptance probability: min(1, p tried / q tried)"),
+    ("residual", "mass left after a rejection, not renormalised"),
 )
 RATES: tuple[tuple[str, str], ...] = (
     ("τ", "mean acceptance length: 1 + accepted / drafts"),
-    ("nodes", "draft acceptance rate: accepted / nodes"),
-    ("depth", "accepted / depth of the tree"),
-    ("per-pos", "per-position rate: accepted / trees this deep"),
+    ("nodes", "draft acceptance rate: accepted / drafted nodes"),
+    ("depth", "accepted depth / depth of the tree"),
+    ("per-pos", "rate by position: accepted / trees this deep"),
     ("cond", "conditional rate: accepted / tried this deep"),
-    ("tokens", "output tokens, cut at the end of the output"),
+    ("tokens", "output tokens, up to the end of the output"),
 )
 Row = tuple[str, Ink, str]
 SIDE_BY_SIDE = 100  # cells
@@ -56,10 +56,10 @@ def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     """The page, in two columns where there is room."""
     keys: list[Row] = [(label(key, keymap), "key", key.help) for key in KEYS]
     keys += [
-        ("Tab", "key", "next panel; arrows scroll it"),
-        ("Enter", "key", "drill: request, step, distributions"),
-        ("mouse", "key", "text, node, chart: to its step; heads sort"),
-        ("Ctrl+P", "key", "commands"),
+        ("Tab", "key", "next panel; the arrow keys scroll it"),
+        ("Enter", "key", "drill down: request, step, distributions"),
+        ("mouse", "key", "click text, node, chart: its step; header: sort"),
+        ("Ctrl+P", "key", "command palette"),
     ]
     both = width >= SIDE_BY_SIDE
     wide = (width - GAP) // 2 if both else width

@@ -19,9 +19,9 @@ from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel
 
 EXAMPLES = (
-    ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter was sure, and wrong, at its first token"),
+    ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),
     ("step if tau < 1.5", "a request's mean acceptance length is low"),
-    ('emit if "def" in text', "a text came out"),
+    ('emit if "def" in text', "a step's output contains a text"),
     ("preempt", "a request lost its KV blocks"),
 )
 NUMBER, HITS = 4, 8
@@ -33,7 +33,7 @@ class PointsPanel(ListPanel):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "screen.pick(-1)", "Above", show=False),
         Binding("down", "screen.pick(1)", "Below", show=False),
-        Binding("enter", "screen.go", "Go on to it", show=False),
+        Binding("enter", "screen.go", "Continue to the next stop", show=False),
     ]
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
@@ -89,12 +89,12 @@ def _value(point: Point, column: str) -> float | str:
 
 
 def _none(width: int) -> list[Line]:
-    lines: list[Line] = [[("There are none. Press a and type where the run is to stop:", "text")], []]
+    lines: list[Line] = [[("There are no breakpoints. Press a and type where to stop:", "text")], []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
     kinds = ", ".join(kind.value for kind in EventKind)
     lines += [[], [(cut(f"Events: {kinds}", width), "dim")]]
-    return [*lines, [(cut("The names that conditions know: :info names", width), "dim")]]
+    return [*lines, [(cut("The names for conditions: type :info names", width), "dim")]]
 
 
 class PointsScreen(Over):
@@ -104,7 +104,7 @@ class PointsScreen(Over):
         Binding("b", "dismiss", "Close", show=False),
         Binding("a", "app.ask_breakpoint", "Add a breakpoint", show=False),
         Binding("space", "switch", "Switch it on or off", show=False),
-        Binding("x,delete", "delete", "Take it away", show=False),
+        Binding("x,delete", "delete", "Delete it", show=False),
     ]
 
     HINTS = (

@@ -23,8 +23,8 @@ from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import nodes, tree_lines
 from specscope.tui.widgets.trials import place_lines
 
-REPLAYED = "distributions need a live engine: specscope debug. The record has this of the place:"
-ENTER = "Enter shows the distributions at this place."
+REPLAYED = "distributions need a live engine: specscope debug PROMPT, or specscope run. From the record:"
+ENTER = "Enter shows the distributions here."
 
 
 class NodesPanel(Panel):

@@ -66,7 +66,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
 def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
     """How the coin fell, and against what."""
     if outcome is Outcome.UNTRIED:
-        return [("verdict", "untried: an ancestor was rejected, or an elder sibling accepted", ink)]
+        return [("verdict", "untried: an ancestor was rejected, or an earlier sibling accepted", ink)]
     p, q, a, coin = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob, verdict.coin))
     facts: list[Fact] = [
         ("tried", f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}", "text"),
