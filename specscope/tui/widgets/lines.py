@@ -47,7 +47,6 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         self.sheet = Sheet()
         self.dark = True
         self._inks: dict[tuple[str, bool, bool, str], Style] = {}
-        self._width = 0  # for which all rows were drawn last
 
     @property
     def area(self) -> Size:
@@ -57,8 +56,8 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     def put(self, sheet: Sheet, dark: bool) -> None:
         """Show this sheet."""
         old, self.sheet = self.sheet, sheet
-        changed_colours = dark != self.dark or self.size.width != self._width  # a scroll bar that comes or goes, too
-        self.dark, self._width = dark, self.size.width
+        changed_colours = dark != self.dark
+        self.dark = dark
         if changed_colours or sheet.title != old.title:
             self.border_title = to_text(sheet.title, dark) if sheet.title else None
         if changed_colours or sheet.subtitle != old.subtitle:
@@ -66,6 +65,9 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         size = Size(self.area.width, max(len(sheet.lines), self.area.height))
         if size != self.virtual_size:
             self.virtual_size = size
+        fits = size.height <= self.area.height
+        if self.show_vertical_scrollbar and fits:  # Textual asks only when a size changes, and may ask too early
+            self.show_vertical_scrollbar = False
         if sheet.keep >= 0 and (sheet.keep != old.keep or len(sheet.lines) != len(old.lines)):
             self._keep(sheet.keep)
         if changed_colours or sheet.head != old.head or len(sheet.lines) != len(old.lines):
