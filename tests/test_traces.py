@@ -1,5 +1,7 @@
 """The sample captures: readable by us, valid OTLP JSON by its own schema, small, and free of anybody's paths."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,12 @@ def test_the_sampled_capture_shows_every_kind_of_decision():
     history = read_capture(TRACES / "sampled.jsonl").history
     assert {kind.value for kind in history.acceptance.kinds} >= {"bonus", "recovered"}
     assert history.acceptance.accepted > 0
+
+
+def test_the_planted_bug_can_be_made_anew(tmp_path):
+    """README, "A bug found with four commands": with the drafter as it is now."""
+    script = tmp_path / "planted.py"
+    script.write_text((TRACES / "planted.py").read_text())
+    subprocess.run(
+        [sys.executable, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='imported')"], check=True
+    )

@@ -3,14 +3,15 @@
 The bug is a classic: the drafter proposes what follows one token too late, as if the root had been drafted already.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
-from specscope.speculate.drafters.ngram import NgramDrafter, distinct, occurrences, trie
+from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
+from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import Level
-from specscope.trace.tree import Ints
 
 PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy dog near the river bank."
 
@@ -18,13 +19,11 @@ PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy 
 class Shifted(NgramDrafter):
     """Prompt lookup, off by one."""
 
-    def _draft(self, tokens: Ints) -> Draft:
+    def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            ends = [end + 1 for end in occurrences(tokens, size) if end + 1 < len(tokens)]  # the planted mistake
-            if ends:
-                return Draft(
-                    trie(distinct([tokens[end : end + self.depth].tolist() for end in ends[::-1]], self.width))
-                )
+            late = (end + 1 for end in index.ends(size) if end + 1 < len(tokens))  # the planted mistake
+            if found := distinct((tokens[end : end + self.depth] for end in late), self.width):
+                return Draft(trie(found))
         return NO_DRAFT
 
 
