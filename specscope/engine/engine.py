@@ -167,7 +167,7 @@ class Engine(GenerateMixin):
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.requests or self.ended)
+        return bool(self.requests or self.ended or self.current)  # a step that was begun may be all that is left
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
         """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""

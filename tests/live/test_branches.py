@@ -282,3 +282,14 @@ def test_reverse_steps_and_tau_cost_the_same_in_a_long_run(engine):
     from specscope.trace.stats import measure
 
     assert sums == [measure(request.steps[: place + 1]).tau for place in range(len(request.steps))]
+
+
+def test_a_step_that_was_begun_is_finished_where_nothing_else_is_left(tiny):
+    """The end of a request that was cancelled was lost with it."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="none")
+    engine.add("abc", SamplingParams(max_tokens=3))
+    engine.cancel("r0")
+    commands = commands_over(engine)
+    commands.run("step 3")
+    commands.run("continue")
+    assert [end.info.id for record in commands.session.history.steps for end in record.finished] == ["r0"]
