@@ -13,10 +13,8 @@ from typing import Any, Protocol
 from specscope.debug.breakpoints import Breakpoints, Hit, step_condition, step_evidence
 from specscope.debug.expressions import Expression
 from specscope.errors import UserError
-from specscope.trace.history import History, RequestHistory
+from specscope.trace.history import KEPT, History, RequestHistory
 from specscope.trace.records import RequestStep, StepRecord
-
-KEPT = 20_000  # steps of a live run; a capture keeps them all
 
 
 class Steppable(Protocol):

@@ -19,16 +19,12 @@ from typing import Protocol
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
-from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import Drafter
+from specscope.trace.history import KEPT
 from specscope.trace.records import StepRecord
 from specscope.trace.same import same_step
-from specscope.trace.tree import DraftTree
-
-CHUNK = 512  # tokens computed again in one pass
-MOST = 20_000  # steps that can be gone back over; a quarter of them goes when there are more
 
 
 class Rewindable(Protocol):
@@ -112,10 +108,10 @@ class Timeline:
     def note(self, engine: Rewindable) -> None:
         """Keep the moment before the next step; what came here the first time comes again."""
         self._repeat(engine)
-        if len(self.moments) >= MOST:
-            self.gone += MOST // 4
-            self.floor = self._step(MOST // 4 - 1)
-            del self.moments[: MOST // 4]
+        if len(self.moments) >= KEPT:
+            self.gone += KEPT // 4
+            self.floor = self._step(KEPT // 4 - 1)
+            del self.moments[: KEPT // 4]
         waiting, running = (
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
@@ -246,9 +242,6 @@ def _compute_again(engine: Rewindable, mark: Mark) -> None:
     request, cache = mark.request, engine.runner.cache
     request.kv_life += 1
     cache.reserve(request.table, mark.computed, 0)
-    for start in range(0, mark.computed, CHUNK):
-        tokens = request.tokens[start : min(start + CHUNK, mark.computed)]
-        segment = Segment.of_tree(request.table, start, tokens, DraftTree.empty(), logits=False)
-        _, features = engine.runner.forward_with_features([segment])
-        if engine.drafter.aux_layers:
-            engine.drafter.observe(request.id, start, features[0])
+    for start, features in engine.runner.compute(request.table, request.tokens[: mark.computed]):
+        if features is not None:
+            engine.drafter.observe(request.id, start, features)

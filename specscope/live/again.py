@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from specscope.engine.engine import Engine
@@ -13,11 +12,10 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep
-from specscope.trace.tree import DraftTree
 
-CHUNK = 512  # tokens computed in one pass
 SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
 
 
@@ -53,35 +51,27 @@ def _target(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
         cache.truncate(table, start if shares else 0)
         cache.reserve(table, len(tokens) + len(part.tree), start if shares else 0)
         if not shares:
-            _feed(engine, table, tokens[:start])
+            for _ in engine.runner.compute(table, tokens[:start]):
+                pass
         logits = engine.runner.forward([Segment.of_tree(table, start, list(tokens[start:]), part.tree, logits=True)])
         return logits[0]
     finally:
         cache.truncate(table, 0)
 
 
-def _feed(engine: Engine, table: BlockTable, tokens: Sequence[int]) -> list[Tensor]:
-    """Compute the KV of tokens from the first on; their features where the drafter wants them."""
-    features: list[Tensor] = []
-    for start in range(0, len(tokens), CHUNK):
-        chunk = list(tokens[start : start + CHUNK])
-        segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
-        features += engine.runner.forward_with_features([segment])[1]
-    return features
-
-
 def _drafter(engine: Engine, context: Context) -> Draft | None:
     """What the drafter makes of the same context; None where there is nothing more to see in it than its tree."""
     drafter = engine.drafter
-    if not hasattr(drafter, "cache"):  # it is no model
+    if not isinstance(drafter, ModelDrafter):
         return None
     try:
         if drafter.aux_layers:
             table = BlockTable()
             try:
                 engine.runner.cache.reserve(table, len(context.tokens) - 1, 0)
-                if features := _feed(engine, table, context.tokens[:-1]):
-                    drafter.observe(SCRATCH, 0, torch.cat(features))
+                for start, features in engine.runner.compute(table, context.tokens[:-1]):
+                    assert features is not None
+                    drafter.observe(SCRATCH, start, features)
             finally:
                 engine.runner.cache.truncate(table, 0)
         (draft,) = drafter.propose([context])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from specscope.debug.breakpoints import Point
 from specscope.debug.forked import Forked
-from specscope.debug.session import KEPT
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -19,7 +18,7 @@ from specscope.live.messages import Command, Points, Ready, Status
 from specscope.live.output import LastOutput
 from specscope.live.server import serve
 from specscope.trace.bus import Bus
-from specscope.trace.history import History
+from specscope.trace.history import KEPT, History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import Moved, StepRecord
 

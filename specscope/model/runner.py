@@ -11,8 +11,11 @@ from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import AuxHiddenStates, AuxLayer
 from specscope.model.graphs import Capture, Graphs, Shape
-from specscope.model.kv_cache import KVCache
+from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import LoadedModel
+from specscope.trace.tree import DraftTree
+
+CHUNK = 512  # tokens that `compute` feeds in one pass
 
 
 class ModelRunner:
@@ -38,6 +41,17 @@ class ModelRunner:
         graphs = Graphs(self.cache, self._run, capture, max_context, window)
         yield from graphs.capture(wanted)
         self.graphs = graphs
+
+    def compute(self, table: BlockTable, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor | None]]:
+        """Write the KV of a sequence's first tokens, a chunk at a time, without logits. The table must have room.
+
+        Gives the position of each chunk's first token, and the chunk's features [n, their widths] with aux layers.
+        """
+        for start in range(0, len(tokens), CHUNK):
+            chunk = list(tokens[start : start + CHUNK])
+            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
+            _, features = self.forward_with_features([segment])
+            yield start, features[0] if features else None
 
     def close(self) -> None:
         """Leave the model as it was: another runner may share it."""

@@ -16,12 +16,12 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable, listen
 from specscope.trace.checked import short, whole
-from specscope.trace.history import History, weight
+from specscope.trace.history import KEPT, History, weight
 from specscope.trace.params import SamplingParams
 from specscope.trace.wording import plural
 
 WAITING = 20_000  # messages that may wait for the screen before records are dropped
-MOST = 20_000  # steps of a run that are kept; a quarter of them goes when there are more
+MOST = KEPT  # steps of a run; a quarter of them goes when there are more
 BYTES = 512 * 2**20  # of all runs, roughly; the largest gives way
 WAITING_BYTES = 128 * 2**20  # of the messages that wait
 NOTICES = 100  # that wait to be shown

@@ -15,6 +15,8 @@ from specscope.trace.records import Moved, Origin, RequestEnd, RequestInfo, Requ
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 
+KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each history of it; a capture keeps them all
+
 
 def weight(record: StepRecord) -> int:
     """Bytes that a record takes in memory, roughly."""
