@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from torch import Tensor
 
 from specscope.engine.engine import Engine
@@ -35,24 +36,23 @@ def run_again(
     if drafted is None:
         return logits, draft, ()
     draft = replace(draft, logits=drafted.logits)
-    same = drafted.tree.token.tolist() == part.tree.token.tolist()
-    if same and drafted.tree.parent.tolist() == part.tree.parent.tolist():
+    if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
-    note = "" if engine.sizer is not None else "the drafter, run again, drafts another tree than it did then"
-    return logits, draft, (note,) if note and len(part.tree) else ()
+    adaptive = engine.sizer is not None  # then the whole plan was drafted, of which the tree may be a part
+    return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
 
 
 def _target(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
     """The target over the recorded tree, on a scratch table that shares what lies before the step."""
     cache, request, start = engine.runner.cache, engine.requests.get(part.request), part.context_len
-    shares = request is not None and request.computed >= start and request.tokens[:start] == list(tokens[:start])
-    table = cache.fork(request.table) if shares and request is not None else BlockTable()
+    table, shared = BlockTable(), 0
+    if request is not None and request.computed >= start and request.tokens[:start] == list(tokens[:start]):
+        table, shared = cache.fork(request.table), start
     try:
-        cache.truncate(table, start if shares else 0)
-        cache.reserve(table, len(tokens) + len(part.tree), start if shares else 0)
-        if not shares:
-            for _ in engine.runner.compute(table, tokens[:start]):
-                pass
+        cache.truncate(table, shared)
+        cache.reserve(table, len(tokens) + len(part.tree), shared)
+        for _ in engine.runner.compute(table, tokens[: start - shared]):
+            pass
         logits = engine.runner.forward([Segment.of_tree(table, start, list(tokens[start:]), part.tree, logits=True)])
         return logits[0]
     finally:

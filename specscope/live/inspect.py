@@ -136,8 +136,7 @@ def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
     raw = logits.softmax(-1)
     found = _target(engine, seen, above)
     p = found if node is not None else _left(seen, above, found)
-    own = seen.draft.logits.get(tuple(path))
-    draft = None if own is None else own()[0].to(raw.device)
+    draft = seen.draft.logits(path)
     q = seen.draft.q.get(above)
     thought = None if draft is None else draft.softmax(-1)
     moved = shaped(logits[None], seen.params, seen.counts, [path])[0]

@@ -54,9 +54,9 @@ class Draft:
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
-    # Of a drafter that is a model: by the drafted tokens down to a node, () for the root, its logits there, float32
-    # [1, V] over the target's vocabulary. Made when they are asked for.
-    logits: Mapping[tuple[int, ...], Callable[[], Tensor]] = field(default_factory=dict)
+    # Of a drafter that is a model: its logits, float32 [V] over the target's vocabulary, where it had drafted these
+    # tokens, none for the root; None where it did not look.
+    logits: Callable[[Sequence[int]], Tensor | None] = lambda path: None
 
 
 NO_DRAFT = Draft(DraftTree.empty())

@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -40,12 +39,15 @@ class Drafting:
     builder: TreeBuilder
     base: int  # slots before the tree's
     rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
-    logits: dict[tuple[int, ...], Callable[[], Tensor]] = field(default_factory=dict)  # of every node that was run
+    passes: list[tuple[Level, int, list[int]]] = field(default_factory=list)  # each one's first row and frontier
 
-    def keep(self, level: Level) -> None:
-        """Keep the frontier's logits, by reference, for whoever looks at the step."""
-        for node, row in zip(self.builder.frontier, range(self.rows.start, self.rows.stop), strict=True):
-            self.logits[tuple(self.builder.path(node))] = partial(level.full, slice(row, row + 1))
+    def logits(self, path: Sequence[int]) -> Tensor | None:
+        """Of the node behind these tokens, for whoever looks at the step."""
+        for level, first, frontier in self.passes:
+            for row, node in enumerate(frontier, first):
+                if self.builder.path(node) == list(path):
+                    return level.full(slice(row, row + 1))[0]
+        return None
 
 
 class ModelDrafter(ABC):
@@ -89,7 +91,7 @@ class ModelDrafter(ABC):
         while alive:
             level = self._pass(feed, alive)
             for g in alive:
-                g.keep(level)
+                g.passes.append((level, g.rows.start, g.builder.frontier))
             grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
