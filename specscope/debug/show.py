@@ -160,8 +160,7 @@ def branches(session: Session) -> str:
     lines = []
     for branch in session.history.branches.values():
         mark = "▸" if branch.number == session.history.branch else " "
-        begins = "the run as it began" if not branch.number else f"step {branch.first} follows step {branch.after}"
-        lines.append(f"{mark} {branch.number}  {begins}")
+        lines.append(f"{mark} {branch.number}  {branch.begins()}")
     return "\n".join(lines)
 
 

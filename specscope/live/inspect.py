@@ -29,7 +29,7 @@ from specscope.trace.tree import ROOT, Drawn
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PartTensors:
     """A request's part in a step, with the tensors behind it."""
 
     request: str
@@ -85,7 +85,7 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
         raise UserError(f"the context of {part.request} is not known whole: its step {part.index} cannot be computed")
     logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
-    found = Evidence(
+    found = PartTensors(
         request=part.request,
         step=step,
         index=part.index,
@@ -101,11 +101,11 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     return _view(engine, found, node)
 
 
-def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) -> Evidence:
+def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) -> PartTensors:
     scheduled = state.plan.parts[at]
     request = scheduled.request
     before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
-    return Evidence(
+    return PartTensors(
         request=request.id,
         step=step,
         index=request.steps if part is None else part.index,
@@ -119,7 +119,7 @@ def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) ->
     )
 
 
-def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
+def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     """What is to be seen where a node's token was drawn, or the final one's."""
     tree, verdict = seen.draft.tree, seen.verdict
     if not len(seen.logits) or (node is None and verdict is None):
@@ -159,13 +159,13 @@ def _view(engine: Engine, seen: Evidence, node: int | None) -> NodeView:
     )
 
 
-def _target(engine: Engine, seen: Evidence, node: int) -> Distribution:
+def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
     return distributions(logits, seen.params, seen.counts, [seen.path(node)], engine.runner.cache.backend)[0]
 
 
-def _left(seen: Evidence, above: int, p: Distribution) -> Distribution:
+def _left(seen: PartTensors, above: int, p: Distribution) -> Distribution:
     """What the final token was drawn from: p, less what its rejected children took (DESIGN, "Verification")."""
     tree, q = seen.draft.tree, seen.draft.q.get(above)
     for child in tree.children(above):
@@ -178,7 +178,7 @@ def _left(seen: Evidence, above: int, p: Distribution) -> Distribution:
     return p
 
 
-def _contradictions(engine: Engine, seen: Evidence) -> Iterator[str]:
+def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
     """Where the numbers here are not those that were judged."""
     if seen.verdict is None:
         return

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -99,7 +100,7 @@ class _Server:
 
     def _debug(self, commands: Commands, line: str) -> None:
         """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
-        try:
+        with self._answering():
             books, words = commands.is_passive(line), line.split()
             if words and not books and find(words[0]).name == "continue":
                 self.paused = False
@@ -110,11 +111,17 @@ class _Server:
             self.send(Status("said", commands.run(line)))
             if commands.forked is not None and commands.forked is not before:
                 self.send(commands.forked)
+        self._send_points(commands)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """What cannot be answered is said: a question must not end the run."""
+        try:
+            yield
         except UserError as error:
             self.send(Status("said", str(error)))
-        except Exception as error:  # a line that was typed must not end the run
+        except Exception as error:
             self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
-        self._send_points(commands)
 
     def _send_points(self, commands: Commands) -> None:
         points = commands.session.breakpoints.shown()
@@ -140,12 +147,8 @@ class _Server:
 
     def _look(self, commands: Commands, step: int, request: str, node: int | None) -> None:
         """Answer with a NodeView, wherever the engine is. It goes on as it was."""
-        try:
+        with self._answering():
             self.send(commands.what_if.look(commands.session, step, request, node))
-        except UserError as error:
-            self.send(Status("said", str(error)))
-        except Exception as error:
-            self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
 
     def _submit(self, engine: Engine, spec: PromptSpec) -> None:
         try:

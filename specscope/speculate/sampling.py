@@ -9,11 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import put
@@ -216,10 +214,10 @@ def _penalised(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
     own = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
-    out, seen = rows.clone(), _tensor(counts.seen, rows)
+    out, seen = rows.clone(), put(counts.seen, rows.device)
     if params.repetition_penalty != 1:
         out[:, seen] = _repetition(out[:, seen], params)
-    token, times = (_tensor(x, rows) for x in counts.output)
+    token, times = (put(x, rows.device) for x in counts.output)
     out[:, token] -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     row, token, times = own.unbind(1)
     values = _repetition(rows[row, token], params)
@@ -236,7 +234,3 @@ def _on_paths(counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Iterator[t
 
 def _repetition(values: Tensor, params: SamplingParams) -> Tensor:
     return torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-
-
-def _tensor(array: NDArray[Any], like: Tensor) -> Tensor:
-    return put(array, like.device)

@@ -110,6 +110,12 @@ class Branch:
     first: int  # its first step
     after: int  # the step that it follows, on another branch; -1 for none
 
+    def begins(self) -> str:
+        """In words."""
+        if not self.number:
+            return "the original run"
+        return f"step {self.first:,} follows {f'step {self.after:,}' if self.after >= 0 else 'the start'}"
+
 
 @dataclass
 class History:

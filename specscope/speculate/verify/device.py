@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specscope.kernels.tree_verify import tree_verify
-from specscope.speculate.verify.evidence import Evidence
+from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.records import Verdict
 
@@ -16,7 +16,7 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
     trees = batch.trees.on(target.p.device)
     q = torch.stack(list(batch.q)) if batch.q else None
     read = tree_verify(trees, target.p, target.choices, q).to_host()
-    return Evidence(
+    return BatchEvidence(
         outcome=read.outcome.numpy(),
         p=read.p.numpy(),
         p_trial=read.p_trial.numpy(),

@@ -13,7 +13,7 @@ from specscope.trace.tree import Doubles
 
 
 @dataclass(frozen=True)
-class Evidence:
+class BatchEvidence:
     """Of R rows and B trees. Zero at roots and, but for p, at nodes that were not tried."""
 
     outcome: Doubles  # [R]
@@ -28,10 +28,10 @@ class Evidence:
     recovered: Doubles  # [B] whether it was drawn from a residual
 
     @staticmethod
-    def empty(batch: VerifyBatch) -> Evidence:
+    def empty(batch: VerifyBatch) -> BatchEvidence:
         """Nothing was tried."""
         rows, trees = len(batch.trees.parent), len(batch.inputs)
-        return Evidence(*np.zeros((6, rows)), *np.zeros((4, trees)))
+        return BatchEvidence(*np.zeros((6, rows)), *np.zeros((4, trees)))
 
     def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
         """A node was tried."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.draws import draw
-from specscope.speculate.verify.evidence import Evidence
+from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.records import Verdict
 from specscope.trace.tree import Doubles
@@ -87,7 +87,7 @@ class Residual:
 
 def verify(batch: VerifyBatch) -> list[Verdict]:
     """A verdict for each tree: a pure function of the batch."""
-    trees, found = batch.trees, Evidence.empty(batch)
+    trees, found = batch.trees, BatchEvidence.empty(batch)
     found.p[:] = _p_of_nodes(batch)
     children, at_row = trees.children(), _targets(batch)
     for tree, root in enumerate(trees.root[:-1].tolist()):
@@ -127,7 +127,7 @@ def _p_of_nodes(batch: VerifyBatch) -> Doubles:
 
 
 def _try(
-    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, found: Evidence
+    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, found: BatchEvidence
 ) -> tuple[int | None, Chosen | Residual]:
     """Try siblings in draw order: the accepted one, or None with what is left of p."""
     trees = batch.trees

@@ -59,13 +59,8 @@ class BranchesPanel(ListPanel):
         for branch in self.shown:
             here = branch.number == history.branch
             ink: Ink = "strong" if here else "text"
-            begins = "the original run"
-            if branch.number:
-                begins = f"step {branch.first:,} follows " + (
-                    f"step {branch.after:,}" if branch.after >= 0 else "the start"
-                )
             line: list[tuple[str, Ink]] = [(right(("▸ " if here else "") + str(branch.number), NUMBER), ink)]
-            line += [(right(f"{sizes[branch.number]:,}", STEPS), "dim"), (cut("  " + begins, width - 16), ink)]
+            line += [(right(f"{sizes[branch.number]:,}", STEPS), "dim"), (cut("  " + branch.begins(), width - 16), ink)]
             lines.append(line)
         if len(history.branches) == 1:
             lines += [
