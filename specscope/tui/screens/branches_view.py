@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
@@ -15,25 +14,15 @@ from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, cut, fit, left, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.listing import ListPanel
+from specscope.tui.widgets.listing import PickPanel
 
 NUMBER, STEPS = 8, 8
 
 
-class BranchesPanel(ListPanel):
+class BranchesPanel(PickPanel):
     """A line a branch; the band is on the picked one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "Above", show=False),
-        Binding("down", "screen.pick(1)", "Below", show=False),
-        Binding("enter", "screen.go", "Show it", show=False),
-    ]
     COLUMNS: ClassVar[tuple[str, ...]] = ("branch", "steps", "begins")
-
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.picked = 0
-        self.shown: list[Branch] = []  # as they are listed
 
     def key(self, look: Look) -> Hashable:
         """The branches, the one that is shown, and which is picked."""
@@ -48,6 +37,7 @@ class BranchesPanel(ListPanel):
             return {"branch": branch.number, "steps": sizes[branch.number]}.get(column, branch.first)
 
         self.shown = self.arranged(list(history.branches.values()), value, lambda branch: str(branch.number))
+        self.rows = list(range(len(self.shown)))
         self.picked = max(min(self.picked, len(self.shown) - 1), 0)
         title = fit([(0, [("Branches", "strong")]), (1, [(f"{len(self.shown)}", "dim")]), (2, self.said())], width - 2)
         heads = (
@@ -69,14 +59,6 @@ class BranchesPanel(ListPanel):
             ]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
 
-    def on_click(self, event: events.Click) -> None:
-        """Pick the branch under the pointer; on the head, sort."""
-        if self.clicked_head(event):
-            return
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if isinstance(self.screen, BranchesScreen) and 0 <= at < len(self.shown):
-            self.screen.action_pick(at - self.picked)
-
 
 class BranchesScreen(Over):
     """The tree that an edited run is."""
@@ -96,13 +78,10 @@ class BranchesScreen(Over):
 
     def action_pick(self, way: int) -> None:
         """Another branch."""
-        panel = self.query_one(BranchesPanel)
-        panel.picked = min(max(panel.picked + way, 0), max(len(panel.shown) - 1, 0))
-        self.show(self.last)
+        self.query_one(BranchesPanel).pick(way)
 
     def action_go(self) -> None:
         """Close, and show the picked branch at its end."""
-        panel = self.query_one(BranchesPanel)
-        if panel.shown:
-            self.last.viewer.show_branch(panel.shown[panel.picked].number)
+        if branch := self.query_one(BranchesPanel).item:
+            self.last.viewer.show_branch(branch.number)
         self.dismiss()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
@@ -16,7 +15,7 @@ from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, cut, fit, left, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.listing import ListPanel
+from specscope.tui.widgets.listing import PickPanel
 
 EXAMPLES = (
     ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),
@@ -27,21 +26,10 @@ EXAMPLES = (
 NUMBER, HITS = 4, 8
 
 
-class PointsPanel(ListPanel):
+class PointsPanel(PickPanel):
     """A line a breakpoint, its commands below it; the band is on the picked one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "Above", show=False),
-        Binding("down", "screen.pick(1)", "Below", show=False),
-        Binding("enter", "screen.go", "Continue to the next stop", show=False),
-    ]
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
-
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.picked = 0
-        self.shown: list[Point] = []  # as they are listed
-        self._rows: list[int] = []  # the breakpoint of each line below the head
 
     def key(self, look: Look) -> Hashable:
         """The breakpoints, and which is picked."""
@@ -58,7 +46,7 @@ class PointsPanel(ListPanel):
         self.picked = max(min(self.picked, len(points) - 1), 0)
         heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
         lines: list[Line] = [self.head(heads)]
-        self._rows, cursor = [], 0
+        self.rows, cursor = [], 0
         for at, point in enumerate(points):
             if at == self.picked:
                 cursor = len(lines)
@@ -68,19 +56,11 @@ class PointsPanel(ListPanel):
             line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
             line += [(right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + text, ink)]
             lines.append([*line, *((f" · {note}", "warn") for note in notes)])
-            self._rows.append(at)
+            self.rows.append(at)
             for command in point.commands:
                 lines.append([(" " * (NUMBER + HITS + 4), "text"), (cut(clean(command), width - 16), "dim")])
-                self._rows.append(at)
+                self.rows.append(at)
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
-
-    def on_click(self, event: events.Click) -> None:
-        """Pick the breakpoint under the pointer; on the head, sort."""
-        if self.clicked_head(event):
-            return
-        at = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if isinstance(self.screen, PointsScreen) and 0 <= at < len(self._rows):
-            self.screen.action_pick(self._rows[at] - self.picked)
 
 
 def _value(point: Point, column: str) -> float | str:
@@ -125,9 +105,7 @@ class PointsScreen(Over):
 
     def action_pick(self, way: int) -> None:
         """Another breakpoint."""
-        panel = self.query_one(PointsPanel)
-        panel.picked = min(max(panel.picked + way, 0), max(len(panel.shown) - 1, 0))
-        self.show(self.last)
+        self.query_one(PointsPanel).pick(way)
 
     def action_switch(self) -> None:
         """On or off."""
@@ -146,8 +124,7 @@ class PointsScreen(Over):
 
     def _point(self) -> Point | None:
         """The picked breakpoint."""
-        panel = self.query_one(PointsPanel)
-        return panel.shown[min(panel.picked, len(panel.shown) - 1)] if panel.shown else None
+        return self.query_one(PointsPanel).item
 
     def _tell(self, line: str) -> None:
         self.app.run_worker(self.app.run_action(f"debug_line({line!r})"))

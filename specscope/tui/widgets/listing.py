@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from textual import events
+from textual.binding import Binding, BindingType
 
 from specscope.tui.text import Ink, Line, clean
 from specscope.tui.widgets.panel import Panel
@@ -95,3 +96,38 @@ class ListPanel(Panel):
         if column in self.COLUMNS:
             self.sort_by(column)
         return True
+
+
+class PickPanel(ListPanel):
+    """A list of which one item is picked, with arrows or the mouse. `draw` fills `shown` and `rows`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "screen.pick(-1)", "Above", show=False),
+        Binding("down", "screen.pick(1)", "Below", show=False),
+        Binding("enter", "screen.go", "Open", show=False),
+    ]
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.picked = 0
+        self.shown: list[Any] = []  # as they are listed
+        self.rows: list[int] = []  # of each line below the head, the item's place in `shown`
+
+    @property
+    def item(self) -> Any | None:  # noqa: ANN401
+        """The picked one; None where there is none."""
+        return self.shown[min(self.picked, len(self.shown) - 1)] if self.shown else None
+
+    def pick(self, way: int) -> None:
+        """Another one."""
+        self.picked = min(max(self.picked + way, 0), max(len(self.shown) - 1, 0))
+        if self.look is not None:
+            self.show(self.look)
+
+    def on_click(self, event: events.Click) -> None:
+        """Pick the item under the pointer; on the head, sort."""
+        if self.clicked_head(event):
+            return
+        at = self.line_at(event.get_content_offset_capture(self).y) - 1
+        if 0 <= at < len(self.rows):
+            self.pick(self.rows[at] - self.picked)

@@ -46,7 +46,6 @@ class Panel(Lines):
         self.put(sheet, look.dark)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draw for the new size, all rows: a scroll bar that goes leaves them short, and their text the same."""
-        self.refresh()
+        """Draw for the new size."""
         if self.look is not None:
             self.show(self.look)
