@@ -1,6 +1,7 @@
 """One timeline: a run that went back and was changed has branches, and its capture tells all of them truly."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -35,6 +36,16 @@ def eagle(deep, tmp_path):
     return engine
 
 
+@contextmanager
+def captured(engine, path):
+    """The debugger over an engine whose run is captured, and ends here."""
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    yield commands_over(engine)
+    engine.close()
+    writer.close()
+
+
 def numbers(history):
     return [(record.step, record.branch) for record in history.steps]
 
@@ -42,15 +53,11 @@ def numbers(history):
 def test_a_run_that_was_changed_is_recorded_with_its_branches(engine, tmp_path):
     """Issue 12, item 2: what came after going back and cancelling was dropped as known, and two histories spliced."""
     path = tmp_path / "run.jsonl"
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
-    commands = commands_over(engine)
-    commands.run("next 6")
-    commands.run("goto 2")
-    engine.cancel("r1")
-    commands.run("continue")
-    engine.close()
-    writer.close()
+    with captured(engine, path) as commands:
+        commands.run("next 6")
+        commands.run("goto 2")
+        engine.cancel("r1")
+        commands.run("continue")
     history = read_capture(path).history
     assert numbers(history) == numbers(commands.session.history)
     assert numbers(history)[:4] == [(0, 0), (1, 0), (2, 0), (6, 1)]
@@ -96,15 +103,11 @@ def test_what_came_between_two_phases_comes_there_again(engine):
 
 def test_a_branch_over_a_capture_can_be_chosen(engine, tmp_path):
     path = tmp_path / "run.jsonl"
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
-    commands = commands_over(engine)
-    commands.run("next 5")
-    commands.run("goto 1")
-    engine.add("one more", SamplingParams(max_tokens=3))
-    commands.run("continue")
-    engine.close()
-    writer.close()
+    with captured(engine, path) as commands:
+        commands.run("next 5")
+        commands.run("goto 1")
+        engine.add("one more", SamplingParams(max_tokens=3))
+        commands.run("continue")
     over = Commands(Session(history=read_capture(path).history))
     said = over.run("info branches")
     assert "0" in said
@@ -118,15 +121,11 @@ def test_a_branch_over_a_capture_can_be_chosen(engine, tmp_path):
 
 def test_a_report_is_of_the_last_branch_unless_told(engine, tmp_path):
     path = tmp_path / "run.jsonl"
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
-    commands = commands_over(engine)
-    commands.run("next 5")
-    commands.run("goto 1")
-    engine.cancel("r0")
-    commands.run("next 2")
-    engine.close()
-    writer.close()
+    with captured(engine, path) as commands:
+        commands.run("next 5")
+        commands.run("goto 1")
+        engine.cancel("r0")
+        commands.run("next 2")
     last = CliRunner().invoke(cli, ["report", str(path), "--json"])
     first = CliRunner().invoke(cli, ["report", str(path), "--json", "--branch", "0"])
     assert "has 2 branches: these figures are of branch 1" in last.output

@@ -9,7 +9,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.model.features import decoder_layers
@@ -18,17 +18,8 @@ from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from specscope.trace.tree import ROOT
-from tests.heads import head_tensors, write_head
+from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
 
-PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
-DRAFTERS = {
-    "none": {"drafter": "none"},
-    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
-    "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
-    "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
-    "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
-    "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True},
-}
 FORKS = [
     "",
     "seed=5 temperature=1.4",
@@ -47,31 +38,13 @@ FORKS = [
 
 @pytest.fixture(scope="module")
 def engines(deep, tmp_path_factory):
-    head = write_head(tmp_path_factory.mktemp("head"), head_tensors())
-    made = {}
-    for name, how in DRAFTERS.items():
-        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
-        made[name] = Engine(
-            target=str(deep), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
-        )
-    return made
-
-
-def fresh(engine, blocks):
-    """The engine as new, with so many blocks for the target's KV."""
-    engine.current = None
-    engine.cancel_all()
-    while engine.busy:
-        engine.step()
-    engine.timeline, engine.last, engine.steps = None, None, 0
-    assert engine.runner.cache.pool.used == 0
-    engine.runner.cache.pool.__init__(blocks)
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 class Travel(RuleBasedStateMachine):
     engines = None
 
-    @initialize(name=st.sampled_from(list(DRAFTERS)), blocks=st.sampled_from([9, 30]), greedy=st.booleans())
+    @initialize(name=st.sampled_from(list(DRAFTERS)), blocks=st.sampled_from([SMALL, 30]), greedy=st.booleans())
     def begin(self, name, blocks, greedy):
         self.engine, self.greedy = self.engines[name], greedy
         fresh(self.engine, blocks)

@@ -1,14 +1,6 @@
 """The oracle of verification: one tree, one distribution after another, with every operation by the book.
 
-The rule at a node with target distribution p and children x_1..x_k in draw order, p_1 = p and q_1 = q
-(SpecInfer, Miao et al. 2023, and Recursive Rejection Sampling, Jeon et al. 2024; for one child it is speculative
-sampling, Leviathan et al. 2022):
-
-    accept x_i when coin < min(1, p_i(x_i) / q_i(x_i)); else
-    sampled:        p_{i+1} = norm(max(p_i - q_i, 0)); q_{i+1} = q_i, or q_i with x_i zeroed and renormalised
-    deterministic:  q_i is a point mass at x_i: accept with p_i(x_i), else p_{i+1} = norm(p_i with x_i zeroed)
-
-When all children are rejected the final token is drawn from what is left of p; below an accepted leaf, from p.
+The rule is stated in specscope/speculate/verify/host.py.
 """
 
 from __future__ import annotations

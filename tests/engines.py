@@ -1,0 +1,40 @@
+"""Engines with every drafter over one tiny target, for tests that go back, look and fork."""
+
+from specscope import Engine
+from tests.heads import head_tensors, write_head
+
+PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
+    "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
+    "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True},
+}
+SMALL = 9  # blocks: with a few requests somebody is preempted
+
+
+def build_engines(target, folder):
+    """One of each, by name; the head is written into `folder`."""
+    head = write_head(folder, head_tensors())
+    made = {}
+    for name, how in DRAFTERS.items():
+        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        made[name] = Engine(
+            target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
+        )
+    return made
+
+
+def fresh(engine, blocks):
+    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone."""
+    engine.current = None
+    engine.cancel_all()
+    while engine.busy:
+        engine.step()
+    engine.timeline, engine.last, engine.steps = None, None, 0
+    pool = engine.runner.cache.pool
+    assert pool.used == 0
+    pool.__init__(blocks)
+    engine.keep_timeline()
