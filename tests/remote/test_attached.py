@@ -12,20 +12,11 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
-from specscope.remote.attached import Attached
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import Level
 from specscope.tui.app import ScopeApp
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
-
-
-@pytest.fixture
-def attached():
-    made = Attached("127.0.0.1", 0, 0)
-    made.viewer = Viewer(control=made)
-    yield made
-    made.close()
 
 
 def send(tiny, port, protocol, name):

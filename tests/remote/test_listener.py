@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 
 import grpc
-import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
-from specscope.debug.viewer import Viewer
 from specscope.remote.attached import Attached
 from specscope.remote.otlp import JSON, PROTOBUF, parse
 from specscope.trace.export import readable
@@ -27,14 +25,6 @@ from tests.trace.strategies import RUN
 
 GROWTH = 600  # MB of either process, at most
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
-
-@pytest.fixture
-def attached():
-    made = Attached("127.0.0.1", 0, 0)
-    made.viewer = Viewer(control=made)
-    yield made
-    made.close()
 
 
 def post(attached: Attached, body: bytes, kind: str) -> int:
