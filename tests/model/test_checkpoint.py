@@ -182,7 +182,7 @@ def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_p
 
 
 def test_the_check_of_numbers_costs_little_more_than_to_read_them():
-    """A check by way of float32 takes seven times as long as this one. Both sides in turn, so that load hits them alike."""
+    """A check by way of float32 takes seven times as long as this one. Both in turn, so that load hits them alike."""
     tensors = [(str(i), torch.full((5_000_000,), 0.5, dtype=torch.bfloat16)) for i in range(9)]
     checks, reads = [], []
     for _ in range(7):
