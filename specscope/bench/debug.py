@@ -17,7 +17,7 @@ PROMPTS = 5
 NEVER = (
     ("reject", "depth == 1 and p < 0.1 and q > 2"),
     ("accept", "a > 1.5 and depth >= 1"),
-    ("step", "tau > 99 or length > 99"),
+    ("step", "tau > 99 or committed > 999"),
     ("emit", '"∎∎" in text'),
     ("draft", "nodes > 999"),
     ("bonus", "final_p > 1.5"),

@@ -22,7 +22,7 @@ def weight(record: StepRecord) -> int:
     """Bytes that a record takes in memory, roughly."""
     size = 3000 + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
     for part in record.requests:
-        size += 3000 + 60 * len(part.tree)
+        size += 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
         size += 0 if part.notes is None else 12 * len(part.notes.dropped_token)
     for info in record.admitted:
         size += 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)

@@ -58,6 +58,17 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Preceded(StrEnum):
+    """What came before a request's decode step: some faults show only after one of these."""
+
+    PREFILL = "prefill"  # it is the first one
+    PREEMPTION = "preemption"  # the request's KV was computed again
+    FULL = "full"  # the step before accepted down to a leaf
+    PARTIAL = "partial"  # it accepted some of a path
+    NOTHING = "nothing"  # it accepted no node
+    NO_DRAFT = "no draft"  # it had none
+
+
 def _same(a: object, b: object) -> bool:
     """Equality of dataclasses that hold numpy arrays."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
@@ -146,6 +157,41 @@ class DraftNotes(_ArrayEq):
     dropped_token: Ints  # [d]
     dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
     dropped_score: Floats  # [d]
+    cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
+
+
+@dataclass(frozen=True, eq=False)
+class ParentNotes(_ArrayEq):
+    """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/parents.py.
+
+    Arrays are over these k parents: the root, then the accepted nodes that have children. `p` and `q` are what is
+    sampled from, after temperature and rules; raw is before. Entropy H = sum(-p log p) and varentropy
+    sum(p log^2 p) - H^2 are in nats. A drafter that is no model has no distribution of its own: m is 0 then, and
+    what says so is 0.
+    """
+
+    node: Ints  # [k] ROOT, or a node
+    top: Ints  # [k, t] the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
+    top_p: Floats  # [k, t] their raw probabilities
+    choice: Ints  # [k] the likeliest token of p
+    choice_p: Floats  # [k] its p
+    entropy: Floats  # [k] of p
+    varentropy: Floats  # [k] of p
+    q_entropy: Floats  # [k] of q; 0 where the children are deterministic
+    q_varentropy: Floats  # [k]
+    draft_top: Ints  # [k, m] the drafter's likeliest tokens, raw
+    draft_top_p: Floats  # [k, m]
+    choice_rank: Ints  # [k] rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
+    choice_q: Floats  # [k] its raw probability there
+    outside: Floats  # [k] the target's raw mass on tokens outside the drafter's vocabulary
+    # Over the n nodes of the tree; 0 where the parent was not tried
+    raw_p: Floats  # [n] the target's raw probability of the node's token
+    rank: Ints  # [n] of the token in p, from 1; 0 where its p is 0
+    q_rank: Ints  # [n] of the token in q; 0 where the node is deterministic
+    # Of the distribution that the final token was drawn from
+    final_entropy: float = 0.0
+    final_varentropy: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +208,18 @@ class RequestStep(_ArrayEq):
     emitted: int  # committed tokens that became output, after EOS, stop and length truncation
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
     sizing: str = ""  # why the tree has this size, where it is adaptive
+    rule: str = "standard"  # the rule of verification
+    preceded: Preceded | None = None  # None for a prefill chunk, and in captures of before
+    # KV blocks of the target that the step wrote to: those of its table from slot `context_len` on
+    blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
+    moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
+
+    @property
+    def position(self) -> int:
+        """The root's position in the request: coins follow from it, and its slot."""
+        return self.context_len + self.prefill_tokens
 
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
@@ -278,4 +336,7 @@ class RunInfo:
     block_size: int
     params: Mapping[str, Any]  # the default SamplingParams as a dict
     versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
+    aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
+    draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
+    evidence: str = ""  # full or lean; "" in captures of before
     text: bool = True  # False with --no-text: prompts and text are left out

@@ -13,19 +13,21 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
-from specscope.trace.records import FinalKind, FinishReason, Outcome
+from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
 MAX_STEP = 2**53  # engine steps
 MAX_TEXT = 2**24  # characters of a prompt
 MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
+MOST_TOP = 16  # likeliest tokens of a parent
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
 ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
 
 Step = Annotated[int, Meta(ge=0, lt=MAX_STEP)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Nats = Annotated[float, Meta(ge=0, le=1e6)]
 Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Probability = Annotated[float, Meta(ge=0, le=1 + ROUNDING)]
@@ -40,6 +42,7 @@ Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escape
 
 T = TypeVar("T")
 PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
+PerTop = Annotated[list[T], Meta(max_length=MAX_NODES * MOST_TOP)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
@@ -73,6 +76,11 @@ class Resource(Struct, frozen=True, kw_only=True):
     block_size: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="specscope.run.block_size")
     params: Short = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
     versions: Short = field(name="specscope.run.versions")  # JSON: dict[str, str]
+    aux_layers: Annotated[list[Name], Meta(max_length=1024)] = field(
+        name="specscope.run.aux_layers", default_factory=list
+    )
+    draft_vocab: Count = field(name="specscope.run.draft_vocab", default=0)
+    evidence: Short = field(name="specscope.run.evidence", default="")
     text: bool = field(name="specscope.run.text")
 
 
@@ -105,10 +113,27 @@ class Prefill(_OfStep, frozen=True, kw_only=True):
     index: Count = field(name="specscope.request.step")
     context_len: Count = field(name="specscope.context_len")
     prefill_tokens: Count = field(name="specscope.prefill_tokens")
+    blocks: Annotated[list[Count], Meta(max_length=MAX_TOKENS)] = field(
+        name="specscope.kv.blocks", default_factory=list
+    )
+    moved: PerNode[Node] = field(name="specscope.kv.moved", default_factory=list)
 
     def weight(self) -> int:
         """As above."""
         return 1000
+
+
+PER_PARENT = (
+    "choice",
+    "choice_p",
+    "entropy",
+    "varentropy",
+    "q_entropy",
+    "q_varentropy",
+    "choice_rank",
+    "choice_q",
+    "outside",
+)
 
 
 class DecodeStep(Prefill, frozen=True, kw_only=True):
@@ -124,6 +149,8 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     final_coin: Annotated[float, Meta(ge=0, le=1)] | UnsetType = field(name="specscope.final.coin", default=UNSET)
     final_margin: Annotated[float, Meta(ge=0, le=1)] = field(name="specscope.final.margin", default=1.0)
     sizing: Short = field(name="specscope.draft.sizing", default="")
+    rule: Name = field(name="specscope.rule", default="standard")
+    preceded: Preceded | None = field(name="specscope.preceded", default=None)
     forced: Annotated[list[Node], Meta(max_length=MAX_NODES + 1)] = field(name="specscope.forced", default_factory=list)
     # The tree
     token: PerNode[Token] = field(name="specscope.tree.token", default_factory=list)
@@ -146,6 +173,28 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     dropped_token: PerDropped[Token] = field(name="specscope.draft.dropped_token", default_factory=list)
     dropped_parent: PerDropped[Parent] = field(name="specscope.draft.dropped_parent", default_factory=list)
     dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
+    cached: Count = field(name="specscope.draft.cached", default=0)
+    rows: Annotated[list[Count], Meta(max_length=4096)] = field(name="specscope.draft.rows", default_factory=list)
+    # What target and drafter gave at the parents that were tried
+    final_entropy: Nats | UnsetType = field(name="specscope.final.entropy", default=UNSET)
+    final_varentropy: Nats = field(name="specscope.final.varentropy", default=0.0)
+    parents: PerNode[Parent] = field(name="specscope.parents.node", default_factory=list)
+    top: PerTop[Token] = field(name="specscope.parents.top", default_factory=list)
+    top_p: PerTop[Probability] = field(name="specscope.parents.top_p", default_factory=list)
+    choice: PerNode[Token] = field(name="specscope.parents.choice", default_factory=list)
+    choice_p: PerNode[Probability] = field(name="specscope.parents.choice_p", default_factory=list)
+    entropy: PerNode[Nats] = field(name="specscope.parents.entropy", default_factory=list)
+    varentropy: PerNode[Nats] = field(name="specscope.parents.varentropy", default_factory=list)
+    q_entropy: PerNode[Nats] = field(name="specscope.parents.q_entropy", default_factory=list)
+    q_varentropy: PerNode[Nats] = field(name="specscope.parents.q_varentropy", default_factory=list)
+    draft_top: PerTop[Token] = field(name="specscope.parents.draft_top", default_factory=list)
+    draft_top_p: PerTop[Probability] = field(name="specscope.parents.draft_top_p", default_factory=list)
+    choice_rank: PerNode[Count] = field(name="specscope.parents.choice_rank", default_factory=list)
+    choice_q: PerNode[Probability] = field(name="specscope.parents.choice_q", default_factory=list)
+    outside: PerNode[Probability] = field(name="specscope.parents.outside", default_factory=list)
+    raw_p: PerNode[Probability] = field(name="specscope.parents.raw_p", default_factory=list)
+    rank: PerNode[Count] = field(name="specscope.parents.rank", default_factory=list)
+    q_rank: PerNode[Count] = field(name="specscope.parents.q_rank", default_factory=list)
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -177,6 +226,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _parents_first("specscope.tree.parent", self.parent, 0)
         self._check_path()
         self._check_notes(n)
+        self._check_parents(n)
         for name, says, holds in (
             ("specscope.drafted", self.drafted, n),
             ("specscope.accepted", self.accepted, len(self.path)),
@@ -189,6 +239,8 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
             raise ValueError(f"`specscope.tree.text` holds {len(self.text)} texts for {n + 1} tokens")
         if self.forced and max(self.forced) > n:
             raise ValueError(f"`specscope.forced` names node {max(self.forced)} of {n}")
+        if self.moved and max(self.moved) >= n:
+            raise ValueError(f"`specscope.kv.moved` names node {max(self.moved)} of {n}")
 
     def _check_path(self) -> None:
         above = ROOT
@@ -203,6 +255,23 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _same_length(self, n, "draft", ("prob", "score"))
         _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
         _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
+
+    def _check_parents(self, n: int) -> None:
+        """One value for each parent, or a whole number of them; one for each node."""
+        k = len(self.parents)
+        if self.final_entropy is UNSET:
+            if k:
+                raise ValueError("`specscope.final.entropy` is missing")
+            return
+        _same_length(self, k, "parents", PER_PARENT)
+        _same_length(self, n, "parents", ("raw_p", "rank", "q_rank"))
+        _same_length(self, len(self.top), "parents", ("top_p",))
+        _same_length(self, len(self.draft_top), "parents", ("draft_top_p",))
+        if max(self.parents, default=ROOT) >= n:
+            raise ValueError(f"`specscope.parents.node` names node {max(self.parents)} of {n}")
+        for name in ("top", "draft_top"):
+            if len(getattr(self, name)) % k if k else getattr(self, name):
+                raise ValueError(f"`specscope.parents.{name}` is no whole number of values for {k} parents")
 
 
 class EngineStep(_OfStep, frozen=True, kw_only=True):

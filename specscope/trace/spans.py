@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, escape
 
@@ -42,6 +42,26 @@ NOTES_ARRAYS = {
     "dropped_token": np.int32,
     "dropped_parent": np.int32,
     "dropped_score": np.float32,
+    "rows": np.int32,
+}
+PARENT_ARRAYS = {
+    "node": np.int32,
+    "top": np.int32,
+    "top_p": np.float32,
+    "choice": np.int32,
+    "choice_p": np.float32,
+    "entropy": np.float32,
+    "varentropy": np.float32,
+    "q_entropy": np.float32,
+    "q_varentropy": np.float32,
+    "draft_top": np.int32,
+    "draft_top_p": np.float32,
+    "choice_rank": np.int32,
+    "choice_q": np.float32,
+    "outside": np.float32,
+    "raw_p": np.float32,
+    "rank": np.int32,
+    "q_rank": np.int32,
 }
 
 
@@ -130,6 +150,9 @@ class Encoder:
             "specscope.context_len": part.context_len,
             "specscope.prefill_tokens": part.prefill_tokens,
         }
+        for name in ("blocks", "moved"):
+            if len(values := getattr(part, name)):
+                common[f"specscope.kv.{name}"] = values.tolist()
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
@@ -156,7 +179,9 @@ class Encoder:
             attributes["specscope.forced"] = verdict.forced.tolist()
         if part.sizing:
             attributes["specscope.draft.sizing"] = part.sizing
-        return attributes
+        if part.preceded is not None:
+            attributes["specscope.preceded"] = part.preceded.value
+        return attributes | {"specscope.rule": part.rule}
 
     def _evidence(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
         attributes: dict[str, Any] = {
@@ -171,6 +196,9 @@ class Encoder:
         if part.notes is not None:
             arrays = {name: getattr(part.notes, name).tolist() for name in NOTES_ARRAYS}
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
+            attributes["specscope.draft.cached"] = part.notes.cached
+        if part.parents is not None:
+            attributes |= _parents(part.parents)
         return attributes | self._texts(part, part.tree, verdict)
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
@@ -248,6 +276,15 @@ class Encoder:
         return Span(name, self._trace(info.id), own, 0, info.arrival_ns, end.finished_ns, attributes)
 
 
+def _parents(notes: ParentNotes) -> dict[str, Any]:
+    """Arrays of [k, t] are laid row after row; k follows from the parents' number."""
+    arrays = {name: getattr(notes, name).ravel().tolist() for name in PARENT_ARRAYS}
+    return {f"specscope.parents.{name}": values for name, values in arrays.items() if values} | {
+        "specscope.final.entropy": notes.final_entropy,
+        "specscope.final.varentropy": notes.final_varentropy,
+    }
+
+
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
     return {
@@ -270,5 +307,8 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.block_size": run.block_size,
         "specscope.run.params": json.dumps(dict(run.params)),
         "specscope.run.versions": json.dumps(dict(run.versions)),
+        "specscope.run.aux_layers": list(run.aux_layers),
+        "specscope.run.draft_vocab": run.draft_vocab,
+        "specscope.run.evidence": run.evidence,
         "specscope.run.text": run.text,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
     DraftNotes,
+    ParentNotes,
     Phase,
     RequestEnd,
     RequestInfo,
@@ -25,7 +27,7 @@ from specscope.trace.records import (
     Verdict,
 )
 from specscope.trace.schema import DamagedError
-from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
+from specscope.trace.spans import NOTES_ARRAYS, PARENT_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
 
@@ -50,7 +52,7 @@ def run_info(resource: Attributes) -> RunInfo:
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
     except DamagedError as error:
         raise UserError(f"their run cannot be read, or is of another version: {error}") from None
-    return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens)})
+    return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens), "aux_layers": tuple(told.aux_layers)})
 
 
 @dataclass
@@ -274,8 +276,28 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
         final_margin=span.final_margin,
         forced=np.asarray(span.forced, np.int32),
     )
-    notes = None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS))
-    return _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted, notes, span.sizing)
+    return dataclasses.replace(
+        _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
+        notes=None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS), cached=span.cached),
+        sizing=span.sizing,
+        rule=span.rule,
+        preceded=span.preceded,
+        parents=_parents(span),
+    )
+
+
+def _parents(span: schema.DecodeStep) -> ParentNotes | None:
+    if span.final_entropy is UNSET:
+        return None
+    arrays = _arrays(span, {name: dtype for name, dtype in PARENT_ARRAYS.items() if name != "node"})
+    for name in ("top", "top_p", "draft_top", "draft_top_p"):
+        arrays[name] = arrays[name].reshape(len(span.parents), -1) if span.parents else arrays[name].reshape(0, 0)
+    return ParentNotes(
+        node=np.asarray(span.parents, np.int32),
+        **arrays,
+        final_entropy=span.final_entropy,
+        final_varentropy=span.final_varentropy,
+    )
 
 
 def _step(
@@ -284,8 +306,6 @@ def _step(
     tree: DraftTree,
     verdict: Verdict | None,
     emitted: int,
-    notes: DraftNotes | None = None,
-    sizing: str = "",
 ) -> RequestStep:
     return RequestStep(
         request=span.request,
@@ -296,8 +316,8 @@ def _step(
         tree=tree,
         verdict=verdict,
         emitted=emitted,
-        notes=notes,
-        sizing=sizing,
+        blocks=np.asarray(span.blocks, np.int32),
+        moved=np.asarray(span.moved, np.int32),
     )
 
 

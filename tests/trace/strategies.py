@@ -9,7 +9,9 @@ from specscope.trace.records import (
     DraftNotes,
     FinalKind,
     FinishReason,
+    ParentNotes,
     Phase,
+    Preceded,
     RequestEnd,
     RequestInfo,
     RequestStep,
@@ -26,11 +28,16 @@ clean_text = st.text(st.characters(codec="utf-8"), max_size=12)
 labels = st.dictionaries(clean_text, clean_text, max_size=2)
 times = st.integers(1, 2**62)
 counts = st.integers(0, 10**6)
+none = np.zeros(0, np.int32)
 
 
 def floats(n, dtype, low=0, high=1):
     width = 32 if dtype == np.float32 else 64
     return hnp.arrays(dtype, n, elements=st.floats(low, high, width=width))
+
+
+def ints(shape, high=10**6):
+    return hnp.arrays(np.int32, shape, elements=st.integers(0, high))
 
 
 @st.composite
@@ -78,6 +85,37 @@ def notes(draw, tree):
         dropped_token=draw(hnp.arrays(np.int32, d, elements=st.integers(0, TOKENS - 1))),
         dropped_parent=np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32),
         dropped_score=draw(floats(d, np.float32, -(2.0**20), 0)),
+        cached=draw(counts),
+        rows=draw(ints(draw(st.integers(0, 3)))),
+    )
+
+
+@st.composite
+def parent_notes(draw, tree):
+    """Of any of a tree's nodes and its root, with any number of likeliest tokens for each."""
+    n = len(tree)
+    nodes = sorted(draw(st.sets(st.integers(-1, n - 1), max_size=3)))
+    k, top, of_draft = len(nodes), draw(st.integers(1, 4)) if nodes else 0, draw(st.integers(0, 4)) if nodes else 0
+    return ParentNotes(
+        node=np.array(nodes, dtype=np.int32),
+        top=draw(ints((k, top), TOKENS - 1)),
+        top_p=draw(floats((k, top), np.float32)),
+        choice=draw(ints(k, TOKENS - 1)),
+        choice_p=draw(floats(k, np.float32)),
+        entropy=draw(floats(k, np.float32, 0, 16)),
+        varentropy=draw(floats(k, np.float32, 0, 64)),
+        q_entropy=draw(floats(k, np.float32, 0, 16)),
+        q_varentropy=draw(floats(k, np.float32, 0, 64)),
+        draft_top=draw(ints((k, of_draft), TOKENS - 1)),
+        draft_top_p=draw(floats((k, of_draft), np.float32)),
+        choice_rank=draw(ints(k)),
+        choice_q=draw(floats(k, np.float32)),
+        outside=draw(floats(k, np.float32)),
+        raw_p=draw(floats(n, np.float32)),
+        rank=draw(ints(n)),
+        q_rank=draw(ints(n)),
+        final_entropy=draw(st.floats(0, 16)),
+        final_varentropy=draw(st.floats(0, 64)),
     )
 
 
@@ -141,6 +179,13 @@ def runs(draw, max_steps=4):
                     emitted=draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0,
                     notes=draw(st.none() | notes(tree)) if verdict is not None else None,
                     sizing=draw(clean_text) if verdict is not None else "",
+                    rule=draw(st.sampled_from(["standard", "block"])) if verdict is not None else "standard",
+                    preceded=draw(st.none() | st.sampled_from(Preceded)) if verdict is not None else None,
+                    blocks=draw(ints(draw(st.integers(0, 3)))),
+                    moved=draw(ints(draw(st.integers(0, 2)), len(tree) - 1))
+                    if verdict is not None and len(tree)
+                    else none,
+                    parents=draw(st.none() | parent_notes(tree)) if verdict is not None else None,
                 )
             )
         ending = [name for name in alive if draw(st.booleans())]
@@ -200,4 +245,7 @@ RUN = RunInfo(
     block_size=16,
     params=SamplingParams(temperature=0.7).to_dict(),
     versions={"specscope": "0.1", "torch": "2"},
+    aux_layers=("2", "15", "final"),
+    draft_vocab=8192,
+    evidence="full",
 )
