@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
+from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree

@@ -13,11 +13,11 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities, shaped
 from specscope.speculate.verify.distribution import Dense
+from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import DraftNotes
 from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints

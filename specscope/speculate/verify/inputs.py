@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
 from specscope.model.backend import Backend
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.changes import Changes
+from specscope.trace.coins import Stream, coins
 from specscope.trace.tree import ROOT, Doubles, DraftTree
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.tree_builder import Level, start_tree
+from specscope.trace.coins import Stream, coins
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan, parse_plan
 from specscope.trace.tree import ROOT, Drawn, parse_tree

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.coins import Stream, coins
 from specscope.speculate.verify.distribution import Dense, Point
+from specscope.trace.coins import Stream, coins
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
 from tests.speculate.verify.oracle import judge, verify

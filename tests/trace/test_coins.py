@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specscope.speculate.coins import Stream, coins
+from specscope.trace.coins import Stream, coins
 
 seeds = st.integers(0, 2**63 - 1)
 positions = st.integers(0, 2**31)
