@@ -1,4 +1,4 @@
-"""What a capture was found guilty of, or cleared of: the checks of verify and audit, with the step that shows it best."""
+"""What a capture is found to be: the checks of verify and audit, each with the step that shows it best."""
 
 from __future__ import annotations
 
