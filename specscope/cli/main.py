@@ -10,6 +10,7 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
+from specscope.cli.compare import compare
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -328,6 +329,7 @@ def doctor(*, step: bool) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(compare)
 cli.add_command(train)
 
 

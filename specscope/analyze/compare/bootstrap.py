@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specscope.analyze.compare.result import Estimate
 from specscope.trace.tree import Doubles
 
 REPLICATES = 2000
+BATCH = 100  # replicates that are drawn at once
 LEVEL = 0.95  # of the intervals
 POWER = 0.95  # of "would have seen"
-FEWEST = 6  # clusters below which nothing is said
+FEWEST = 3  # clusters below which nothing is said
 SEED = 20_260_101
 
 
@@ -40,24 +40,29 @@ def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) 
     """All of them; significant by Holm's correction over the whole list."""
     if not ratios:
         return []
-    weights = _weights(clusters)
-    found = [_estimate(ratio, weights) for ratio in ratios]
+    sums = np.stack([column for ratio in ratios for column in (*ratio.top, *ratio.bottom)], axis=1)
+    drawn = _resampled(sums, clusters)
+    found = [_estimate(ratio, drawn[:, 4 * at : 4 * at + 4]) for at, ratio in enumerate(ratios)]
     return holm(found, alpha)
 
 
-def _weights(clusters: int) -> NDArray[np.float64]:
-    """[replicates, clusters] how often each is drawn."""
-    drawn = np.random.default_rng(SEED).integers(0, clusters, (REPLICATES, clusters))
-    flat = drawn + np.arange(REPLICATES)[:, None] * clusters
-    return np.bincount(flat.ravel(), minlength=REPLICATES * clusters).reshape(REPLICATES, clusters).astype(np.float64)
+def _resampled(sums: Doubles, clusters: int) -> Doubles:
+    """[replicates, columns] of sums [clusters, columns], the clusters drawn with replacement."""
+    generator = np.random.default_rng(SEED)
+    parts = []
+    for _ in range(REPLICATES // BATCH):
+        drawn = generator.integers(0, clusters, (BATCH, clusters)) + np.arange(BATCH)[:, None] * clusters
+        weights = np.bincount(drawn.ravel(), minlength=BATCH * clusters).reshape(BATCH, clusters)
+        parts.append(weights @ sums)
+    return np.concatenate(parts)
 
 
-def _estimate(ratio: Ratio, weights: NDArray[np.float64]) -> Estimate:
+def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
+    """`drawn`: [replicates, 4] the sums of A's and B's top, and of A's and B's bottom."""
     below = [float(side.sum()) for side in ratio.bottom]
     n = min(int((side > 0).sum()) for side in ratio.bottom)
     a, b = (
-        float(top.sum()) / under + ratio.offset if under else None
-        for top, under in zip(ratio.top, below, strict=True)
+        float(top.sum()) / under + ratio.offset if under else None for top, under in zip(ratio.top, below, strict=True)
     )
     bare = Estimate(ratio.name, a, b, clusters=n, weight=(below[0], below[1]), percent=ratio.percent)
     if a is None or b is None:
@@ -66,8 +71,7 @@ def _estimate(ratio: Ratio, weights: NDArray[np.float64]) -> Estimate:
     if n < FEWEST:
         return bare
     with np.errstate(divide="ignore", invalid="ignore"):
-        first, second = ((weights @ top) / (weights @ under) for top, under in zip(ratio.top, ratio.bottom, strict=True))
-    spread = second - first
+        spread = drawn[:, 1] / drawn[:, 3] - drawn[:, 0] / drawn[:, 2]
     error = float(np.std(spread[np.isfinite(spread)], ddof=1)) * math.sqrt(n / (n - 1))
     error = error if error > 1e-12 else 0.0
     difference = b - a if abs(b - a) > 1e-12 else 0.0

@@ -67,7 +67,7 @@ class Collector:
 
     def _add_part(self, step: int, batch: int, part: RequestStep) -> None:
         self._request(part.request)
-        verdict, tree, n = part.verdict, part.tree, len(part.tree)
+        verdict, n = part.verdict, len(part.tree)
         preceded = -1
         final: tuple[Any, ...] = (0, 0, 0, 0, 0.0, 0.0, 1.0, np.nan)
         if verdict is not None:
@@ -204,5 +204,3 @@ def from_history(history: History, source: str, warnings: Iterable[str] = ()) ->
     side = collect(history.steps, source, history.run, history.vocabulary)
     side.captures[0].warnings += warnings
     return side
-
-

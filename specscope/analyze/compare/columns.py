@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded, RequestInfo, RequestStep, RunInfo, Verdict
+from specscope.trace.records import (
+    FinalKind,
+    FinishReason,
+    Outcome,
+    Preceded,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    Verdict,
+)
 from specscope.trace.tree import ROOT, Bools, DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
 
@@ -95,8 +106,8 @@ class Side:
     captures: list[Capture]
     requests: list[Request]
     names: list[str]  # of rules and drafters
-    steps: NDArray[np.void]  # STEP
-    nodes: dict[str, NDArray[np.generic]]  # by the names of NODE
+    steps: NDArray[Any]  # STEP
+    nodes: dict[str, NDArray[Any]]  # by the names of NODE
     path: Ints  # accepted nodes of each step, within its tree
     output: Ints  # output tokens, step by step
     vocabulary: Vocabulary
@@ -152,7 +163,8 @@ class Side:
     @cached_property
     def tried(self) -> Bools:
         """[N] whether a node was tried."""
-        return self.nodes["outcome"] != Outcome.UNTRIED
+        tried: Bools = self.nodes["outcome"] != Outcome.UNTRIED
+        return tried
 
     def rows(self, request: Request) -> slice:
         """The rows of a request in `steps`."""
@@ -176,11 +188,10 @@ class Side:
         at = self.steps[row]
         span = slice(int(at["first_node"]), int(at["first_node"] + at["nodes"]))
         mine = {name: values[span] for name, values in self.nodes.items()}
-        tree = DraftTree(*(mine[name] for name in ("token", "parent", "q", "drawn")))  # type: ignore[arg-type]
-        tree.parent.flags.writeable = False
+        tree = DraftTree(mine["token"], mine["parent"].astype(np.int32), mine["q"], mine["drawn"])
         begin = int(at["first_path"])
         verdict = Verdict(
-            **{name: mine[name] for name in _VERDICT},  # type: ignore[arg-type]
+            **{name: mine[name] for name in _VERDICT},
             path=self.path[begin : begin + int(at["accepted"])],
             token=int(at["token"]),
             kind=KINDS[at["kind"]],
@@ -194,7 +205,7 @@ class Side:
             context_len=int(at["context"]),
             prefill_tokens=int(at["prefill"]),
             drafter=self.names[at["drafter"]],
-            tree=DraftTree(tree.token, tree.parent.astype(np.int32), tree.q, tree.drawn),
+            tree=tree,
             verdict=verdict if at["judged"] else None,
             emitted=int(at["emitted"]),
             rule=self.names[at["rule"]],
@@ -239,10 +250,10 @@ def joined(sides: Sequence[Side]) -> Side:
         for name, offset in (("first_node", nodes), ("first_path", paths), ("first_output", outputs)):
             part[name] += offset
         parts.append(part)
+        moved = {"capture": len(captures), "first": steps}
         for one in side.requests:
-            requests.append(
-                Request(one.id, one.capture + len(captures), one.info, one.reason, one.first + steps, one.count, one.preempted)
-            )
+            shifted = {name: getattr(one, name) + by for name, by in moved.items()}
+            requests += [dataclasses.replace(one, **shifted)]
         captures += side.captures
         steps, nodes = steps + len(part), nodes + len(side.nodes["token"])
         paths, outputs = paths + len(side.path), outputs + len(side.output)

@@ -126,7 +126,9 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
         if not nodes["p"][tried].any():
             lines.append(f"{name} records no p: the target's probabilities are not compared")
         if np.isnan(nodes["raw_p"][tried]).all():
-            lines.append(f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known")
+            lines.append(
+                f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
+            )
         if side.steps["forced"].any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
     if matched and all(kind is Match.ORDER for _, _, kind in matched):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.result import Difference, Match
+from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import RunInfo
 from specscope.trace.tree import Drawn
 from specscope.trace.vocabulary import printable
@@ -42,17 +43,25 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
     runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
     found: list[Difference | None] = [_observed_q(a, b)]
     if all(runs):
-        found += [_unlike(name, *([value(run) for run in side] for side in runs), note) for name, value, note in _RUN]
+        found += [
+            _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
+            for name, value, note in _RUN
+        ]
     found += [_rule(a, b), *_params(a, b, pairs), *_load(a, b)]
     if all(runs):
         names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
-        found += [_unlike(f"version of {n}", *([run.versions.get(n, "") for run in side] for side in runs)) for n in names]
+        told = [[run.versions for run in side] for side in runs]
+        found += [_unlike(f"version of {name}", _each(told[0], name), _each(told[1], name)) for name in names]
     return [one for one in found if one is not None]
 
 
 def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
     return None if set(first) == set(second) else Difference(name, _some(first), _some(second), note)
+
+
+def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
+    return [one.get(name, "") for one in versions]
 
 
 def _some(values: Sequence[str]) -> str:
@@ -79,26 +88,26 @@ def _how_drawn(side: Side) -> str:
 
 def _rule(a: Side, b: Side) -> Difference | None:
     rules = [[side.names[at] for at in np.unique(side.steps["rule"])] for side in (a, b)]
-    return _unlike("rule", *rules, "of verification")
+    return _unlike("rule", rules[0], rules[1], "of verification")
 
 
 def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
-    """Sampling parameters that differ within pairs; without pairs, between all requests."""
+    """Sampling parameters that differ within pairs."""
     seen: dict[str, Counter[tuple[str, str]]] = {}
     for first, second, _ in pairs:
         infos = a.requests[first].info, b.requests[second].info
         if infos[0] is None or infos[1] is None:
             continue
-        mine, theirs = (info.params.to_dict() for info in infos if info is not None)
-        for name, value in mine.items():
-            if value != theirs[name]:
-                seen.setdefault(name, Counter())[str(value), str(theirs[name])] += 1
+        for name in PARAM_NAMES:
+            mine, theirs = (getattr(info.params, name) for info in infos if info is not None)
+            if mine != theirs:
+                seen.setdefault(name, Counter())[str(mine), str(theirs)] += 1
     found = []
     for name, counts in seen.items():
         values = [list(dict.fromkeys(pair[at] for pair in counts)) for at in (0, 1)]
         note = f"in {plural(counts.total(), 'pair')}"
         found.append(Difference(name, _some(values[0]), _some(values[1]), note))
-    return sorted(found, key=lambda one: one.name == "seed")
+    return sorted(found, key=lambda one: (one.name == "seed", one.name))
 
 
 def _load(a: Side, b: Side) -> list[Difference | None]:

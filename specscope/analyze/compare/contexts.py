@@ -39,7 +39,7 @@ class Aligned:
 
 def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     """By hashes of (pair, output so far, path)."""
-    keys = [_keys(side, [pair[at] for pair in pairs]) for at, side in enumerate((a, b))]
+    keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
     steps = _join(keys[0][0], keys[1][0])
     nodes = _join(keys[0][1], keys[1][1])
     exact = np.zeros(len(a.requests), np.bool_)
@@ -67,9 +67,9 @@ def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes]:
     own = np.zeros(len(side.node_step), np.uint64)
     token = mix(side.nodes["token"].astype(np.int64) + 2)
     for depth in range(1, int(side.depth.max(initial=0)) + 1):
-        at = np.flatnonzero(side.depth == depth)
-        above = root[side.node_step[at]] if depth == 1 else own[side.above[at]]
-        own[at] = above * np.uint64(FACTOR) + token[at]
+        level = np.flatnonzero(side.depth == depth)
+        above = root[side.node_step[level]] if depth == 1 else own[side.above[level]]
+        own[level] = above * np.uint64(FACTOR) + token[level]
     own[root[side.node_step] == 0] = 0
     return root, own
 
@@ -89,7 +89,9 @@ def _join(a: Hashes, b: Hashes) -> tuple[Longs, Longs]:
     first, at_first = np.unique(a, return_index=True)
     second, at_second = np.unique(b, return_index=True)
     _, x, y = np.intersect1d(first[first != 0], second[second != 0], assume_unique=True, return_indices=True)
-    return at_first[first != 0][x], at_second[second != 0][y]
+    found = at_first[first != 0][x], at_second[second != 0][y]
+    order = np.argsort(found[0])  # as A has them: the first example is the first in time
+    return found[0][order], found[1][order]
 
 
 def fields(aligned: Aligned) -> list[Field]:
@@ -190,7 +192,8 @@ def _near_tie(aligned: Aligned) -> Bools:
 
 
 def _position(side: Side) -> Longs:
-    return (side.steps["context"] + side.steps["prefill"]).astype(np.int64)
+    position: Longs = side.steps["context"].astype(np.int64) + side.steps["prefill"]
+    return position
 
 
 def _tree_hash(side: Side) -> Hashes:
@@ -242,7 +245,7 @@ def _other(
     if count:
         at = int(np.argmax(differ)) if worst is None else worst
         example = (_reference(aligned, 0, at, of_steps), _reference(aligned, 1, at, of_steps))
-    places_of = _where(aligned, differ, where, of_steps) if 0 < count else ()
+    places_of = _where(aligned, differ, where, of_steps) if count > 0 else ()
     suspect = suspects and count >= FEWEST and count > RARE * compared
     return Field(name, compared, count, None, None, example, places_of, suspect, note)
 

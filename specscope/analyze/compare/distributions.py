@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,10 @@ class Counts:
         """[S] steps that drafted."""
         return self.side.steps["judged"] & (self.side.steps["nodes"] > 0)
 
-    def total(self, values: NDArray[np.generic], rows: NDArray[np.generic] | None = None) -> Doubles:
+    def total(self, values: NDArray[Any], rows: NDArray[Any] | None = None) -> Doubles:
         """[clusters] the sum of a value by step, or of a value at these rows of `steps`."""
         cluster = self.cluster if rows is None else self.cluster[rows.astype(np.int64)]
-        return np.bincount(cluster, weights=values.astype(np.float64), minlength=self.clusters)
+        return np.bincount(cluster, values.astype(np.float64), self.clusters).astype(np.float64)
 
 
 def clustered(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> tuple[Counts, Counts]:
@@ -65,7 +66,9 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     drafts = [side.drafts for side in both]
     ratios = [
         _ratio("tau", both, [c.side.steps["accepted"] for c in both], drafts, 1.0),
-        _ratio("rate", both, [c.side.steps["accepted"] for c in both], [c.side.steps["nodes"] for c in both], percent=True),
+        _ratio(
+            "rate", both, [c.side.steps["accepted"] for c in both], [c.side.steps["nodes"] for c in both], percent=True
+        ),
     ]
     deepest = min(int(c.side.tree_depth.max(initial=0)) for c in both)
     for depth in range(1, min(deepest, DEEPEST) + 1):
@@ -73,7 +76,9 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
         if min(int(one.sum()) for one in here) < FEWEST_DRAFTS:
             break
         got = [c.side.steps["accepted"] >= depth for c in both]
-        ratios.append(_ratio(f"depth {depth} rate", both, [x & y for x, y in zip(here, got, strict=True)], here, percent=True))
+        ratios.append(
+            _ratio(f"depth {depth} rate", both, [x & y for x, y in zip(here, got, strict=True)], here, percent=True)
+        )
     judged = [c.side.steps["judged"] for c in both]
     ratios.append(_ratio("tokens per step", both, [c.side.steps["emitted"] for c in both], judged))
     bonus = [(c.side.steps["kind"] == KINDS.index(FinalKind.BONUS)) & c.drafts for c in both]
@@ -85,8 +90,8 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
 def _ratio(
     name: str,
     both: tuple[Counts, Counts],
-    top: Sequence[NDArray[np.generic]],
-    bottom: Sequence[NDArray[np.generic]],
+    top: Sequence[NDArray[Any]],
+    bottom: Sequence[NDArray[Any]],
     offset: float = 0.0,
     *,
     percent: bool = False,
@@ -103,7 +108,7 @@ def believed(side: Side) -> NDArray[np.float32]:
 
 
 def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """Whether q is too high, and how far it is from what happened. A younger sibling is tried only after a rejection."""
+    """Whether q is too high, and how far it is from what happened; over first siblings, which are tried as drawn."""
     tops: list[list[Doubles]] = [[], []]
     belows: list[Doubles] = []
     for c in both:
@@ -155,15 +160,16 @@ def groups(a: Counts, b: Counts) -> dict[str, tuple[Estimate, ...]]:
     both = (a, b)
     ratios: list[tuple[str, Ratio]] = []
     for title, names, of in _groupings(both):
-        for value, name in enumerate(names):
-            here = [c.drafts & (mine == value) for c, mine in zip(both, of, strict=True)]
-            if min(int(one.sum()) for one in here) >= FEWEST_DRAFTS:
-                ratios.append((title, _ratio(name, both, [c.side.steps["accepted"] for c in both], here, 1.0)))
+        rows = [[c.drafts & (mine == value) for c, mine in zip(both, of, strict=True)] for value in range(len(names))]
+        enough = [at for at, here in enumerate(rows) if min(int(one.sum()) for one in here) >= FEWEST_DRAFTS]
+        for at in enough if len(enough) > 1 else ():  # one value alone is what the figures say already
+            accepted = [c.side.steps["accepted"] for c in both]
+            ratios.append((title, _ratio(names[at], both, accepted, rows[at], 1.0)))
     told = estimates([ratio for _, ratio in ratios], a.clusters, ALPHA)
     found: dict[str, list[Estimate]] = {}
     for (title, _), estimate in zip(ratios, told, strict=True):
         found.setdefault(title, []).append(estimate)
-    return {title: tuple(each) for title, each in found.items() if len(each) > 1 or not title.startswith("by ")}
+    return {title: tuple(each) for title, each in found.items()}
 
 
 Grouping = tuple[str, list[str], list[NDArray[np.int64]]]  # title, names of the values, the value of each step by side
@@ -181,7 +187,11 @@ def _groupings(both: tuple[Counts, Counts]) -> list[Grouping]:
 
 def _ranges(title: str, edges: Sequence[int], values: Sequence[NDArray[np.integer]]) -> Grouping:
     names = [
-        f"{low:,}" if high is not None and high == low + 1 else f"{low:,}+" if high is None else f"{low:,} to {high - 1:,}"
+        f"{low:,}"
+        if high is not None and high == low + 1
+        else f"{low:,}+"
+        if high is None
+        else f"{low:,} to {high - 1:,}"
         for low, high in zip(edges, [*edges[1:], None], strict=True)
     ]
     return title, names, [np.searchsorted(np.array(edges), side, "right") - 1 for side in values]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.compare.result import Condition, Estimate
 from specscope.errors import UserError
 from specscope.trace.checked import short
@@ -45,7 +46,9 @@ class Limit:
 
 
 _NUMBER = r"(?P<size>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_CONDITION = re.compile(rf"(?P<figure>[a-z][a-z0-9 ]*?) +(?P<way>drops|rises|differs) *> *{_NUMBER} *(?P<percent>%?)", re.ASCII)
+_CONDITION = re.compile(
+    rf"(?P<figure>[a-z][a-z0-9 ]*?) +(?P<way>drops|rises|differs) *> *{_NUMBER} *(?P<percent>%?)", re.ASCII
+)
 
 
 def parse(text: str) -> list[Limit]:
@@ -79,7 +82,7 @@ def _judge(limit: Limit, figures: Sequence[Estimate]) -> Condition:
         raise UserError(f"--fail-if {limit}: the captures do not show this figure on both sides")
     if figure.low is None or figure.high is None:
         raise UserError(
-            f"--fail-if {limit}: {figure.clusters} requests are too few for an interval; 6 or more on each side are needed"
+            f"--fail-if {limit}: {figure.clusters} requests are too few for an interval; {FEWEST} or more are needed"
         )
     least = limit.size * abs(figure.a) if limit.relative else limit.size
     low, high = figure.low, figure.high
@@ -97,7 +100,8 @@ def change(figure: Estimate) -> str:
     unit = 100.0 if figure.percent else 1.0
     sign = "%" if figure.percent else ""
     digits = 1 if figure.percent else 3
-    text = f"{figure.a * unit:.{digits}f}{sign} → {figure.b * unit:.{digits}f}{sign}, {figure.difference * unit:+.{digits}f}"
+    a, b = (f"{value * unit:.{digits}f}{sign}" for value in (figure.a, figure.b))
+    text = f"{a} → {b}, {figure.difference * unit:+.{digits}f}"
     if figure.low is None or figure.high is None:
         return text
     return f"{text} ({figure.low * unit:+.{digits}f} to {figure.high * unit:+.{digits}f}, 95 %)"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from specscope.analyze.compare.columns import Request, Side
 from specscope.analyze.compare.result import Match
-from specscope.trace.params import SamplingParams
+from specscope.trace.params import PARAM_NAMES
 
 
 def match(a: Side, b: Side) -> list[tuple[int, int, Match]]:
@@ -46,17 +46,20 @@ def _prompt(request: Request) -> Hashable | None:
 
 
 def _with(*left_out: str) -> Callable[[Request], Hashable | None]:
+    names = sorted(PARAM_NAMES - set(left_out))
+
     def key(request: Request) -> Hashable | None:
         prompt = _prompt(request)
         if prompt is None or request.info is None:
             return None
-        return prompt, tuple(sorted(_plain(request.info.params, left_out).items()))
+        params = request.info.params
+        return prompt, tuple(map(_plain, (getattr(params, name) for name in names)))
 
     return key
 
 
-def _plain(params: SamplingParams, left_out: tuple[str, ...]) -> dict[str, str]:
-    return {name: str(value) for name, value in params.to_dict().items() if name not in left_out}
+def _plain(value: object) -> Hashable:
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else str(value)
 
 
 _KEYS: tuple[tuple[Match, Callable[[Request], Hashable | None]], ...] = (

@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 from specscope.analyze.compare.columns import KINDS, Request, Side
 from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parting
 from specscope.analyze.findings import Reference
+from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import ROUNDING, FinalKind, Outcome
 from specscope.trace.tree import Drawn
 
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
+_LENGTH = {"seed", "max_tokens", "stop", "ignore_eos"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -88,7 +90,7 @@ class Partings:
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
             return Cause.ROUNDING
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
-        if _unlike(*given, tolerance):
+        if _unlike(given[0], given[1], tolerance):
             return Cause.TARGET
         if greedy and x.token != y.token:
             recorded = any(one.gap is not None for one in (*x.decisions, *y.decisions))
@@ -122,8 +124,8 @@ def _other_rules(a: Request, b: Request) -> bool:
     """Whether the parameters shape another distribution; how long an output may be does not."""
     if a.info is None or b.info is None:
         return False
-    mine, theirs = a.info.params.to_dict(), b.info.params.to_dict()
-    return any(mine[name] != theirs[name] for name in mine if name not in ("seed", "max_tokens", "stop", "ignore_eos"))
+    mine, theirs = a.info.params, b.info.params
+    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - _LENGTH)
 
 
 def _unlike(a: dict[tuple[str, int], float], b: dict[tuple[str, int], float], tolerance: float) -> bool:
@@ -189,6 +191,7 @@ def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
     return Decision(
         node=node - int(side.steps["first_node"][row]),
         token=int(nodes["token"]),
+        text=side.vocabulary.show(int(nodes["token"])),
         what="accepted" if nodes["outcome"] == Outcome.ACCEPTED else "rejected",
         p=float(nodes["p"]),
         q=None if nodes["drawn"] == Drawn.DETERMINISTIC else float(nodes["q"]),
@@ -206,6 +209,7 @@ def _final(side: Side, row: int, tolerance: float) -> Decision:
     return Decision(
         node=None,
         token=int(step["token"]),
+        text=side.vocabulary.show(int(step["token"])),
         what=KINDS[step["kind"]].value,
         p=float(step["final_p"]),
         q=None,
@@ -218,7 +222,7 @@ def _final(side: Side, row: int, tolerance: float) -> Decision:
 
 
 def _near(side: Side, row: int, margin: float, gap: float | None, tolerance: float) -> bool:
-    """Whether rounding could flip it. What is greedy has p of 0 and 1: there the raw probabilities tell, which both move."""
+    """Whether rounding could flip it. A greedy p is 0 or 1: there the raw probabilities tell, both of which move."""
     info = side.requests[side.steps["request"][row]].info
     greedy = info is None or info.params.greedy
     return margin < tolerance or (greedy and gap is not None and gap < 2 * tolerance)

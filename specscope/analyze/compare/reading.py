@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
 from specscope.analyze.compare.collect import BranchedError, CollectingHistory, from_history
 from specscope.analyze.compare.columns import Side, joined
@@ -32,9 +33,7 @@ def read_side(path: str, progress: Progress | None = None) -> Side:
     return history.collector.finish(path, history.run, history.vocabulary, reader.warnings)
 
 
-def read_sides(
-    a: Sequence[str], b: Sequence[str], progress: Progress | None = None
-) -> tuple[Side, Side]:
+def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
     """Both sides. Raises UserError."""
     paths = [*a, *b]
     large = [path for path in paths if _size(path) > LARGE]
@@ -62,7 +61,7 @@ def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -
     done: dict[int, Side] = {}
     shares = [0.0] * len(paths)
     waiting = list(range(len(paths)))
-    going: dict[Connection, tuple[int, multiprocessing.process.BaseProcess]] = {}
+    going: dict[Connection, tuple[int, SpawnProcess]] = {}
     try:
         while waiting or going:
             while waiting and len(going) < workers:

@@ -75,6 +75,7 @@ class Decision:
 
     node: int | None  # None: the final token
     token: int
+    text: str  # the token for people
     what: str  # accepted, rejected, or the kind of final token
     p: float
     q: float | None  # as drawn; None where the draft is deterministic, and for a final token

@@ -1,4 +1,4 @@
-"""The plain verdict: same, different or not to be told, with what speaks for it and the size that would have been seen."""
+"""The plain verdict: same, different or not to be told, what speaks for it, and the size that would have been seen."""
 
 from __future__ import annotations
 
