@@ -16,7 +16,10 @@ from specscope.lifetime import Lifetime
 from specscope.trace.files import PAGE, check_output
 
 if TYPE_CHECKING:
-    from specscope.analyze.compare.result import Comparison
+    from specscope.analyze.compare.columns import Side
+    from specscope.analyze.compare.result import Comparison, Pair
+    from specscope.trace.records import RequestStep
+    from specscope.tui.compared import Compared, ComparedPair
 
 
 class WithCommand(click.Command):
@@ -93,8 +96,9 @@ def compare(
     if screen:
         from specscope.tui.compare import run_compare
 
-        run_compare(*sides, found, lifetime)
-    elif html is not None or as_json:
+        run_compare(compared(*sides, found), lifetime)
+        return
+    if html is not None or as_json:
         if html is not None:
             _write_page(found, html)
         if as_json:
@@ -104,6 +108,34 @@ def compare(
     code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
     if code:
         sys.exit(code)
+
+
+def compared(a: Side, b: Side, found: Comparison) -> Compared:
+    """What the screen shows."""
+    from specscope.analyze.compare.result import ABOUT
+    from specscope.tui.compared import Compared, ComparedPair
+
+    def pair(number: int, one: Pair) -> ComparedPair:
+        cause, at = ("", None) if one.parting is None else (one.parting.cause, one.parting.position)
+        other = None if one.first is None else one.first.position
+        about = "" if one.parting is None else ABOUT[one.parting.cause]
+        return ComparedPair(number, one.id_a, one.id_b, one.title, one.tokens, one.tau, at, str(cause), about, other)
+
+    def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
+        one = found.pairs[pair.number]
+        return a.decode_steps(a.requests[one.a]), b.decode_steps(b.requests[one.b])
+
+    return Compared(
+        sources=(", ".join(found.a.sources), ", ".join(found.b.sources)),
+        answer=found.answer.value,
+        summary=found.summary,
+        reasons=found.reasons,
+        differences=tuple((one.name, one.a, one.b, one.note) for one in found.differences),
+        pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
+        vocabularies=(a.vocabulary, b.vocabulary),
+        dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
+        steps=steps,
+    )
 
 
 def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -183,6 +183,11 @@ class Side:
         run = self.captures[request.capture].run
         return "" if run is None else run.dtype
 
+    def decode_steps(self, request: Request) -> list[RequestStep]:
+        """A request's steps with a verdict."""
+        rows = self.rows(request)
+        return [self.part(row) for row in range(rows.start, rows.stop) if self.steps["judged"][row]]
+
     def part(self, row: int) -> RequestStep:
         """A row of `steps` as the record that it was, without the notes of drafter and parents."""
         at = self.steps[row]
