@@ -30,7 +30,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("dtype", lambda run: run.dtype, "probabilities differ by rounding"),
     ("backend", lambda run: run.backend, "probabilities differ by rounding"),
     ("device", lambda run: run.device, "probabilities differ by rounding"),
-    ("seed", lambda run: run.seed, "sampled outputs part; only distributions can be compared"),
+    ("seed", lambda run: run.seed, ""),
     ("max context", lambda run: run.max_context, ""),
     ("KV blocks", lambda run: f"{run.blocks} of {run.block_size}", "preemptions may differ"),
     ("EOS tokens", lambda run: ", ".join(map(str, run.eos_tokens)), "outputs end elsewhere"),
@@ -47,7 +47,10 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
             _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
             for name, value, note in _RUN
         ]
-    found += [_rule(a, b), *_params(a, b, pairs), *_load(a, b)]
+    params = _params(a, b, pairs)
+    if any(one.name == "seed" for one in params):  # the run's seed says the same
+        found = [one for one in found if one is None or one.name != "seed"]
+    found += [_rule(a, b), *params, *_load(a, b)]
     if all(runs):
         names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
         told = [[run.versions for run in side] for side in runs]
@@ -106,6 +109,7 @@ def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[D
     for name, counts in seen.items():
         values = [list(dict.fromkeys(pair[at] for pair in counts)) for at in (0, 1)]
         note = f"in {plural(counts.total(), 'pair')}"
+        note += "; sampled outputs part, so only distributions can be compared" if name == "seed" else ""
         found.append(Difference(name, _some(values[0]), _some(values[1]), note))
     return sorted(found, key=lambda one: (one.name == "seed", one.name))
 

@@ -87,6 +87,11 @@ class Partings:
         if x.token is None or y.token is None:
             return Cause.END
         greedy = all(one.info is None or one.info.params.greedy for one in (a, b))
+        if not greedy and _seed(a) != _seed(b):
+            return Cause.SEED
+        certain = _certain(x, y) if match is Match.EXACT else None
+        if certain is not None:
+            return certain
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
             return Cause.ROUNDING
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
@@ -95,9 +100,25 @@ class Partings:
         if greedy and x.token != y.token:
             recorded = any(one.gap is not None for one in (*x.decisions, *y.decisions))
             return Cause.TARGET if recorded else Cause.CHOICE
-        if match is not Match.EXACT and not greedy:
-            return Cause.SEED if match is not Match.ORDER else Cause.UNKNOWN
         return _mechanical(x, y, tolerance)
+
+
+def _seed(request: Request) -> int | None:
+    return None if request.info is None else request.info.params.seed
+
+
+def _certain(x: Half, y: Half) -> Cause | None:
+    """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
+    if x.position != y.position:
+        return None
+    for one, two in zip(x.decisions, y.decisions, strict=False):
+        if one.node is None or (one.node, one.token) != (two.node, two.token):
+            return None
+        if one.coin != two.coin:
+            return Cause.COIN
+        if one.what != two.what:
+            return Cause.VERDICT if (one.accept_prob, one.p, one.q) == (two.accept_prob, two.p, two.q) else None
+    return None
 
 
 def _mechanical(x: Half, y: Half, tolerance: float) -> Cause:

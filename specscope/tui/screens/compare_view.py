@@ -160,6 +160,7 @@ def _line(pair: ComparedPair, name: int, width: int, wide: bool) -> Line:
 class CompareScreen(Over, inherit_bindings=False):
     """Enter opens the picked pair where it parts."""
 
+    SCOPED_CSS = False  # the classes of size are on the screen itself
     DEFAULT_CSS = """
     #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 6 7 1fr; }
     .-tall #of-compare { grid-rows: 8 11 1fr; }

@@ -144,6 +144,7 @@ class TreePanelOf(Panel):
 class PartingScreen(Over, inherit_bindings=False):
     """The places above, both trees below."""
 
+    SCOPED_CSS = False  # the classes of size are on the screen itself
     DEFAULT_CSS = """
     #of-parting { height: 1fr; layout: grid; grid-size: 2; grid-rows: 2fr 3fr; }
     #places { column-span: 2; }
