@@ -61,7 +61,7 @@ class Breakpoint:
 
 
 @dataclass(frozen=True)
-class Point:
+class BreakpointInfo:
     """A breakpoint as a screen shows it."""
 
     number: int
@@ -73,7 +73,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Hit:
+class BreakpointHit:
     """A breakpoint that stopped the run, and at what."""
 
     number: int
@@ -131,10 +131,11 @@ class Breakpoints:
         for number in gone:
             self.points.pop(number, None)
 
-    def shown(self) -> tuple[Point, ...]:
+    def shown(self) -> tuple[BreakpointInfo, ...]:
         """All of them, to be shown."""
         return tuple(
-            Point(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands) for p in self.points.values()
+            BreakpointInfo(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands)
+            for p in self.points.values()
         )
 
     @property
@@ -142,19 +143,21 @@ class Breakpoints:
         """The events that any enabled one waits for."""
         return frozenset(point.kind for point in self.points.values() if point.enabled)
 
-    def check(self, record: StepRecord, history: History, *, back: bool = False) -> list[Hit]:
+    def check(self, record: StepRecord, history: History, *, back: bool = False) -> list[BreakpointHit]:
         """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards.
 
         Going back counts no hits and lets none pass.
         """
         if not self.points:
             return []
-        hits: list[Hit] = []
+        hits: list[BreakpointHit] = []
         for event in events(record, history, self.wanted):
             for point in list(self.points.values()):
                 if point.holds(event) and (back or point.hit()):
                     hits.append(
-                        Hit(point.number, point.describe(), record.step, event.request, event.node, point.commands)
+                        BreakpointHit(
+                            point.number, point.describe(), record.step, event.request, event.node, point.commands
+                        )
                     )
                     if point.temporary:
                         del self.points[point.number]

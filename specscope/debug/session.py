@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specscope.debug.breakpoints import Breakpoints, Hit, step_condition, step_evidence
+from specscope.debug.breakpoints import BreakpointHit, Breakpoints, step_condition, step_evidence
 from specscope.debug.expressions import Expression
 from specscope.errors import UserError
 from specscope.trace.history import KEPT, History, RequestHistory
@@ -45,7 +45,7 @@ class Stop:
     """Why a command returned."""
 
     reason: str  # step, phase, breakpoint, until, finished, end, start
-    hits: tuple[Hit, ...] = ()
+    hits: tuple[BreakpointHit, ...] = ()
     text: str = ""  # for people
 
     def describe(self) -> str:

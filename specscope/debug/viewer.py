@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.commands import Commands
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
@@ -78,7 +78,7 @@ class Control(Protocol):
         """Answers of the debugger; the screen takes them out."""
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[BreakpointInfo, ...]:
         """Its breakpoints."""
 
     @property
@@ -162,7 +162,7 @@ class Viewer:
         return None if self.control is None else self.control.node_view
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[BreakpointInfo, ...]:
         """The breakpoints of the debugger that `debug` uses."""
         if self.control is not None and self.live and self.control.obeys:
             return self.control.points

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
@@ -44,7 +44,7 @@ class Worker:
         self.ready: Ready | None = None
         self.notices: deque[str] = deque()  # refusals, for the screen to show
         self.said: deque[str] = deque()  # what the debugger says
-        self.points: tuple[Point, ...] = ()  # its breakpoints
+        self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
         self.node_view: NodeView | None = None  # the last answer to `look`
         self._params = params

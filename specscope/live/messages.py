@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.trace.records import RunInfo
 from specscope.trace.vocabulary import Vocabulary
 
@@ -30,7 +30,7 @@ class Status:
 class Points:
     """The debugger's breakpoints, whenever they or their hits have changed."""
 
-    points: tuple[Point, ...]
+    points: tuple[BreakpointInfo, ...]
 
 
 @dataclass(frozen=True)

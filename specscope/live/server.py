@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands
 from specscope.engine.config import EngineConfig
@@ -41,7 +41,7 @@ class _Server:
         self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
         self.status = ""
-        self.points: tuple[Point, ...] = ()  # as they were sent last
+        self.points: tuple[BreakpointInfo, ...] = ()  # as they were sent last
         self.hits = 0  # of all of them, after the last step
 
     def send(self, message: object) -> None:

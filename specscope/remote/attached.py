@@ -8,7 +8,7 @@ import multiprocessing
 import threading
 from collections import Counter, deque
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.debug.views import NodeView
@@ -68,7 +68,7 @@ class Attached:
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         """Listen. Raises UserError where a port cannot be used."""
         self.notices: deque[str] = deque(maxlen=NOTICES)
-        self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
+        self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.node_view: NodeView | None = None
         self.said: deque[str] = deque()

@@ -14,7 +14,7 @@ import numpy as np
 
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
-from specscope.debug.views import Column, NodeView, Removed, TopToken
+from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -285,12 +285,12 @@ def forked(seed: int = 7) -> Forked:
     )
 
 
-def distribution(token: int, first: int, sharp: float, **more) -> Column:
+def distribution(token: int, first: int, sharp: float, **more) -> DistributionView:
     """A made-up distribution over the tokens from `first` on, the likeliest with probability `sharp`."""
     top = tuple(TopToken(first + at, sharp * (1 - sharp) ** at) for at in range(12))
     rank = next((at for at, one in enumerate(top, 1) if one.token == token), 40)
     prob = top[rank - 1].prob if rank <= 12 else 0.0004
-    return Column(top, 2.31 - sharp, prob, rank, **more)
+    return DistributionView(top, 2.31 - sharp, prob, rank, **more)
 
 
 def node_view(request: str = "r1", step: int = 14, node: int | None = 0, **more) -> NodeView:

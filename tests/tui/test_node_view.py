@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from specscope.debug.views import Column, TopToken
+from specscope.debug.views import DistributionView, TopToken
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
@@ -71,8 +71,8 @@ def test_what_is_not_there_says_why():
     assert "deterministic" in said
     assert "no model" in said
     assert "KL" not in said
-    outside = Column((TopToken(1, 1.0),), 0.0, 0.0, None, outside=True)
-    none = Column((TopToken(1, 1.0),), 0.0, 0.0, None)
+    outside = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None, outside=True)
+    none = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None)
     said = told(node_view_lines(node_view(draft=outside, p=none, kl=math.inf), vocabulary(), 60, 40))
     assert "outside the draft" in said
     assert "▸ 0: it cannot come" in said
