@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from specscope.debug.events import Event, EventKind, Evidence, events, types_of
 from specscope.debug.expressions import Expression
+from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
-from specscope.trace.vocabulary import printable
 
 
 @dataclass
@@ -72,25 +72,6 @@ class BreakpointInfo:
     commands: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class BreakpointHit:
-    """A breakpoint that stopped the run, and at what."""
-
-    number: int
-    text: str  # the breakpoint, as it was typed
-    step: int  # of the engine
-    request: str
-    node: int | None
-    commands: tuple[str, ...] = ()
-
-    def describe(self) -> str:
-        """One line."""
-        where = f"step {self.step}, {printable(self.request)}" + (
-            f", node {self.node}" if self.node is not None else ""
-        )
-        return f"breakpoint {self.number} ({self.text}) at {where}"
-
-
 class Breakpoints:
     """All breakpoints of a session."""
 
@@ -143,13 +124,13 @@ class Breakpoints:
         """The events that any enabled one waits for."""
         return frozenset(point.kind for point in self.points.values() if point.enabled)
 
-    def check(self, record: StepRecord, history: History, *, back: bool = False) -> list[BreakpointHit]:
-        """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards.
+    def check(self, record: StepRecord, history: History, *, back: bool = False) -> Stop | None:
+        """The stop at a step, where any breakpoint stops there. Temporary ones that did are gone afterwards.
 
         Going back counts no hits and lets none pass.
         """
         if not self.points:
-            return []
+            return None
         hits: list[BreakpointHit] = []
         for event in events(record, history, self.wanted):
             for point in list(self.points.values()):
@@ -161,7 +142,7 @@ class Breakpoints:
                     )
                     if point.temporary:
                         del self.points[point.number]
-        return hits
+        return Stop(StopReason.BREAKPOINT, record.step, tuple(hits)) if hits else None
 
 
 def step_condition(text: str) -> Expression:

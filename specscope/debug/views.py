@@ -44,7 +44,7 @@ class NodeView:
     token: int  # the node's, or the final one
     raw: DistributionView  # the target's, before temperature and rules
     p: DistributionView  # the target's, as it is sampled from at this place
-    draft: DistributionView | None  # the drafter's own, before temperature and rules; None where not known
+    draft: DistributionView | None  # the drafter's own, as raw; None for no model, or not known
     q: DistributionView | None  # the drafter's, as it was sampled from; None for deterministic drafts
     removed: tuple[Removed, ...]  # by each rule that shapes p
     choice_rank: int | None  # of the target's likeliest token in the drafter's own distribution; None where not known

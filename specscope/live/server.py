@@ -10,20 +10,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from specscope.debug.answers import LineRefused, LookRefused, News, PromptRefused
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands
+from specscope.debug.stepper import Stepper
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import Command, Points, Ready, Status
+from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
 from specscope.live.output import redirect_output
 from specscope.live.start import start_engine
 
@@ -49,7 +51,7 @@ class _Server:
             self.news.send(message)
 
     def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
-        engine = start_engine(config, lambda stage: self.send(Status("loading", stage)))
+        engine = start_engine(config, lambda stage: self.send(Loading(stage)))
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
 
@@ -59,29 +61,38 @@ class _Server:
         commands.many_lines = False
         session = commands.session
         session.interrupted = self.commands.poll
+        stepper = session.stepper
+        assert stepper is not None
         for spec in prompts:
             self._submit(engine, spec)
         try:
             while self._obey(engine, commands):
                 if engine.busy and (not self.paused or self.single):
                     self.single = max(self.single - 1, 0)
-                    self._advance(commands)
+                    self._advance(engine, stepper, commands)
             engine.cancel_all()
             while engine.busy:
                 engine.step()
         finally:
             engine.close()
 
-    def _advance(self, commands: Commands) -> None:
+    def _advance(self, engine: Engine, stepper: Stepper, commands: Commands) -> None:
         """One step; at a breakpoint the engine pauses, and says why."""
-        stop = commands.session.next()
-        if stop.hits:
+        stop = stepper.step()
+        if stop is not None:
             self.paused, self.single = True, 0
-            self.send(Status("said", commands.stopped(stop)))
-        hits = sum(point.hits for point in commands.session.breakpoints.points.values())
-        if stop.hits or hits != self.hits:  # hits that are let pass count as well
+            self._tell(engine, stop)
+            for answer in commands.reach(stop):
+                self._tell(engine, answer)
+        hits = sum(point.hits for point in stepper.breakpoints.points.values())
+        if stop is not None or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
             self._send_points(commands)
+
+    def _tell(self, engine: Engine, news: News) -> None:
+        """News that may be about a step, behind that step's record."""
+        engine.bus.flush()
+        self.send(news)
 
     def _obey(self, engine: Engine, commands: Commands) -> bool:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
@@ -89,7 +100,7 @@ class _Server:
         status = "paused" if self.paused else "running" if engine.busy else "idle"
         if status != self.status:
             self.status = status
-            self.send(Status("status", status))
+            self.send(Status(status))
         while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.commands.recv()
@@ -98,9 +109,9 @@ class _Server:
             self._do(engine, commands, command)
         return not self.ending
 
-    def _debug(self, commands: Commands, line: str) -> None:
+    def _debug(self, engine: Engine, commands: Commands, line: str) -> None:
         """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
-        with self._answering():
+        with self._answering(lambda why: LineRefused(line, why)):
             books, words = commands.is_passive(line), line.split()
             if words and not books and find(words[0]).name == "continue":
                 self.paused = False
@@ -108,30 +119,30 @@ class _Server:
             if not books:
                 self.paused, self.single = True, 0
             before = commands.forked
-            self.send(Status("said", commands.run(line)))
+            self._tell(engine, commands.answer(line))
             if commands.forked is not None and commands.forked is not before:
                 self.send(commands.forked)
         self._send_points(commands)
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """What cannot be answered is said: a question must not end the run."""
+    def _answering(self, refused: Callable[[str], News]) -> Iterator[None]:
+        """What cannot be answered is refused: a question must not end the run."""
         try:
             yield
         except UserError as error:
-            self.send(Status("said", str(error)))
+            self.send(refused(str(error)))
         except Exception as error:
-            self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
+            self.send(refused(f"the debugger failed: {type(error).__name__}: {error}"))
 
     def _send_points(self, commands: Commands) -> None:
         points = commands.session.breakpoints.shown()
         if points != self.points:
             self.points = points
-            self.send(Points(points))
+            self.send(BreakpointList(points))
 
     def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
         if command.verb == "debug":
-            self._debug(commands, command.value)
+            self._debug(engine, commands, command.value)
         elif command.verb == "look":
             self._look(commands, *command.value)
         elif command.verb == "submit":
@@ -147,14 +158,14 @@ class _Server:
 
     def _look(self, commands: Commands, step: int, request: str, node: int | None) -> None:
         """Answer with a NodeView, wherever the engine is. It goes on as it was."""
-        with self._answering():
+        with self._answering(lambda why: LookRefused(step, request, node, why)):
             self.send(commands.what_if.look(commands.session, step, request, node))
 
     def _submit(self, engine: Engine, spec: PromptSpec) -> None:
         try:
             engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
         except UserError as error:
-            self.send(Status("refused", str(error)))
+            self.send(PromptRefused(str(error)))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.ending = True
@@ -184,8 +195,8 @@ def serve(
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except UserError as error:
-        server.send(Status("failed", str(error)))
+        server.send(Failed(str(error)))
     except Exception as error:
-        server.send(Status("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+        server.send(Failed(f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
     news.close()
     os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save

@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+from specscope.debug.answers import Answer, LineRefused, LookRefused, PromptRefused
+from specscope.debug.show_stop import stop_text
+from specscope.debug.stops import StopReason
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -20,6 +23,11 @@ def wait(condition, session=None, seconds=60):
         if session:
             session.poll()
         time.sleep(0.01)
+
+
+def told(news):
+    """The text of an answer, or why there is none."""
+    return news.text if isinstance(news, Answer) else news.why if isinstance(news, LineRefused) else ""
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +91,20 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     wait(lambda: worker.status == "idle", session)
 
 
+def test_a_look_that_is_refused_says_which(worker, session):
+    worker.look(10**6, "r0", 1)
+    wait(lambda: session.news, session)
+    assert session.news.popleft() == LookRefused(
+        10**6, "r0", 1, "r0 in step 1000000 is not part of what the engine has run"
+    )
+
+
 def test_refusals_come_back_as_notices(worker, session):
     worker.submit("a" * 600)
-    wait(lambda: worker.notices)
-    assert "the limit is 511" in worker.notices.popleft()
+    wait(lambda: worker.news)
+    refused = worker.news.popleft()
+    assert isinstance(refused, PromptRefused)
+    assert "the limit is 511" in refused.why
     assert worker.status == "idle"
 
 
@@ -106,9 +124,9 @@ def test_unwatched_it_sends_nothing(worker, session):
     worker.watch(False)
     worker.submit("quiet")
     worker.submit("a" * 600)  # refused, which tells that the one before was taken
-    wait(lambda: worker.notices)
+    wait(lambda: worker.news)
     wait(lambda: worker.status == "idle")
-    worker.notices.clear()
+    worker.news.clear()
     worker.watch(True)
     worker.submit("loud")
     wait(lambda: "r5" in session.history.requests, session)
@@ -171,10 +189,10 @@ def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
 
 def test_a_bad_line_does_not_end_the_run(worker, session):
     def ask(line, why):
-        session.said.clear()
+        session.news.clear()
         if line:
             session.debug(line)
-        wait(lambda: any(why in text for text in session.said), session)
+        wait(lambda: any(why in told(news) for news in session.news), session)
 
     ask("nonsense", "unknown command")
     ask("break emit", "breakpoint")
@@ -203,16 +221,18 @@ def test_the_debugger_over_a_pipe(tiny):
 
     def ask(line):
         session.debug(line)
-        wait(lambda: session.said, session)
-        return session.said.popleft()
+        wait(lambda: session.news, session)
+        return told(session.news.popleft())
 
     try:
         assert ask("break draft") == "breakpoint 1: break draft"
         wait(lambda: [point.text for point in session.points] == ["break draft"], session)
         assert "write ==" in ask("break reject if depth = 1")
         session.debug("continue")
-        wait(lambda: session.said, session)
-        assert "breakpoint 1 (break draft) at step" in session.said.popleft()
+        wait(lambda: session.news, session)
+        stop = session.news.popleft()
+        assert (stop.reason, stop.hits[0].text) == (StopReason.BREAKPOINT, "break draft")
+        assert stop_text(stop, session.history).startswith(f"breakpoint 1 (break draft) at step {stop.step}, r0\nstep ")
         wait(lambda: session.paused, session)
         wait(lambda: session.points[0].hits == 1, session)
         ask("delete")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specscope.debug.answers import Answer, News
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
@@ -318,8 +319,7 @@ class FakeEngine:
         self.stage: tuple[str, float | None] = ("", None)
         self.failure = ""
         self.obeys = True
-        self.refused: deque[str] = deque()
-        self.said: deque[str] = deque()
+        self.news: deque[News] = deque()
         self.points: tuple = ()
         self.forked = None
         self.node_view: NodeView | None = None
@@ -348,7 +348,7 @@ class FakeEngine:
 
     def debug(self, line: str) -> None:
         self.lines.append(line)
-        self.said.append(f"step 11  {line}" if line.startswith("request") else f"heard {line}")
+        self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
 
     def look(self, step: int, request: str, node: int | None) -> None:
         self.looked.append((step, request, node))
@@ -375,10 +375,6 @@ class FakeEngine:
     @property
     def error(self) -> str:
         return self.failure
-
-    @property
-    def notices(self) -> deque[str]:
-        return self.refused
 
 
 def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:

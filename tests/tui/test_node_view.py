@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from specscope.debug.answers import Answer, LookRefused
 from specscope.debug.views import DistributionView, TopToken
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
@@ -147,8 +148,13 @@ async def test_a_refusal_stands_where_the_answer_would():
     engine.answers = False
     async with running(viewer) as (app, pilot):
         await pilot.press("j", "d", "enter")
-        engine.said.append("r1 is gone: its step cannot be computed again")
         place = app.screen.query_one(PlacePanel)
+        step, name, node = engine.looked[-1]
+        engine.news.append(Answer("where", "step 3  r1@2"))  # nothing that only comes meanwhile is a refusal
+        engine.news.append(LookRefused(step - 1, name, node, "another step is gone"))
+        await pilot.pause(0.4)
+        assert "asking" in text_of(place)
+        engine.news.append(LookRefused(step, name, node, "r1 is gone: its step cannot be computed again"))
         for _ in range(60):
             await pilot.pause(0.05)
             if "is gone" in text_of(place):
