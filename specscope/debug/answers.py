@@ -9,11 +9,24 @@ from specscope.debug.stops import Stop
 
 @dataclass(frozen=True)
 class Answer:
-    """What a typed line printed, or a command of a breakpoint."""
+    """What a line printed: a typed one, or a command of a breakpoint."""
 
     line: str
     text: str
     stop: Stop | None = None  # where it stopped the run, if it moved it
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A running engine came to a breakpoint, whose commands answered this."""
+
+    stop: Stop
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def last(self) -> Stop:
+        """Where it is now: the commands may have run on."""
+        return (self.answers[-1].stop if self.answers else None) or self.stop
 
 
 @dataclass(frozen=True)
@@ -48,4 +61,4 @@ class Notice:
     text: str
 
 
-News = Stop | Answer | LineRefused | LookRefused | PromptRefused | Notice  # a Stop by itself: a breakpoint's
+News = Stopped | Answer | LineRefused | LookRefused | PromptRefused | Notice

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from specscope.debug import show
-from specscope.debug.answers import Answer
+from specscope.debug.answers import Answer, Stopped
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
@@ -114,10 +114,10 @@ class Commands(PointCommands):
             lines += [text for _, text in self._drain()]
         return "\n".join(line for line in lines if line)
 
-    def reach(self, stop: Stop) -> list[Answer]:
-        """Take over at a breakpoint at which someone else stopped the run; what its commands answer."""
+    def reach(self, stop: Stop) -> Stopped:
+        """Take over where an engine that ran by itself was stopped, and run the breakpoints' commands."""
         self._reach(stop)
-        return [self._answer(line, text) for line, text in self._drain()]
+        return Stopped(stop, tuple(self._answer(line, text) for line, text in self._drain()))
 
     def _reach(self, stop: Stop) -> None:
         """Make the stop's request and node the current ones, and its breakpoints' commands the next to run."""

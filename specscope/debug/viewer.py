@@ -213,12 +213,10 @@ class Viewer:
     def poll(self) -> bool:
         """Take in what is new; True where the screen should change."""
         gone = self.history.gone
-        changed = False
-        if self.control is not None:
-            while self.control.news:  # before the records: those that it is about are then in the history
-                self.news.append(self.control.news.popleft())
-                changed = True
-            changed |= self.control.poll(self.history)
+        changed = self.control.poll(self.history) if self.control else False
+        while self.control is not None and self.control.news:
+            self.news.append(self.control.news.popleft())
+            changed = True
         self.position = max(self.position - (self.history.gone - gone), min(self.position, 0))
         self.position = min(self.position, len(self.history.steps) - 1)  # steps may have been taken back
         if self.reader is not None and not self.reader.done:

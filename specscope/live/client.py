@@ -7,10 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused
+from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
-from specscope.debug.stops import Stop
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -54,7 +53,7 @@ class Worker:
         self._status = "loading"
         self._stage = "starting"
         self._error = ""
-        self._records: deque[StepRecord | Moved] = deque()
+        self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
         context = multiprocessing.get_context("spawn")
         # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
         commands, self._commands = context.Pipe(duplex=False)
@@ -90,7 +89,7 @@ class Worker:
     def _hear(self, message: object) -> None:
         match message:
             case StepRecord() | Moved():
-                self._records.append(message)
+                self._arrived.append(message)
                 self.bus.publish(message)
             case BreakpointList():
                 self.points = message.breakpoints
@@ -107,8 +106,8 @@ class Worker:
                 self._status = message.name
             case Failed():
                 self._error = message.why
-            case Stop() | Answer() | LineRefused() | LookRefused() | PromptRefused() | Notice():
-                self.news.append(message)
+            case Stopped() | Answer() | LineRefused() | LookRefused() | PromptRefused() | Notice():
+                self._arrived.append(message)
 
     def _send(self, verb: str, value: object = None) -> None:
         try:
@@ -117,14 +116,17 @@ class Worker:
             self._status = "ended"
 
     def poll(self, history: History) -> bool:
-        """Move new records into the history; True where there were any."""
+        """Move new records into the history, and what came with them into `news`; True where there was any."""
         changed = False
         if history.run is None and self.ready is not None:
             history.run, history.vocabulary, history.limit = self.ready.run, self.ready.vocabulary, KEPT
             changed = True
-        while self._records and history.run is not None:
-            record = self._records.popleft()
-            history.take(record)
+        while self._arrived and history.run is not None:
+            message = self._arrived.popleft()
+            if isinstance(message, StepRecord | Moved):
+                history.take(message)
+            else:
+                self.news.append(message)
             changed = True
         history.dropped = self.bus.dropped
         return changed

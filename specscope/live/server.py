@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 class _Server:
     """The worker's side: one loop that obeys commands and steps the engine."""
 
+    engine: Engine
+    debugger: Commands
+    stepper: Stepper
+
     def __init__(self, commands: Connection, news: Connection, paused: bool) -> None:
         self.commands, self.news = commands, news
         self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
@@ -50,54 +54,56 @@ class _Server:
         with self.lock:
             self.news.send(message)
 
-    def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
+    def load(self, config: EngineConfig) -> None:
         engine = start_engine(config, lambda stage: self.send(Loading(stage)))
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
 
         self.send(Ready(engine.run_info, engine.vocabulary))
-        self._watch(engine, True)
-        commands = commands_over(engine)
-        commands.many_lines = False
-        session = commands.session
-        session.interrupted = self.commands.poll
-        stepper = session.stepper
-        assert stepper is not None
-        for spec in prompts:
-            self._submit(engine, spec)
-        try:
-            while self._obey(engine, commands):
-                if engine.busy and (not self.paused or self.single):
-                    self.single = max(self.single - 1, 0)
-                    self._advance(engine, stepper, commands)
-            engine.cancel_all()
-            while engine.busy:
-                engine.step()
-        finally:
-            engine.close()
+        self.debug_with(engine, commands_over(engine))
+        self._watch(True)
 
-    def _advance(self, engine: Engine, stepper: Stepper, commands: Commands) -> None:
+    def debug_with(self, engine: Engine, debugger: Commands) -> None:
+        session = debugger.session
+        assert session.stepper is not None
+        self.engine, self.debugger, self.stepper = engine, debugger, session.stepper
+        debugger.many_lines = False
+        session.interrupted = self.commands.poll
+
+    def run(self, prompts: Sequence[PromptSpec]) -> None:
+        for spec in prompts:
+            self._submit(spec)
+        try:
+            while self._obey():
+                if self.engine.busy and (not self.paused or self.single):
+                    self.single = max(self.single - 1, 0)
+                    self.advance()
+            self.engine.cancel_all()
+            while self.engine.busy:
+                self.engine.step()
+        finally:
+            self.engine.close()
+
+    def advance(self) -> None:
         """One step; at a breakpoint the engine pauses, and says why."""
-        stop = stepper.step()
+        stop = self.stepper.step()
         if stop is not None:
             self.paused, self.single = True, 0
-            self._tell(engine, stop)
-            for answer in commands.reach(stop):
-                self._tell(engine, answer)
-        hits = sum(point.hits for point in stepper.breakpoints.points.values())
+            self._tell(self.debugger.reach(stop))
+        hits = sum(point.hits for point in self.stepper.breakpoints.points.values())
         if stop is not None or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
-            self._send_points(commands)
+            self._send_points()
 
-    def _tell(self, engine: Engine, news: News) -> None:
+    def _tell(self, news: News) -> None:
         """News that may be about a step, behind that step's record."""
-        engine.bus.flush()
+        self.engine.bus.flush()
         self.send(news)
 
-    def _obey(self, engine: Engine, commands: Commands) -> bool:
+    def _obey(self) -> bool:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
-        idle = not engine.busy or (self.paused and not self.single)
-        status = "paused" if self.paused else "running" if engine.busy else "idle"
+        idle = not self.engine.busy or (self.paused and not self.single)
+        status = "paused" if self.paused else "running" if self.engine.busy else "idle"
         if status != self.status:
             self.status = status
             self.send(Status(status))
@@ -106,23 +112,39 @@ class _Server:
             command: Command = self.commands.recv()
             if command.verb == "stop":
                 return False
-            self._do(engine, commands, command)
+            self._do(command)
         return not self.ending
 
-    def _debug(self, engine: Engine, commands: Commands, line: str) -> None:
-        """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
+    def _do(self, command: Command) -> None:
+        if command.verb == "debug":
+            self._debug(command.value)
+        elif command.verb == "look":
+            self._look(*command.value)
+        elif command.verb == "submit":
+            self._submit(command.value)
+        elif command.verb == "cancel":
+            self.engine.cancel(command.value)
+        elif command.verb == "step":
+            self.single += 1
+        elif command.verb == "watch":
+            self._watch(command.value)
+        else:
+            self.paused = command.verb == "pause"
+
+    def _debug(self, line: str) -> None:
+        """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
         with self._answering(lambda why: LineRefused(line, why)):
-            books, words = commands.is_passive(line), line.split()
-            if words and not books and find(words[0]).name == "continue":
+            passive, words = self.debugger.is_passive(line), line.split()
+            if words and not passive and find(words[0]).name == "continue":
                 self.paused = False
                 return
-            if not books:
+            if not passive:
                 self.paused, self.single = True, 0
-            before = commands.forked
-            self._tell(engine, commands.answer(line))
-            if commands.forked is not None and commands.forked is not before:
-                self.send(commands.forked)
-        self._send_points(commands)
+            before = self.debugger.forked
+            self._tell(self.debugger.answer(line))
+            if self.debugger.forked is not None and self.debugger.forked is not before:
+                self.send(self.debugger.forked)
+        self._send_points()
 
     @contextmanager
     def _answering(self, refused: Callable[[str], News]) -> Iterator[None]:
@@ -134,47 +156,31 @@ class _Server:
         except Exception as error:
             self.send(refused(f"the debugger failed: {type(error).__name__}: {error}"))
 
-    def _send_points(self, commands: Commands) -> None:
-        points = commands.session.breakpoints.shown()
+    def _send_points(self) -> None:
+        points = self.stepper.breakpoints.shown()
         if points != self.points:
             self.points = points
             self.send(BreakpointList(points))
 
-    def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
-        if command.verb == "debug":
-            self._debug(engine, commands, command.value)
-        elif command.verb == "look":
-            self._look(commands, *command.value)
-        elif command.verb == "submit":
-            self._submit(engine, command.value)
-        elif command.verb == "cancel":
-            engine.cancel(command.value)
-        elif command.verb == "step":
-            self.single += 1
-        elif command.verb == "watch":
-            self._watch(engine, command.value)
-        else:
-            self.paused = command.verb == "pause"
-
-    def _look(self, commands: Commands, step: int, request: str, node: int | None) -> None:
+    def _look(self, step: int, request: str, node: int | None) -> None:
         """Answer with a NodeView, wherever the engine is. It goes on as it was."""
         with self._answering(lambda why: LookRefused(step, request, node, why)):
-            self.send(commands.what_if.look(commands.session, step, request, node))
+            self.send(self.debugger.what_if.look(self.debugger.session, step, request, node))
 
-    def _submit(self, engine: Engine, spec: PromptSpec) -> None:
+    def _submit(self, spec: PromptSpec) -> None:
         try:
-            engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+            self.engine.add(self.engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
         except UserError as error:
             self.send(PromptRefused(str(error)))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.ending = True
 
-    def _watch(self, engine: Engine, wanted: bool) -> None:
+    def _watch(self, wanted: bool) -> None:
         """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
-        engine.bus.close()
+        self.engine.bus.close()
         if wanted:
-            engine.bus.follow(self.send, lossless=True)
+            self.engine.bus.follow(self.send, lossless=True)
 
 
 def serve(
@@ -191,7 +197,8 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(commands, news, paused)
     try:
-        server.run(config, prompts)
+        server.load(config)
+        server.run(prompts)
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except UserError as error:

@@ -1,7 +1,5 @@
 """The stepper: an engine under breakpoints, without a session; and a session that finds itself where it left it."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -9,8 +7,6 @@ from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.session import Session
 from specscope.debug.stepper import Stepper
 from specscope.debug.stops import Stop, StopReason
-from specscope.live.local import commands_over
-from specscope.live.server import _Server
 from specscope.trace.history import History
 
 
@@ -60,21 +56,6 @@ def test_without_breakpoints_a_step_is_the_engines_and_the_append(engine, monkey
     stepper.breakpoints.add("draft")
     with pytest.raises(AssertionError, match="pays for nothing"):
         stepper.step()
-
-
-def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(engine, monkeypatch):
-    sent = []
-    commands = commands_over(engine)
-    monkeypatch.setattr(Session, "_run", None)
-    server = _Server(None, SimpleNamespace(send=sent.append), paused=False)
-    for _ in range(4):
-        server._advance(engine, commands.session.stepper, commands)
-    assert len(commands.session.history.steps) == 4
-    assert not sent
-    commands.session.breakpoints.add("step")
-    server._advance(engine, commands.session.stepper, commands)
-    assert server.paused
-    assert sent[0].hits[0].step == 4
 
 
 def test_a_session_is_where_its_stepper_left_the_engine(engine):

@@ -1,17 +1,21 @@
 """The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from specscope.debug.answers import Answer, LineRefused, LookRefused, PromptRefused
+from specscope import Engine, SamplingParams
+from specscope.debug.answers import Answer, LookRefused, PromptRefused, Stopped
+from specscope.debug.session import Session
 from specscope.debug.show_stop import stop_text
 from specscope.debug.stops import StopReason
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.live.client import Worker
-from specscope.trace.params import SamplingParams
+from specscope.live.local import commands_over
+from specscope.live.server import _Server
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -27,7 +31,9 @@ def wait(condition, session=None, seconds=60):
 
 def told(news):
     """The text of an answer, or why there is none."""
-    return news.text if isinstance(news, Answer) else news.why if isinstance(news, LineRefused) else ""
+    if isinstance(news, Stopped):
+        return "\n".join(answer.text for answer in news.answers)
+    return news.text if isinstance(news, Answer) else news.why
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +107,8 @@ def test_a_look_that_is_refused_says_which(worker, session):
 
 def test_refusals_come_back_as_notices(worker, session):
     worker.submit("a" * 600)
-    wait(lambda: worker.news)
-    refused = worker.news.popleft()
+    wait(lambda: session.news, session)
+    refused = session.news.popleft()
     assert isinstance(refused, PromptRefused)
     assert "the limit is 511" in refused.why
     assert worker.status == "idle"
@@ -124,9 +130,9 @@ def test_unwatched_it_sends_nothing(worker, session):
     worker.watch(False)
     worker.submit("quiet")
     worker.submit("a" * 600)  # refused, which tells that the one before was taken
-    wait(lambda: worker.news)
+    wait(lambda: session.news, session)
     wait(lambda: worker.status == "idle")
-    worker.news.clear()
+    session.news.clear()
     worker.watch(True)
     worker.submit("loud")
     wait(lambda: "r5" in session.history.requests, session)
@@ -230,7 +236,7 @@ def test_the_debugger_over_a_pipe(tiny):
         assert "write ==" in ask("break reject if depth = 1")
         session.debug("continue")
         wait(lambda: session.news, session)
-        stop = session.news.popleft()
+        stop = session.news.popleft().stop
         assert (stop.reason, stop.hits[0].text) == (StopReason.BREAKPOINT, "break draft")
         assert stop_text(stop, session.history).startswith(f"breakpoint 1 (break draft) at step {stop.step}, r0\nstep ")
         wait(lambda: session.paused, session)
@@ -256,3 +262,21 @@ def test_the_debugger_over_a_pipe(tiny):
         assert [record.step for record in published] == list(range(len(session.history.steps)))
     finally:
         worker.close()
+
+
+def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monkeypatch):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none")
+    engine.add("abc", SamplingParams(max_tokens=20, ignore_eos=True))
+    sent = []
+    commands = commands_over(engine)
+    monkeypatch.setattr(Session, "_run", None)
+    server = _Server(SimpleNamespace(poll=None), SimpleNamespace(send=sent.append), paused=False)
+    server.debug_with(engine, commands)
+    for _ in range(4):
+        server.advance()
+    assert len(commands.session.history.steps) == 4
+    assert not sent
+    commands.session.breakpoints.add("step")
+    server.advance()
+    assert server.paused
+    assert sent[0].stop.hits[0].step == 4

@@ -113,7 +113,7 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
         attached.viewer.poll()
         time.sleep(0.02)
     attached.viewer.poll()
-    assert any("another engine" in notice.text for notice in attached.news)
+    assert any("another engine" in notice.text for notice in attached.viewer.news)
     async with ScopeApp(attached.viewer).run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("e")
@@ -133,13 +133,13 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
     records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
     assert len(records) > 9
     end = time.monotonic() + 30
-    while not attached.news and time.monotonic() < end:
+    while not attached.viewer.news and time.monotonic() < end:
         attached.viewer.poll()
         time.sleep(0.02)
     history = attached.viewer.history
     assert len(history.steps) <= 8
     assert history.steps == records[-len(history.steps) :]
-    assert "dropped the oldest" in attached.news[0].text
+    assert "dropped the oldest" in attached.viewer.news[0].text
     assert all(request.info is not None for request in history.requests.values())
     assert 0 <= attached.viewer.position < len(history.steps)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specscope.debug.answers import Answer, Stopped
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.trace.records import Outcome
 from specscope.tui.ask import Ask
@@ -88,7 +89,8 @@ async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_pro
     async with running(viewer) as (app, pilot):
         await pilot.press("d")
         hit = hit_of(viewer, "draft")
-        engine.news.append(Stop(StopReason.BREAKPOINT, hit.step, (hit,)))
+        stop = Stop(StopReason.BREAKPOINT, hit.step, (hit,))
+        engine.news.append(Stopped(stop, (Answer("print step", str(hit.step), stop),)))
         for _ in range(40):
             await pilot.pause(0.05)
             if notes(app):
@@ -96,6 +98,7 @@ async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_pro
         assert notes(app)[-1].startswith("breakpoint 1")
         assert app.talk.said[0] == (False, f"breakpoint 1 (break draft) at step {hit.step}, {hit.request}")
         assert app.talk.said[1][1].startswith(f"step {hit.step}  {hit.request}@")
+        assert app.talk.said[2] == (False, str(hit.step))
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -106,7 +109,7 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
         assert app.chosen != hit.request
         if opened:
             await pilot.press("d")
-        engine.news.append(Stop(StopReason.BREAKPOINT, hit.step, (hit,)))
+        engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
         assert app.chosen == hit.request
         if not opened:
@@ -121,7 +124,7 @@ async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
         hit, chosen = hit_of(viewer, "reject"), app.chosen
         await pilot.press(",", ",")
         at = viewer.position
-        engine.news.append(Stop(StopReason.BREAKPOINT, hit.step, (hit,)))
+        engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
         assert (app.chosen, viewer.position) == (chosen, at)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused
+from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
 from specscope.debug.show_stop import stop_text
 from specscope.debug.stops import BreakpointHit, Stop
 from specscope.tui.look import Look
@@ -110,10 +110,11 @@ class Screens(Questions):
             case Answer():
                 self._tell(news.text, notice)
                 self._arrive(news.stop)
-            case Stop():
-                self._tell(stop_text(news, self.viewer.history), notice)
+            case Stopped():
+                texts = [stop_text(news.stop, self.viewer.history), *(answer.text for answer in news.answers)]
+                self._tell("\n".join(text for text in texts if text), notice)
                 if self.viewer.follow:
-                    self._arrive(news)
+                    self._arrive(news.last)
 
     def _tell(self, text: str, notice: bool) -> None:
         """Text of the debugger's: at its prompt where that is open, else kept there, and its first line as a notice."""
