@@ -16,7 +16,7 @@ from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import PARAM_TYPES, SamplingParams
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,7 +99,7 @@ _OUTPUT = [
     ),
     click.option(
         "--trace-level",
-        type=click.Choice([level.value for level in Level]),
+        type=click.Choice([level.value for level in SpanLevel]),
         default="trees",
         show_default=True,
         help="What is sent to the endpoint; captures always hold trees.",
@@ -168,7 +168,7 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
-        level=Level(flags.pop("trace_level")),
+        level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
         text=not flags.pop("no_text"),
     )
