@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.compare.columns import KINDS, NODE, PRECEDED, STEP, Capture, Request, Side, spans
+from specscope.analyze.compare.columns import KINDS, NODE, PARENT, PRECEDED, STEP, Capture, Request, Side, spans
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.tree import ROOT
@@ -31,10 +31,11 @@ class Collector:
         self._last: dict[str, Preceded] = {}  # what each request's next decode step is preceded by
         self._rows: list[tuple[Any, ...]] = []
         self._nodes: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in NODE}
+        self._parents: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in PARENT}
         self._path: list[np.ndarray[Any, Any]] = []
         self._output: list[int] = []
         self._chunks: list[dict[str, np.ndarray[Any, Any]]] = []
-        self._counts = [0, 0, 0]  # nodes, path nodes and output tokens so far
+        self._counts = [0, 0, 0, 0]  # nodes, path nodes, output tokens and parents so far
 
     def add(self, record: StepRecord) -> None:
         """One engine step."""
@@ -69,15 +70,15 @@ class Collector:
         self._request(part.request)
         verdict, n = part.verdict, len(part.tree)
         preceded = -1
-        final: tuple[Any, ...] = (0, 0, 0, 0, 0.0, 0.0, 1.0, np.nan)
+        final: tuple[Any, ...] = (0, 0, 0, 0, 0.0, np.nan, 0.0, 1.0, np.nan)
         if verdict is not None:
             accepted = verdict.accepted
             final_gap = self._add_nodes(part) if n else _root_gap(part)
             if accepted:
                 self._path.append(verdict.path)
             self._output += part.output()
-            kind, how = _KIND[verdict.kind], (verdict.final_p, verdict.final_coin, verdict.final_margin)
-            final = (accepted, n, verdict.token, kind, *how, final_gap)
+            how = (verdict.final_p, _whole(part), verdict.final_coin, verdict.final_margin, final_gap)
+            final = (accepted, n, verdict.token, _KIND[verdict.kind], *how)
             preceded = _PRECEDED[part.preceded or self._last.get(part.request, Preceded.PREFILL)]
             self._last[part.request] = _left_behind(part)
         judged = verdict is not None
@@ -85,10 +86,12 @@ class Collector:
         # In the order of STEP.
         row = (self._by_id[part.request], part.index, step, part.context_len, part.prefill_tokens, batch, judged)
         names = (self._name(part.rule), self._name(part.drafter))
-        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, *self._counts))
+        given = self._add_parents(part) if judged else 0
+        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, *self._counts, given))
         self._counts[0] += n if judged else 0
         self._counts[1] += final[0]
         self._counts[2] += part.emitted
+        self._counts[3] += given
 
     def _add_nodes(self, part: RequestStep) -> float:
         """The nodes of a tree; the gap where the final token was drawn."""
@@ -113,13 +116,26 @@ class Collector:
         nodes["gap"].append(gaps[above])
         return float(gaps[verdict.path[-1] + 1 if len(verdict.path) else 0])
 
+    def _add_parents(self, part: RequestStep) -> int:
+        """What target and drafter gave; how many parents that are."""
+        parents = part.parents
+        if parents is None or not len(parents.node) or not parents.top.shape[1:] >= (1,):
+            return 0
+        for name in ("node", "choice", "choice_p", "entropy", "q_entropy"):
+            self._parents[name].append(getattr(parents, name))
+        self._parents["top"].append(parents.top[:, 0])
+        self._parents["top_p"].append(parents.top_p[:, 0])
+        return len(parents.node)
+
     def _flush(self) -> None:
         """Rows to arrays."""
         chunk: dict[str, np.ndarray[Any, Any]] = {"steps": np.array(self._rows, STEP)}
-        for name, kind in NODE.items():
-            parts = self._nodes[name]
-            chunk[name] = np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, kind)
-            parts.clear()
+        for of, kinds, held in (("node", NODE, self._nodes), ("parent", PARENT, self._parents)):
+            for name, kind in kinds.items():
+                parts = held[name]
+                whole = np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, kind)
+                chunk[f"{of} {name}"] = whole
+                parts.clear()
         chunk["path"] = np.concatenate(self._path).astype(np.int32) if self._path else np.zeros(0, np.int32)
         chunk["output"] = np.array(self._output, np.int32)
         self._rows.clear()
@@ -135,16 +151,32 @@ class Collector:
         steps = whole["steps"]
         steps = steps[np.argsort(steps["request"], kind="stable")]
         nodes_at = spans(steps["first_node"], steps["nodes"])
+        parents_at = spans(steps["first_parent"], steps["parents"])
         path = whole["path"][spans(steps["first_path"], steps["accepted"])]
         output = whole["output"][spans(steps["first_output"], steps["emitted"])]
-        for first, count in (("first_node", "nodes"), ("first_path", "accepted"), ("first_output", "emitted")):
+        for first, count in (
+            ("first_node", "nodes"),
+            ("first_path", "accepted"),
+            ("first_output", "emitted"),
+            ("first_parent", "parents"),
+        ):
             steps[first] = np.cumsum(steps[count]) - steps[count]
         for at, request in enumerate(self.requests):
             request.first = int(np.searchsorted(steps["request"], at))
             request.count = int(np.searchsorted(steps["request"], at, "right")) - request.first
         capture = Capture(source, run, warnings, self.engine_steps)
-        nodes = {name: whole[name][nodes_at] for name in NODE}
-        return Side([capture], self.requests, list(self._names), steps, nodes, path, output, vocabulary)
+        nodes = {name: whole[f"node {name}"][nodes_at] for name in NODE}
+        parents = {name: whole[f"parent {name}"][parents_at] for name in PARENT}
+        return Side([capture], self.requests, list(self._names), steps, nodes, parents, path, output, vocabulary)
+
+
+def _whole(part: RequestStep) -> float:
+    """The final token's probability in the target's whole p; without the notes a residual's is not known."""
+    verdict = part.verdict
+    assert verdict is not None
+    if part.parents is not None:
+        return part.parents.final_target_p
+    return float("nan") if verdict.kind is FinalKind.RECOVERED else verdict.final_p
 
 
 def _root_gap(part: RequestStep) -> float:

@@ -45,6 +45,7 @@ STEP = np.dtype(
         ("token", "i4"),  # the final token
         ("kind", "i1"),  # its place in KINDS
         ("final_p", "f8"),
+        ("final_whole", "f8"),  # its probability in the target's whole p, before any rejection; NaN where not known
         ("final_coin", "f8"),
         ("final_margin", "f8"),
         ("final_gap", "f4"),  # the target's raw first less its raw second probability; NaN where not recorded
@@ -55,6 +56,8 @@ STEP = np.dtype(
         ("first_node", "i8"),
         ("first_path", "i8"),
         ("first_output", "i8"),
+        ("first_parent", "i8"),
+        ("parents", "i4"),
     ]
 )
 # A node of a draft tree.
@@ -73,6 +76,16 @@ NODE = {
     "prob": "f4",  # the drafter's probability; NaN where it is no model
     "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
     "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise
+}
+# What target and drafter gave at a node whose children were tried, or at the root; none in captures without.
+PARENT = {
+    "node": "i2",  # within the tree; ROOT
+    "choice": "i4",  # the likeliest token of p
+    "choice_p": "f4",
+    "entropy": "f4",  # of p
+    "q_entropy": "f4",  # of q; 0 where the children are deterministic
+    "top": "i4",  # the target's likeliest token, raw
+    "top_p": "f4",
 }
 
 
@@ -108,6 +121,7 @@ class Side:
     names: list[str]  # of rules and drafters
     steps: NDArray[Any]  # STEP
     nodes: dict[str, NDArray[Any]]  # by the names of NODE
+    parents: dict[str, NDArray[Any]]  # by the names of PARENT
     path: Ints  # accepted nodes of each step, within its tree
     output: Ints  # output tokens, step by step
     vocabulary: Vocabulary
@@ -119,6 +133,11 @@ class Side:
     def node_step(self) -> Longs:
         """[N] the row in `steps` of each node."""
         return np.repeat(np.arange(len(self.steps)), self.steps["nodes"])
+
+    @cached_property
+    def parent_step(self) -> Longs:
+        """[K] the row in `steps` of each of the parents."""
+        return np.repeat(np.arange(len(self.steps)), self.steps["parents"])
 
     @cached_property
     def above(self) -> Longs:
@@ -246,7 +265,7 @@ def joined(sides: Sequence[Side]) -> Side:
     captures: list[Capture] = []
     requests: list[Request] = []
     parts = []
-    steps = nodes = paths = outputs = 0
+    steps = nodes = paths = outputs = given = 0
     for side in sides:
         part = side.steps.copy()
         renamed = np.array([names.index(name) for name in side.names] or [0], "i2")
@@ -254,6 +273,7 @@ def joined(sides: Sequence[Side]) -> Side:
         part["request"] += len(requests)
         for name, offset in (("first_node", nodes), ("first_path", paths), ("first_output", outputs)):
             part[name] += offset
+        part["first_parent"] += given
         parts.append(part)
         moved = {"capture": len(captures), "first": steps}
         for one in side.requests:
@@ -262,6 +282,7 @@ def joined(sides: Sequence[Side]) -> Side:
         captures += side.captures
         steps, nodes = steps + len(part), nodes + len(side.nodes["token"])
         paths, outputs = paths + len(side.path), outputs + len(side.output)
+        given += len(side.parents["node"])
         vocabulary.pieces.update(side.vocabulary.pieces)
         vocabulary.special.update(side.vocabulary.special)
     return Side(
@@ -270,6 +291,7 @@ def joined(sides: Sequence[Side]) -> Side:
         names,
         np.concatenate(parts),
         {name: np.concatenate([side.nodes[name] for side in sides]) for name in NODE},
+        {name: np.concatenate([side.parents[name] for side in sides]) for name in PARENT},
         np.concatenate([side.path for side in sides]),
         np.concatenate([side.output for side in sides]),
         vocabulary,

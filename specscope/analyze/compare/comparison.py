@@ -9,8 +9,9 @@ import numpy as np
 
 from specscope.analyze.compare.columns import Request, Side
 from specscope.analyze.compare.configuration import differences
-from specscope.analyze.compare.contexts import align, fields
+from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
+from specscope.analyze.compare.evidence import fields
 from specscope.analyze.compare.failif import Limit, judge
 from specscope.analyze.compare.match import match
 from specscope.analyze.compare.parting import Partings
@@ -51,7 +52,7 @@ def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
         reasons=tuple(reasons),
         differences=tuple(differences(a, b, matched)),
         missing=tuple(_missing(a, b, matched)),
-        nodes=len(aligned.nodes[0]),
+        nodes=len(aligned.given.places[0]),
         steps=len(aligned.steps[0]),
         calibration=tuple(calibration(a, b)),
         conditions=tuple(judge(limits, found["figures"])),  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from specscope.trace.wording import plural
 
 NONE = "–"
 SHOWN = 4  # values of a side
+_OF_HEADS = ("aux layers", "draft vocabulary")  # another drafter has none, which is no news
 # Of a run: (name, value, what it leads to)
 _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("model", lambda run: run.target, "other probabilities everywhere"),
@@ -47,6 +48,7 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
             _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
             for name, value, note in _RUN
         ]
+    found = [one for one in found if one is None or one.name not in _OF_HEADS or NONE not in (one.a, one.b)]
     params = _params(a, b, pairs)
     if any(one.name == "seed" for one in params):  # the run's seed says the same
         found = [one for one in found if one is None or one.name != "seed"]
@@ -75,7 +77,8 @@ def _some(values: Sequence[str]) -> str:
 def _observed_q(a: Side, b: Side) -> Difference | None:
     """A drafter that lost its q is verified by another rule: its acceptance falls, and no metric says why."""
     first, second = (_how_drawn(side) for side in (a, b))
-    note = "without q a draft is accepted with probability p alone" if "without q" in first + second else ""
+    lost = "with q" in first + second and "without q" in first + second
+    note = "without q a draft is accepted with probability p alone" if lost else ""
     return None if first == second else Difference("drafts", first, second, note)
 
 

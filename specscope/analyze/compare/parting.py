@@ -9,9 +9,10 @@ from specscope.analyze.compare.columns import KINDS, Request, Side
 from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parting
 from specscope.analyze.findings import Reference
 from specscope.trace.params import PARAM_NAMES
-from specscope.trace.records import ROUNDING, FinalKind, Outcome
-from specscope.trace.tree import Drawn
+from specscope.trace.records import ROUNDING, Outcome
+from specscope.trace.tree import ROOT, Drawn
 
+ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
 _LENGTH = {"seed", "max_tokens", "stop", "ignore_eos"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -94,12 +95,11 @@ class Partings:
             return certain
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
             return Cause.ROUNDING
+        if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
+            return Cause.CHOICE
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
-        if _unlike(given[0], given[1], tolerance):
+        if _unlike(given[0], given[1], tolerance) or (greedy and x.token != y.token):
             return Cause.TARGET
-        if greedy and x.token != y.token:
-            recorded = any(one.gap is not None for one in (*x.decisions, *y.decisions))
-            return Cause.TARGET if recorded else Cause.CHOICE
         return _mechanical(x, y, tolerance)
 
 
@@ -124,8 +124,8 @@ def _certain(x: Half, y: Half) -> Cause | None:
 def _mechanical(x: Half, y: Half, tolerance: float) -> Cause:
     """The target agrees: drafter, drafts, coins or verdict."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
-    qs = [(one.q, two.q) for one, two in shared if one.token == two.token]
-    if any(q is not None and r is not None and abs(q - r) > tolerance for q, r in qs):
+    qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
+    if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > tolerance for q, r in qs):
         return Cause.DRAFTER
     here = [tuple(one.token for one in half.decisions if one.node is not None) for half in (x, y)]
     short = min(map(len, here))
@@ -150,7 +150,8 @@ def _other_rules(a: Request, b: Request) -> bool:
 
 
 def _unlike(a: dict[tuple[str, int], float], b: dict[tuple[str, int], float], tolerance: float) -> bool:
-    return any(abs(a[token] - b[token]) > tolerance for token in a.keys() & b.keys())
+    wide = {"H": ENTROPY}
+    return any(abs(a[key] - b[key]) > wide.get(key[0], 1) * tolerance for key in a.keys() & b.keys())
 
 
 def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
@@ -158,15 +159,34 @@ def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
     known: dict[tuple[str, int], float] = {}
     if half.row < 0:
         return known
-    for node in _children(side, half.row, _parent(side, half.row, half)):
+    above = _parent(side, half.row, half)
+    known |= _given(side, half.row, above)
+    for node in _children(side, half.row, above):
         token = int(side.nodes["token"][node])
         known["p", token] = float(side.nodes["p"][node])
         if not np.isnan(side.nodes["raw_p"][node]):
             known["raw", token] = float(side.nodes["raw_p"][node])
     step = side.steps[half.row]
-    if half.decisions and half.decisions[-1].node is None and KINDS[step["kind"]] is not FinalKind.RECOVERED:
-        known["p", int(step["token"])] = float(step["final_p"])
+    if half.decisions and half.decisions[-1].node is None and not np.isnan(step["final_whole"]):
+        known["p", int(step["token"])] = float(step["final_whole"])
     return known
+
+
+def _given(side: Side, row: int, above: int) -> dict[tuple[str, int], float]:
+    """Of the target's first token at a parent and its entropy, where they are recorded."""
+    step = side.steps[row]
+    first, count = int(step["first_parent"]), int(step["parents"])
+    node = above - int(step["first_node"]) if above >= 0 else ROOT
+    at = first + np.flatnonzero(side.parents["node"][first : first + count] == node)
+    if not len(at):
+        return {}
+    told = {name: values[at[0]] for name, values in side.parents.items()}
+    choice, top = int(told["choice"]), int(told["top"])
+    return {
+        ("p", choice): float(told["choice_p"]),
+        ("raw", top): float(told["top_p"]),
+        ("H", 0): float(told["entropy"]),
+    }
 
 
 def _parent(side: Side, row: int, half: Half) -> int:

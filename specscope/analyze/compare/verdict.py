@@ -54,9 +54,13 @@ def _partings(pairs: Sequence[Pair]) -> list[str]:
 
 def _figures(figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]]) -> list[str]:
     found = [f"{one.name} {change(one)}" for one in figures if one.significant]
-    for title, each in groups.items():
+    for title, each in () if _tau_differs(figures) else groups.items():  # then every group differs
         found += [f"tau where {title} is {one.name}: {change(one)}" for one in each if one.significant]
     return found
+
+
+def _tau_differs(figures: Sequence[Estimate]) -> bool:
+    return any(one.significant for one in figures if one.name == "tau")
 
 
 def _different(tau: Estimate | None) -> str:
