@@ -185,6 +185,16 @@ class Side:
         tried: Bools = self.nodes["outcome"] != Outcome.UNTRIED
         return tried
 
+    @cached_property
+    def has_coins(self) -> bool:
+        """Whether the coins are recorded: none is ever 0."""
+        return bool(self.nodes["coin"][self.tried].any())
+
+    @cached_property
+    def has_p(self) -> bool:
+        """Whether the target's probabilities are recorded."""
+        return bool(self.nodes["p"][self.tried].any())
+
     def rows(self, request: Request) -> slice:
         """The rows of a request in `steps`."""
         return slice(request.first, request.first + request.count)

@@ -18,7 +18,6 @@ from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.reading import Progress, read_sides
 from specscope.analyze.compare.result import Comparison, Match, Pair, SideFacts
 from specscope.analyze.compare.verdict import verdict
-from specscope.trace.records import Outcome
 from specscope.trace.tree import Drawn
 from specscope.trace.vocabulary import printable
 
@@ -121,12 +120,11 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
             lines.append(f"{name} does not record the drafter's probabilities: calibration is not compared")
         elif (nodes["drawn"] == Drawn.DETERMINISTIC).all():
             lines.append(f"{name} drafts without sampling: its q is the drafter's own probability")
-        tried = nodes["outcome"] != Outcome.UNTRIED
-        if not nodes["coin"][tried].any():
+        if not side.has_coins:
             lines.append(f"{name} records no coins: coins are not compared, and near ties not known")
-        if not nodes["p"][tried].any():
+        if not side.has_p:
             lines.append(f"{name} records no p: the target's probabilities are not compared")
-        if np.isnan(nodes["raw_p"][tried]).all():
+        if np.isnan(nodes["raw_p"][side.tried]).all():
             lines.append(
                 f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
             )

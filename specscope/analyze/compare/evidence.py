@@ -39,6 +39,8 @@ def _target(aligned: Aligned) -> list[Field]:
     p, raw, gap = columns
     near = np.minimum(*(np.nan_to_num(one, nan=1.0) for one in gap)) < 2 * aligned.tolerance
     # Greedy p without the raw ones beside it: whether a 0 that became 1 was a near tie cannot be known.
+    if not (aligned.a.has_p and aligned.b.has_p):
+        near[:] = True  # nothing is compared then
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])
     note = f"rounding of the dtypes is {aligned.tolerance:g}"
     where = [_Place(side, drawn, at) for side, drawn, at in zip(sides, aligned.given.drawn, places, strict=True)]
@@ -99,12 +101,13 @@ def _decisions(aligned: Aligned) -> list[Field]:
     numbers = [at - side.steps["first_node"][row] for side, at, row in zip((a, b), aligned.nodes, rows, strict=True)]
     forced = a.steps["forced"][rows[0]] | b.steps["forced"][rows[1]]
     # A coin belongs to a position and a node's number in its tree: it is the same where these are.
-    same_coin = aligned.same_seed & (positions[0] == positions[1]) & (numbers[0] == numbers[1])
+    coins = aligned.a.has_coins and aligned.b.has_coins
+    same_coin = aligned.same_seed & coins & (positions[0] == positions[1]) & (numbers[0] == numbers[1])
     tried = a.tried[aligned.nodes[0]] & b.tried[aligned.nodes[1]]
     coin = _column(aligned, "coin")
     note = "of the same seed, position and number in the tree"
     found = [_number(here, "coin", *coin, same_coin & tried, 1e-12, note=note, suspects=True)]
-    equal = tried & ~forced & (np.abs(coin[0] - coin[1]) <= 1e-12)
+    equal = tried & ~forced & coins & (np.abs(coin[0] - coin[1]) <= 1e-12)
     for name in ("p_trial", "q_trial"):
         x, y = _column(aligned, name)
         equal &= np.abs(x - y) <= 1e-7

@@ -90,7 +90,8 @@ class Partings:
         greedy = all(one.info is None or one.info.params.greedy for one in (a, b))
         if not greedy and _seed(a) != _seed(b):
             return Cause.SEED
-        certain = _certain(x, y) if match is Match.EXACT else None
+        coins = all(side.has_coins for side in self.sides)
+        certain = _certain(x, y) if match is Match.EXACT and coins else None
         if certain is not None:
             return certain
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
@@ -100,7 +101,7 @@ class Partings:
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
         if _unlike(given[0], given[1], tolerance) or (greedy and x.token != y.token):
             return Cause.TARGET
-        return _mechanical(x, y, tolerance)
+        return _mechanical(x, y, tolerance, coins=coins)
 
 
 def _seed(request: Request) -> int | None:
@@ -121,7 +122,7 @@ def _certain(x: Half, y: Half) -> Cause | None:
     return None
 
 
-def _mechanical(x: Half, y: Half, tolerance: float) -> Cause:
+def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
     """The target agrees: drafter, drafts, coins or verdict."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
     qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
@@ -131,7 +132,7 @@ def _mechanical(x: Half, y: Half, tolerance: float) -> Cause:
     short = min(map(len, here))
     if here[0][:short] != here[1][:short] or x.position != y.position or not shared:
         return Cause.DRAFTS
-    for one, two in shared:
+    for one, two in shared if coins else ():
         if one.node != two.node:
             return Cause.DRAFTS
         if one.coin != two.coin:
@@ -157,7 +158,7 @@ def _unlike(a: dict[tuple[str, int], float], b: dict[tuple[str, int], float], to
 def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
     """The target's probabilities at the context: (p or raw, token) to its value."""
     known: dict[tuple[str, int], float] = {}
-    if half.row < 0:
+    if half.row < 0 or not side.has_p:
         return known
     above = _parent(side, half.row, half)
     known |= _given(side, half.row, above)
@@ -227,7 +228,8 @@ def _gap(value: float) -> float | None:
 def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
     nodes = {name: values[node] for name, values in side.nodes.items()}
     p, q, coin = float(nodes["p_trial"]), float(nodes["q_trial"]), float(nodes["coin"])
-    margin = 1.0 if p in (0.0, 1.0) else abs(p - coin * q)
+    known = side.has_coins and side.has_p and p not in (0.0, 1.0)
+    margin = abs(p - coin * q) if known else 1.0
     gap = _gap(nodes["gap"])
     return Decision(
         node=node - int(side.steps["first_node"][row]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from specscope.analyze.compare.failif import change
-from specscope.analyze.compare.result import ABOUT, SUSPECT, Answer, Estimate, Field, Pair
+from specscope.analyze.compare.result import ABOUT, SUSPECT, Answer, Cause, Estimate, Field, Pair
 from specscope.trace.wording import plural
 
 ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same
@@ -25,11 +25,19 @@ def verdict(
     if pairs and all(pair.same and pair.first is None for pair in pairs):
         return Answer.SAME, f"the same: {plural(len(pairs), 'pair')} made every decision alike", []
     seen = _visible(tau)
+    untold = [pair for pair in pairs if _cause(pair) in (Cause.CHOICE, Cause.UNKNOWN)]
+    if untold:
+        cause = ABOUT[Cause.CHOICE if any(_cause(pair) is Cause.CHOICE for pair in untold) else Cause.UNKNOWN]
+        return Answer.UNKNOWN, f"cannot be told: {plural(len(untold), 'pair')} of {len(pairs):,} part: {cause}", []
     if tau is None or tau.a is None or tau.visible is None:
         return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
         return Answer.SAME, f"no difference beyond error; {seen}", []
     return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but {seen}", []
+
+
+def _cause(pair: Pair) -> Cause | None:
+    return None if pair.parting is None else pair.parting.cause
 
 
 def _evidence(fields: Iterable[Field]) -> list[str]:

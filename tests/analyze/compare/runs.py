@@ -130,7 +130,7 @@ def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
     whole = left / left.sum()
     below = whole[:token].sum()
     margin = min(1.0, abs(coin[n] - below), abs(below + whole[token] - coin[n])) if whole[token] < 1 else 1.0
-    kind = FinalKind.BONUS if len(path) == n else FinalKind.RECOVERED
+    kind = FinalKind.RECOVERED if len(path) < n else FinalKind.BONUS if n else FinalKind.TARGET
     drawn = Drawn.WITH_REPLACEMENT if made.sampled else Drawn.DETERMINISTIC
     tree = DraftTree.build(tokens, list(range(-1, n - 1)), qs, drawn)
     single = np.float32
@@ -220,7 +220,7 @@ def make(made: Made) -> History:
             emitted = min(len(verdict.path) + 1, made.tokens - len(out))
             first = index[info.id] == 0
             context, fed = (0, len(text) - 1) if first else (len(text) - 1, 0)
-            given = notes(made, text, verdict, tree) if made.evidence else None
+            given = notes(made, text, verdict, tree) if made.evidence and made.chain else None
             part = RequestStep(info.id, index[info.id], context, fed, "made", tree, verdict, emitted, parents=given)
             parts.append(part)
             out += part.output()
