@@ -58,7 +58,7 @@ def table_block(table: Table) -> RenderableType:
     for at, name in enumerate(table.columns):
         justify: JustifyMethod = "left" if table.is_words(at) else "right"
         # Where room is short names and prompts give way, figures never: only columns that may wrap are made narrower.
-        rich.add_column(escape(name), justify=justify, no_wrap=at > 0 and name != "prompt")
+        rich.add_column(escape(name), justify=justify, no_wrap=not table.gives_way(at))
     for row in table.rows:
         rich.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     parts: list[RenderableType] = [Text(""), Text(table.title, style="bold cyan")]

@@ -185,7 +185,7 @@ def _print_text(found: Comparison) -> None:
 def _print_json(found: Comparison) -> None:
     import orjson
 
-    click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+    click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
     for side in (found.a, found.b):
         for warning in side.warnings:
             say(f"specscope: warning: {warning}")

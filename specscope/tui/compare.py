@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import ClassVar
-
-from textual.binding import Binding, BindingType
 
 from specscope.debug.viewer import Viewer
 from specscope.interrupt import handled_by
@@ -28,10 +25,6 @@ class CompareApp(Questions):
 
     TITLE = "specscope compare"
     CSS_PATH = "scope.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "next_theme", "Theme", show=False),
-        Binding("q,ctrl+c", "quit", "Quit", show=False),
-    ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 

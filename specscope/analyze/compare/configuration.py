@@ -62,7 +62,7 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
 
 def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
-    return None if set(first) == set(second) else Difference(name, _some(first), _some(second), note)
+    return None if set(first) == set(second) else Difference(printable(name), _some(first), _some(second), note)
 
 
 def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:

@@ -82,7 +82,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     judged = [c.side.steps["judged"] for c in both]
     ratios.append(_ratio("tokens per step", both, [c.side.steps["emitted"] for c in both], judged))
     bonus = [(c.side.steps["kind"] == KINDS.index(FinalKind.BONUS)) & c.drafts for c in both]
-    ratios.append(_ratio("whole paths accepted", both, bonus, drafts, percent=True))
+    ratios.append(_ratio("whole paths", both, bonus, drafts, percent=True))
     ratios += _calibrated(both)
     return estimates([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters, ALPHA)
 

@@ -54,7 +54,8 @@ def configuration(comparison: Comparison) -> Table:
     """What is not the same before anything ran."""
     rows = [(one.name, one_line(one.a, 60), one_line(one.b, 60), one.note) for one in comparison.differences]
     note = "" if rows else "Nothing differs in the configuration."
-    return Table("Configuration", ("what differs", "A", "B", "leads to"), rows, note, frozenset(["A", "B", "leads to"]))
+    words = ("A", "B", "leads to")
+    return Table("Configuration", ("what differs", *words), rows, note, frozenset(words), frozenset(words))
 
 
 def partings(comparison: Comparison) -> Table:
@@ -147,7 +148,8 @@ def contexts(comparison: Comparison) -> Table:
         "context: the same request, output so far and path. !: nothing in seed, text or rounding explains it."
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
-    return Table("At equal contexts", columns, rows, note, frozenset(["example A / B", ""]))
+    words = frozenset(["example A / B", ""])
+    return Table("At equal contexts", columns, rows, note, words, words)
 
 
 def where(comparison: Comparison) -> list[Table]:
@@ -177,10 +179,10 @@ def figures(comparison: Comparison) -> Table:
     rows = [_estimate(one) for one in comparison.figures]
     note = (
         "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
-        "requests show with 95 % power. *: differs, after Holm's correction over the table. rate by depth: of drafts "
-        "that went so deep."
+        "requests show with 95 % power. n: requests, or pairs of them. *: differs, after Holm's correction over the "
+        "table. Rates by depth: of drafts that went so deep. whole paths: drafts accepted down to a leaf."
     )
-    columns = ("figure", "A", "B", "B − A", "95 %", "would see", "requests", "")
+    columns = ("figure", "A", "B", "B − A", "95 %", "would see", "n", "")
     return Table("Figures", columns, rows, note if rows else "", frozenset([""]))
 
 
@@ -217,7 +219,7 @@ def groups(comparison: Comparison) -> Table:
         for title, each in comparison.groups.items()
         for one in each
     ]
-    columns = ("acceptance length by", "A", "B", "B − A", "95 %", "would see", "requests", "")
+    columns = ("acceptance length by", "A", "B", "B − A", "95 %", "would see", "n", "")
     left = len(rows) - GROUPS_SHOWN
     note = f"{left:,} more; the JSON has them all." if left > 0 else ""
     return Table("Acceptance length by group", columns, rows[:GROUPS_SHOWN], note, frozenset([""]))

@@ -28,7 +28,7 @@ def verdict(
     untold = [pair for pair in pairs if _cause(pair) in (Cause.CHOICE, Cause.UNKNOWN)]
     if untold:
         cause = ABOUT[Cause.CHOICE if any(_cause(pair) is Cause.CHOICE for pair in untold) else Cause.UNKNOWN]
-        return Answer.UNKNOWN, f"cannot be told: {plural(len(untold), 'pair')} of {len(pairs):,} part: {cause}", []
+        return Answer.UNKNOWN, f"cannot be told: {_parted(len(untold), len(pairs))}: {cause}", []
     if tau is None or tau.a is None or tau.visible is None:
         return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
@@ -56,8 +56,12 @@ def _partings(pairs: Sequence[Pair]) -> list[str]:
         if mine:
             first = mine[0]
             where = "" if first.parting is None else f"; first {first.id_a} at output token {first.parting.position:,}"
-            found.append(f"{plural(len(mine), 'pair')} of {len(pairs):,} part: {ABOUT[cause]}{where}")
+            found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}{where}")
     return found
+
+
+def _parted(count: int, of: int) -> str:
+    return f"{count:,} of {plural(of, 'pair')} {'parts' if count == 1 else 'part'}"
 
 
 def _figures(figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]]) -> list[str]:
@@ -78,7 +82,7 @@ def _different(tau: Estimate | None) -> str:
         way = "lower" if tau.difference < 0 else "higher"
         share = "" if not tau.a else f", {100 * tau.difference / tau.a:+.1f} %"
         return f"different: acceptance length is {way} in B{share}"
-    return f"different; the acceptance length is not shown to be ({_visible(tau)})"
+    return f"different, as the reasons say; the acceptance length is not shown to differ ({_visible(tau)})"
 
 
 def _visible(tau: Estimate | None) -> str:

@@ -65,7 +65,7 @@ class ConfigurationPanel(Panel):
         title: Line = [("Configuration", "strong"), (f"  {len(rows)} differ", "dim")]
         if not rows:
             return Sheet([[("nothing differs", "faint")]], title)
-        name = min(max(len(row[0]) for row in rows), 26, width // 3)
+        name = min(max(len(row[0]) for row in rows), 31, width // 2)
         half = min(max(len(row[1]) for row in rows), (width - name - 4) // 2)
         lines: list[Line] = []
         for what, a, b, note in rows:
@@ -162,13 +162,15 @@ class CompareScreen(Over, inherit_bindings=False):
 
     SCOPED_CSS = False  # the classes of size are on the screen itself
     DEFAULT_CSS = """
-    #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 6 7 1fr; }
+    #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 8 5 1fr; }
     .-tall #of-compare { grid-rows: 8 11 1fr; }
     .-wide #of-compare { grid-size: 2; grid-columns: 1fr 1fr; grid-rows: 11 1fr; }
     .-wide #pairs { column-span: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "go", "Open", show=False),
+        Binding("q,ctrl+c", "app.quit", "Quit", show=False),  # the app's own do not reach a modal screen
+        Binding("t", "app.next_theme", "Theme", show=False),
         Binding("n", "next(1)", "Next parting", show=False),
         Binding("N,upper_n", "next(-1)", "Previous parting", show=False),
         Binding("slash", "app.filter", "Filter", show=False),

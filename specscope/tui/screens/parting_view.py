@@ -151,6 +151,8 @@ class PartingScreen(Over, inherit_bindings=False):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", show=False),
+        Binding("ctrl+c", "app.quit", "Quit", show=False),
+        Binding("t", "app.next_theme", "Theme", show=False),
         Binding("n", "other(1)", "Next parting", show=False),
         Binding("N,upper_n", "other(-1)", "Previous parting", show=False),
         Binding("p", "jump(True)", "Where they part", show=False),
