@@ -188,12 +188,12 @@ class Side:
     @cached_property
     def has_coins(self) -> bool:
         """Whether the coins are recorded: none is ever 0."""
-        return bool(self.nodes["coin"][self.tried].any())
+        return bool((self.nodes["coin"][self.tried] if self.tried.any() else self.steps["final_coin"]).any())
 
     @cached_property
     def has_p(self) -> bool:
-        """Whether the target's probabilities are recorded."""
-        return bool(self.nodes["p"][self.tried].any())
+        """Whether the target's probabilities are recorded: that of a final token is never 0."""
+        return bool(self.steps["final_p"].any())
 
     def rows(self, request: Request) -> slice:
         """The rows of a request in `steps`."""

@@ -238,6 +238,7 @@ def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
     bare = side(seed=1)
     for name in ("coin", "p", "p_trial"):
         bare.nodes[name][:] = 0
+    bare.steps["final_p"] = bare.steps["final_coin"] = 0
     found = compare(plain, bare)
     said = "\n".join(found.missing)
     assert "B records no coins" in said
