@@ -47,6 +47,7 @@ def cli(context: click.Context) -> None:
       specscope capture prompts.txt -o run.jsonl   record without a screen
       specscope replay run.jsonl                   look at a recording
       specscope report run.jsonl                   print its acceptance figures
+      specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
     if context.invoked_subcommand is None:

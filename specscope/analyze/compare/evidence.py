@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -19,6 +19,7 @@ from specscope.trace.tree import ROOT, Bools, Drawn
 
 FEWEST = 3  # contexts that must differ before they count against a side
 RARE = 0.002  # and more than this share of them: rounding has no sharp bound
+SHARP = 0.3  # a condition is told where it makes so much of a difference to the share
 
 
 def fields(aligned: Aligned) -> list[Field]:
@@ -253,7 +254,32 @@ def _other(
         example = (places[0].reference(at), places[1].reference(at))
     by = _where(places[1], differ, where) if count > 0 else ()
     suspect = suspects and count >= FEWEST and count > RARE * compared
-    return Field(name, compared, count, None, None, example, by, suspect, note)
+    return Field(name, compared, count, None, None, example, by, suspect, note, sharpest(by, compared, count))
+
+
+def sharpest(by: Sequence[Where], compared: int, differ: int) -> str:
+    """The condition under which it differs far more often than elsewhere, with both counts; "" where there is none."""
+    best, said = SHARP, ""
+    for name, inside, hit in _conditions(by):
+        rest = compared - inside
+        if inside >= FEWEST and rest >= FEWEST:
+            lift = hit / inside - (differ - hit) / rest
+            if lift > best:
+                best = lift
+                said = f"{name}: {hit:,} of {inside:,}; elsewhere {differ - hit:,} of {rest:,}"
+    return said
+
+
+def _conditions(by: Sequence[Where]) -> Iterator[tuple[str, int, int]]:
+    """Each value of each group, and for numbers every range from one on: (condition, contexts, those that differ)."""
+    for group in dict.fromkeys(where.group for where in by):
+        mine = [where for where in by if where.group == group]
+        for at, where in enumerate(mine):
+            yield f"{group} {where.value}", where.compared, where.differ
+            if where.value.isdecimal() and 0 < at < len(mine) - 1:
+                above = mine[at:]
+                counts = sum(one.compared for one in above), sum(one.differ for one in above)
+                yield f"{group} {where.value} or more", *counts
 
 
 def _where(place: _Place, differ: Bools, where: Bools) -> tuple[Where, ...]:

@@ -11,6 +11,7 @@ from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg, whole_ticks
 from specscope.analyze.tables import one_line
 
 MOST = 24  # rows of a plot
+MOST_POINTS = 1000
 
 
 def plots(comparison: Comparison) -> list[tuple[str, str]]:
@@ -65,6 +66,7 @@ def _differences(axes: Axes, comparison: Comparison) -> None:
 
 def _by_request(axes: Axes, comparison: Comparison) -> None:
     points = [(a, b) for pair in comparison.pairs for a, b in [pair.tau] if a is not None and b is not None]
+    points = points[:: -(-len(points) // MOST_POINTS)]  # evenly: each is text in the page
     top = max(max(point) for point in points)
     axes.plot([1, top], [1, top], color=GREY, linestyle="--", linewidth=1)
     axes.plot([a for a, _ in points], [b for _, b in points], color=BLUE, marker="o", markersize=4, linewidth=0)

@@ -152,6 +152,7 @@ class Field:
     where: tuple[Where, ...] = ()
     suspect: bool = False  # whether nothing in the configuration explains it
     note: str = ""
+    condition: str = ""  # the one condition that tells best where it differs, with its counts
 
     @property
     def share(self) -> float:

@@ -138,7 +138,7 @@ def contexts(comparison: Comparison) -> Table:
             percent(one.share) if one.compared else NONE,
             NONE if one.largest is None else f"{one.largest:.2g}",
             NONE if one.example is None else f"{one.example[0]} / {one.example[1]}",
-            ("! " if one.suspect else "") + one.note,
+            ("! " if one.suspect else "") + (one.condition or one.note),
         )
         for one in comparison.fields
         if one.compared

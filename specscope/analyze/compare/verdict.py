@@ -45,6 +45,7 @@ def _evidence(fields: Iterable[Field]) -> list[str]:
     return [
         f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts"
         + ("" if one.largest is None else f", by up to {one.largest:.3g}")
+        + (f" ({one.condition})" if one.condition else "")
         for one in found
     ]
 
@@ -82,7 +83,8 @@ def _different(tau: Estimate | None) -> str:
         way = "lower" if tau.difference < 0 else "higher"
         share = "" if not tau.a else f", {100 * tau.difference / tau.a:+.1f} %"
         return f"different: acceptance length is {way} in B{share}"
-    return f"different, as the reasons say; the acceptance length is not shown to differ ({_visible(tau)})"
+    size = "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % would have been seen)"
+    return f"different; no change of the acceptance length is shown{size}"
 
 
 def _visible(tau: Estimate | None) -> str:
