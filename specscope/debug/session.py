@@ -62,7 +62,7 @@ class Session:
     breakpoints: Breakpoints = field(default_factory=Breakpoints)
     position: int = -1
     phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
-    request: str = ""  # the chosen one; "" for the first of the step
+    request: str = ""  # the current one; "" for the first of the step
     interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
     _node: tuple[RequestStep, int] | None = field(default=None, init=False, repr=False)  # of which step, and which
 
@@ -79,8 +79,8 @@ class Session:
         return self.history.steps[self.position] if 0 <= self.position < len(self.history.steps) else None
 
     @property
-    def chosen(self) -> RequestHistory | None:
-        """The request that commands are about: the chosen one, else the first of the step."""
+    def current_request(self) -> RequestHistory | None:
+        """The request that commands are about: the one set by `request`, else the first of the step."""
         if self.request in self.history.requests:
             return self.history.requests[self.request]
         record = self.record
@@ -90,9 +90,9 @@ class Session:
 
     @property
     def part(self) -> RequestStep | None:
-        """The chosen request's part in the step that ran last, or its last before that."""
-        chosen = self.chosen
-        found = None if chosen is None else self.history.part(chosen.id, self.position)
+        """The current request's part in the step that ran last, or its last before that."""
+        request = self.current_request
+        found = None if request is None else self.history.part(request.id, self.position)
         return None if found is None else found[1]
 
     @property
@@ -170,12 +170,12 @@ class Session:
 
     def finish(self, request: str = "") -> Stop:
         """Go on to the end of a request."""
-        chosen = self.history.requests.get(request) if request else self.chosen
-        if chosen is None:
+        found = self.history.requests.get(request) if request else self.current_request
+        if found is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
-        if self._ended(chosen):
-            raise UserError(f"{chosen.id} has already ended")
-        return self._run(lambda record: "finished" if any(e.info.id == chosen.id for e in record.finished) else "")
+        if self._ended(found):
+            raise UserError(f"{found.id} has already ended")
+        return self._run(lambda record: "finished" if any(e.info.id == found.id for e in record.finished) else "")
 
     def _ended(self, request: RequestHistory) -> bool:
         known = self.history.steps[: self.position + 1]
@@ -228,7 +228,7 @@ class Session:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")
         if self.engine is not None:
-            raise UserError(f"the engine stands on branch {self.history.branch}: its recording can show the others")
+            raise UserError(f"the engine is on branch {self.history.branch}: its recording can show the others")
         self.history.show(number)
         self.position = len(self.history.steps) - 1
         return Stop("step")

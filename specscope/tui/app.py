@@ -67,13 +67,13 @@ class ScopeApp(Moves):
         self.settings = settings or Settings()
         self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(viewer.history)
-        self.chosen: str | None = None
+        self.current: str | None = None
         self.pooled = True
         self.playing = False
         self.talk = Talk()
         self.pending = Pending()
         self.lost = ""
-        self._picked = False  # whether the request was chosen by hand
+        self._picked = False  # whether the request was picked by hand
         self._due = 0.0  # when a playing replay moves on
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
@@ -164,7 +164,7 @@ class ScopeApp(Moves):
         if at is None:
             self._say(f"there is no {self._start} in this run")
         else:
-            self.chosen, self._picked = name, True
+            self.current, self._picked = name, True
             self._goto(at)
         self._start = ""
 
@@ -238,11 +238,11 @@ class ScopeApp(Moves):
                 screen.show(look)
 
     def _look(self) -> Look:
-        self._choose_request()
+        self._set_current()
         return Look(
             self.viewer,
             self.ledger,
-            self.chosen,
+            self.current,
             self.pooled,
             self.current_theme.dark,
             self.scope_title,
@@ -252,17 +252,17 @@ class ScopeApp(Moves):
             self.pending.shown,
         )
 
-    def _choose_request(self) -> None:
-        """Keep to the request chosen by hand; else the eldest in the batch of the position."""
+    def _set_current(self) -> None:
+        """Keep to the request picked by hand; else the first in the batch of the position."""
         history = self.viewer.history
-        if self._picked and self.chosen in history.requests:
+        if self._picked and self.current in history.requests:
             return
         at = self.viewer.position
         batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
         if batch:
-            self.chosen = batch[0].request
-        elif self.chosen not in history.requests:
-            self.chosen = next(iter(history.requests), None)
+            self.current = batch[0].request
+        elif self.current not in history.requests:
+            self.current = next(iter(history.requests), None)
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
@@ -291,11 +291,11 @@ class ScopeApp(Moves):
         self.look()
 
     def _pick(self, name: str) -> None:
-        self.chosen, self._picked = name, True
+        self.current, self._picked = name, True
         self.look()
 
     def action_scope(self) -> None:
-        """Figures of all requests, or of the chosen one."""
+        """Figures of all requests, or of the current one."""
         self.pooled = not self.pooled
         self.look()
 

@@ -24,7 +24,7 @@ async def test_requests_are_filtered_and_all_shown_again():
         assert panel.names == ["r3"]
         assert "1 of 4" in "".join(text for text, _ in panel.sheet.title)
         await pilot.press("down")
-        assert app.chosen == "r3"
+        assert app.current == "r3"
         await pilot.press("slash", *["backspace"] * 6, "enter")
         assert panel.names == ["r0", "r1", "r2", "r3"]
         await pilot.press("slash", *"zzz", "escape")
@@ -50,9 +50,9 @@ async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
         assert taus[-1] is None  # r2 drafts nothing: it stands last
         await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
         assert panel.order.reverse
-        below = panel.names[panel.names.index(app.chosen) + 1 :][:1]
+        below = panel.names[panel.names.index(app.current) + 1 :][:1]
         await pilot.press("down")
-        assert [app.chosen] == (below or [panel.names[-1]])
+        assert [app.current] == (below or [panel.names[-1]])
 
 
 async def test_steps_of_a_request_are_filtered_and_sorted():
@@ -154,7 +154,7 @@ async def test_a_click_on_a_node_opens_the_step_at_that_node():
         assert isinstance(app.screen, StepScreen)
         nodes = app.screen.query_one(NodesPanel)
         assert nodes.picked == 3
-        assert app.screen.last.chosen == "r1"
+        assert app.screen.last.current == "r1"
 
 
 async def test_a_click_in_a_chart_goes_to_the_step_of_its_column():

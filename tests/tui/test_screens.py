@@ -23,10 +23,10 @@ async def test_arrows_in_the_timeline_move_the_run():
     async with running(replay(30)) as (app, pilot):
         await pilot.press("j", "r")
         assert isinstance(app.screen, RequestScreen)
-        request = app.viewer.history.requests[app.chosen]
-        before = app.ledger.place(app.chosen, app.viewer.position)
+        request = app.viewer.history.requests[app.current]
+        before = app.ledger.place(app.current, app.viewer.position)
         await pilot.press("up")
-        assert app.ledger.place(app.chosen, app.viewer.position) == before - 1
+        assert app.ledger.place(app.current, app.viewer.position) == before - 1
         assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
@@ -41,7 +41,7 @@ async def test_a_click_in_the_timeline_goes_to_that_step():
         top = panel.scroll_offset.y
         await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
         await pilot.pause()
-        request = app.viewer.history.requests[app.chosen]
+        request = app.viewer.history.requests[app.current]
         assert app.viewer.position == request.engine_steps[top + 2]
 
 
@@ -132,12 +132,12 @@ async def test_going_to_a_request_and_to_its_step():
     async with running(replay(4)) as (app, pilot):
         request = app.viewer.history.requests["r2"]
         await pilot.press("g", *"r2@3", "enter")
-        assert app.chosen == "r2"
+        assert app.current == "r2"
         assert app.viewer.position == next(
             at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
         )
         await pilot.press("g", *"r1", "enter")
-        assert app.chosen == "r1"
+        assert app.current == "r1"
         await pilot.press("g", *"r1@999", "enter")
         assert "has no step 999" in notes(app)[-1]
         await pilot.press("g", *"r77", "enter")

@@ -53,14 +53,14 @@ class TimelinePanel(ListPanel):
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
         request = look.request
-        return look.chosen, look.at, 0 if request is None else (len(request.steps), request.state), self.order
+        return look.current, look.at, 0 if request is None else (len(request.steps), request.state), self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Head, curve, and every step; those after the position are there already where they are known."""
         request = look.request
         if request is None or not request.steps:
             return Sheet([[("no steps of a request yet", "faint")]], [("Request", "strong")])
-        source = (look.chosen, width, id(look.history), look.history.rewinds, id(request))
+        source = (look.current, width, id(look.history), look.history.rewinds, id(request))
         if source != self._source or len(self._drawn) > len(request.steps):
             self._source, self._drawn = source, []
         self._drawn += [_line(look, step, width) for step in request.steps[len(self._drawn) :]]
@@ -175,7 +175,7 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
 
 
 class RequestScreen(Over):
-    """Timeline, tree and text of the chosen request."""
+    """Timeline, tree and text of the current request."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "dismiss", "Close", show=False),

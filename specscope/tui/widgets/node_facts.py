@@ -15,7 +15,7 @@ CONTEXT_LINES = 4  # of it at least
 Fact = tuple[str, str, Ink]
 WHY = {
     "bonus": "every node of the path was accepted: drawn from the target at its end",
-    "recovered": "all children were rejected: drawn from what is left of the target, renormalised",
+    "recovered": "all children were rejected: drawn from the target's residual distribution",
     "target": "nothing was drafted: drawn from the target",
 }
 
@@ -56,7 +56,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]
     if step.notes is not None:
-        facts.append(("drafter", f"log of the whole path {float(step.notes.score[node]):.3f}", "text"))
+        facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     facts += _trial(verdict, node, outcome, ink)
     if outcome is not Outcome.UNTRIED:
         facts += _margin(float(verdict.margin[node]), near)
@@ -75,7 +75,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
     if node in verdict.forced.tolist():
         facts.append(("forced", "by the user: this step is not lossless", "warn"))
     if outcome is Outcome.REJECTED:
-        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target is left after it", "text"))
+        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", "text"))
     return facts
 
 

@@ -52,8 +52,8 @@ def _columns(view: NodeView) -> tuple[tuple[str, Ink, Column | None, str], ...]:
     return (
         ("target, raw", "target", view.raw, ""),
         ("target, as sampled", "target", view.p, ""),
-        ("drafter, raw", "bonus", view.draft, "no model, or not known any more"),
-        ("drafter, as sampled", "bonus", view.q, "deterministic: one token, not a draw"),
+        ("drafter, raw", "bonus", view.draft, "no draft model, or no longer known"),
+        ("drafter, as sampled", "bonus", view.q, "deterministic: nothing was sampled"),
     )
 
 
@@ -69,12 +69,12 @@ def _said(view: NodeView, width: int) -> list[Line]:
         whole = line_width(row) == line_width([*far, *best, *most]) + 6
         lines += [row] if whole else [fit([(0, far)], width), fit([(0, best), (1, most)], width, " · ")]
     if view.choice_rank is not None:
-        rank = f"the target's likeliest token is number {view.choice_rank:,} of the drafter's"
+        rank = f"the target's likeliest token has rank {view.choice_rank:,} in the drafter"
         lines += [[(line, "text")] for line in folded(rank, width)]
     for gone in view.removed:
         text = f"{gone.rule} removes {plural(gone.tokens, 'token')}, {probability(gone.mass)} of the mass"
         lines += [[(line, "dim")] for line in folded(text, width)]
-    source = "computed again for this look, in KV of its own" if view.computed else "the step's own numbers"
+    source = "computed again, in separate KV blocks" if view.computed else "the tensors that the step used"
     return [*lines, [(cut(source, width), "faint")]]
 
 
@@ -112,7 +112,7 @@ def _own(column: Column, width: int) -> list[str]:
     if column.outside:
         said = "outside the draft vocabulary"
     elif column.rank is None:
-        said = "0: it cannot come"
+        said = "0: excluded"
     else:
         said = f"{probability(column.prob)}, rank {column.rank:,}"
     return folded(said, width - MARK)

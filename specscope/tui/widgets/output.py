@@ -1,4 +1,4 @@
-"""The text of the chosen request, each token in the colour of where it came from."""
+"""The text of the current request, each token in the colour of where it came from."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class OutputPanel(Panel):
     def key(self, look: Look) -> Hashable:
         """The request and how many of its steps; its admission and its end."""
         request = look.request
-        place = look.ledger.place(look.chosen, look.position) if look.chosen is not None else 0
-        return look.chosen, place, request is not None and request.info is not None, self._end(look)
+        place = look.ledger.place(look.current, look.position) if look.current is not None else 0
+        return look.current, place, request is not None and request.info is not None, self._end(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The wrapped text; a legend in the title."""
-        if look.request is None or look.chosen is None:
+        if look.request is None or look.current is None:
             return Sheet([[("no text yet", "faint")]], [("Output", "strong")])
-        place = look.ledger.place(look.chosen, look.position)
-        source = (look.chosen, width, look.request.info is not None, id(look.request))
+        place = look.ledger.place(look.current, look.position)
+        source = (look.current, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
             self._wrapper, self._source, self._fed = Wrapper(width, "dim"), source, 0
             self._prompt(look, self._wrapper, "prompt", "faint")
@@ -106,9 +106,9 @@ class OutputPanel(Panel):
 
     def _end(self, look: Look) -> str:
         """Why the request ended, where it had by the position."""
-        if look.request is None or look.request.end is None or look.chosen is None:
+        if look.request is None or look.request.end is None or look.current is None:
             return ""
-        ended = look.ledger.requests[look.chosen].ended
+        ended = look.ledger.requests[look.current].ended
         if ended is None or ended > look.position:
             return ""
         end = look.request.end
@@ -130,12 +130,12 @@ def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark,
 
 def _title(look: Look, place: int, width: int) -> Line:
     """The request, its tokens, and the legend where there is room."""
-    tokens = look.ledger.requests[look.chosen].counts.emitted[place] if look.chosen in look.ledger.requests else 0
+    tokens = look.ledger.requests[look.current].counts.emitted[place] if look.current in look.ledger.requests else 0
     legend: list[tuple[str, Ink]] = []
     for origin, ink in INKS.items():
         legend += [("■ ", ink), (f"{origin.value}  ", "dim")]
     legend[-1] = (legend[-1][0].rstrip(), "dim")
-    name = clean(look.chosen or "")
+    name = clean(look.current or "")
     parts: list[tuple[int, Line]] = [
         (0, [("Output", "strong"), (f"  {name}", "dim")]),
         (2, [(plural(tokens, "token"), "dim")]),

@@ -16,7 +16,7 @@ ROOMY, WIDE = 40, 56  # cells in which the rate, and the rates by depth, have th
 
 
 class RatesPanel(Panel):
-    """Figures up to the position, over all requests or the chosen one. On a single row it draws a summary."""
+    """Figures up to the position, over all requests or the current one. On a single row it draws a summary."""
 
     def key(self, look: Look) -> Hashable:
         """Counts change with the position and the scope."""

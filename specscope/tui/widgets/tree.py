@@ -1,4 +1,4 @@
-"""The draft tree of the chosen request and step, with the evidence of every node."""
+"""The draft tree of the current request and step, with the evidence of every node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class TreePanel(Panel):
         """The step shown, whether it is the position's own, and while loading how far that is."""
         control = look.viewer.control
         progress = control.progress if control is not None and look.status == "loading" else None
-        return look.chosen, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
+        return look.current, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
         if look.status == "loading" and not look.steps:
             return self._loading(look, width)
         if look.part is None:
-            return Sheet([[(_absence(look), "dim")]], [("Draft tree", "strong")])
+            return Sheet([[(look.absence, "dim")]], [("Draft tree", "strong")])
         step, record = look.part[1], look.history.steps[look.at]
         title = _title(look, step, record, width - 2)
         if step.verdict is None:
@@ -72,12 +72,6 @@ class TreePanel(Panel):
                 [("  ", "text"), ("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
             )
         return Sheet(lines, [("Loading", "strong")])
-
-
-def _absence(look: Look) -> str:
-    if look.chosen is None:
-        return "no steps yet" if look.viewer.live else "no steps were recorded"
-    return f"{clean(look.chosen)} has made no step up to here"
 
 
 def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Line:

@@ -84,10 +84,10 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
         blocks.append(final_trial(verdict, vocabulary, wide))
     lines: list[Line] = []
     if blocks:
-        title = "tried before it, in vain" if final else "drawn at the same place"
+        title = "rejected before it" if final else "siblings"
         lines += [[(title, "accent")], *trials(blocks, width)]
     rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
-    for title, them in (("the path down to it", path), ("the rest of the tree", rest)):
+    for title, them in (("path to it", path), ("rest of the tree", rest)):
         if them:
             wide = column_width(len(them), width)
             drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]
