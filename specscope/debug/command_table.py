@@ -132,7 +132,7 @@ HINTS = (
     f"An empty line repeats {', '.join(c.name for c in COMMANDS if c.repeats)}.",
     f"{' and '.join(f'help {c.name}' for c in COMMANDS if c.takes)} say more.",
 )
-HEAD, WIDTH = 28, 78  # cells of the heads beside which help stands, and of a line
+HEAD, WIDTH = 26, 73  # cells of the heads beside which help stands, and of a line
 
 
 def help_all() -> str:

@@ -21,6 +21,7 @@ from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.pending import Pending
 from specscope.tui.screens.moves import Moves
 from specscope.tui.screens.over import Over
+from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
@@ -47,7 +48,7 @@ class ScopeApp(Moves):
     TITLE = "specscope"
     CSS_PATH = "scope.tcss"
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(
@@ -92,6 +93,7 @@ class ScopeApp(Moves):
         yield Banner("banner")
         with Container(id="body"):
             yield RequestsPanel("requests")
+            yield TimelinePanel("timeline")
             yield TreePanel("tree")
             yield RatesPanel("rates")
             yield LengthsPanel("lengths")

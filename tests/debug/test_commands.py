@@ -320,7 +320,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("break nothing", "unknown event"),
         ("break reject depth==1", "write break reject if"),
         ("break reject if depth = 1", "write =="),
-        ("break finish if depth == 1", "there is no depth here"),
+        ("break finish if depth == 1", "there is no field depth here"),
         ("delete 9", "there is no breakpoint 9"),
         ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
@@ -338,7 +338,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("fork drafter=magic", "unknown drafter"),
         ("fork accept=77", "there is no node 77"),
         ("finish r99", "there is no request"),
-        ("until speed > 3", "there is no speed here"),
+        ("until speed > 3", "there is no field speed here"),
     ],
 )
 def test_what_cannot_be_obeyed_is_said_and_changes_nothing(engine, line, why):

@@ -42,7 +42,7 @@ def test_what_conditions_say(text, wanted):
         ("", 0, "give a condition"),
         ("p <", 3, "invalid condition"),
         ("p = 1", 2, "to compare, write =="),
-        ("depth==1 and pp<0.1", 13, "there is no pp here"),
+        ("depth==1 and pp<0.1", 13, "there is no field pp here"),
         ("p.real > 0", 0, "an attribute"),
         ("text[0] == 'd'", 0, "an index"),
         ("p ** 2 > 1", 0, r"\*\*"),

@@ -95,7 +95,7 @@ class Questions(App[None]):
             if text is not None:
                 panel.set_order(replace(panel.order, words=text.strip()))
 
-        self.push_screen(Ask("Show what has", "a text; nothing shows all", panel.order.words), answered)
+        self.push_screen(Ask("Filter the list", "text to find; leave empty to show all", panel.order.words), answered)
 
     def action_sort(self, way: int) -> None:
         """Sort the list on the screen: by its next column, or the other way round."""
@@ -123,7 +123,7 @@ class Questions(App[None]):
             else:
                 self._goto(at)
 
-        self.push_screen(Ask(f"Search the output of {request.id}", "a text"), answered)
+        self.push_screen(Ask(f"Search the output of {request.id}", "text to find after this step"), answered)
 
     def _find(self, request: RequestHistory, text: str) -> int | None:
         """The position of the first later step with which the text is complete."""
@@ -175,7 +175,7 @@ class Questions(App[None]):
                 known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
                 self.action_debug_line(words if known else f"break {words}")
 
-        self.push_screen(Ask("Stop at (or: watch EXPR, tbreak EVENT)", "reject if depth == 1 and p < 0.1"), answered)
+        self.push_screen(Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered)
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""

@@ -24,6 +24,7 @@ from specscope.tui.widgets.tree import TreePanel
 
 DEEPEST = 8  # accepted tokens that have a mark each
 NUMBER = 5
+WIDEST = 3  # cells of a column of the curve
 DEPTH, NODES = DEEPEST + 6, 6
 HEADS = (
     ("step", right("step", NUMBER)),
@@ -37,8 +38,8 @@ class TimelinePanel(ListPanel):
     """A line a step: how much of its tree was accepted, how it ended, what came out. The band is on the position's."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "The step above", show=False),
-        Binding("down", "screen.pick(1)", "The step below", show=False),
+        Binding("up", "pick(-1)", "The step above", show=False),
+        Binding("down", "pick(1)", "The step below", show=False),
         Binding("enter", "app.step", "The step's decisions", show=False),
     ]
     COLUMNS: ClassVar[tuple[str, ...]] = ("step", "depth", "nodes", "tokens")
@@ -48,7 +49,7 @@ class TimelinePanel(ListPanel):
         self._source: Hashable = None  # the request, width and colours that the lines are of
         self._drawn: list[Line] = []
         self.places: Sequence[int] = ()  # of the listed steps among the request's
-        self._start = 0  # the step of the curve's first column
+        self._start, self._wide = 0, 1  # the step of the curve's first column, and the cells of a column
 
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
@@ -70,7 +71,8 @@ class TimelinePanel(ListPanel):
             text = lambda at: _words(look, steps[at])  # noqa: E731
             self.places = self.arranged(self.places, lambda at, column: _value(steps[at], column), text)
         place = look.part[0] if look.part is not None else -1
-        self._start, curve = _curve(request.steps, place, width)
+        self._wide = max(1, min(width // len(request.steps), WIDEST))
+        self._start, curve = _curve(request.steps, place, width, self._wide)
         head: list[Line] = [curve, self.head(HEADS)]
         title = _title(look, len(request.steps), width - 2, self.said())
         at = self.places.index(place) + len(head) if place in self.places else -1
@@ -82,8 +84,8 @@ class TimelinePanel(ListPanel):
         if self.look is None or self.look.request is None or self.clicked_head(event, line=1):
             return
         where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
-        if where.y == 0 and 0 <= self._start + where.x < len(steps):
-            self._to(steps[self._start + where.x])
+        if where.y == 0 and 0 <= self._start + where.x // self._wide < len(steps):
+            self._to(steps[self._start + where.x // self._wide])
         at = self.line_at(where.y) - self.sheet.head
         if where.y >= self.sheet.head and 0 <= at < len(self.places):
             self._to(steps[self.places[at]])
@@ -91,7 +93,7 @@ class TimelinePanel(ListPanel):
     def _to(self, position: int) -> None:
         self.run_worker(self.app.run_action(f"goto_position({position})"))
 
-    def pick(self, way: int) -> None:
+    def action_pick(self, way: int) -> None:
         """Go to the listed step above or below."""
         look = self.look
         if look is None or look.request is None or not self.places:
@@ -132,12 +134,13 @@ def _title(look: Look, steps: int, width: int, words: Line) -> Line:
     return fit(parts, width, " · ")
 
 
-def _curve(steps: list[RequestStep], place: int, width: int) -> tuple[int, Line]:
+def _curve(steps: list[RequestStep], place: int, width: int, wide: int) -> tuple[int, Line]:
     """(its first step, a column a step: tokens that came of it), around the position where there are more steps."""
+    width //= wide
     start = max(0, min(place - width // 2, len(steps) - width))
     shown = steps[start : start + width]
     top = max(1, *(step.emitted for step in shown))
-    marks = [LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0] for step in shown]
+    marks = [LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0] * wide for step in shown]
     at = place - start
     if not 0 <= at < len(marks):
         return start, [("".join(marks), "bar")]
@@ -208,4 +211,4 @@ class RequestScreen(Over):
 
     def action_pick(self, way: int) -> None:
         """The listed step above or below."""
-        self.query_one(TimelinePanel).pick(way)
+        self.query_one(TimelinePanel).action_pick(way)

@@ -14,6 +14,7 @@ from specscope.debug.views import NodeView
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
+from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.text import Line, clean, fit, folded
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
@@ -169,13 +170,14 @@ class StepScreen(Over):
     )
 
     def parts(self) -> ComposeResult:
-        """Nodes above the one that is picked; the distributions beside them where there is room."""
+        """Nodes above the one that is picked; beside them, where there is room, distributions and the request's steps."""
         nodes_panel = NodesPanel("nodes")
         place = PlacePanel(nodes_panel, "place")
         with Container(id="of-step"):
             yield nodes_panel
             yield place
             yield NodePanel(nodes_panel, place, "node")
+            yield TimelinePanel("its-steps")
 
     def on_mount(self) -> None:
         """Arrows pick a node."""

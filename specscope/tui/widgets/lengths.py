@@ -14,6 +14,7 @@ from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
 AXIS = 4
+WIDEST = 4  # cells of a column
 
 
 class LengthsPanel(Panel):
@@ -21,11 +22,11 @@ class LengthsPanel(Panel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._per = 1  # steps in a column
+        self._per, self._wide = 1, 1  # steps in a column, and its cells
 
     def on_click(self, event: events.Click) -> None:
         """Go to the last step of the column under the pointer."""
-        column = event.get_content_offset_capture(self).x - AXIS
+        column = (event.get_content_offset_capture(self).x - AXIS) // self._wide
         look = self.look
         if look is None or column < 0:
             return
@@ -49,7 +50,7 @@ class LengthsPanel(Panel):
         """Columns over an axis that says what a column is."""
         title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
         buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
-        self._per = size
+        self._per, self._wide = size, max(1, min((width - AXIS) // max(len(buckets), 1), WIDEST))
         known = [value for value in buckets if value is not None]
         if not known:
             return Sheet([[("nothing drafted yet", "faint")]], title)
@@ -58,18 +59,17 @@ class LengthsPanel(Panel):
         marks = scale(rows, top)
         lines: list[Line] = [
             [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
-            for row, text in enumerate(columns(buckets, rows, top))
+            for row, text in enumerate(columns(buckets, rows, top, self._wide))
         ]
-        unit = "a step" if size == 1 else plural(size, "step")
-        own = "" if look.pooled else " of its own"
-        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" a column is {unit}{own}", "faint")])
+        own = "" if look.pooled else f" of {clean(look.scope_name)}"
+        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, 'step')}{own}", "faint")])
         return Sheet(lines, title)
 
 
-def columns(buckets: Sequence[float | None], rows: int, top: float) -> list[str]:
+def columns(buckets: Sequence[float | None], rows: int, top: float, wide: int = 1) -> list[str]:
     """Rows of block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
     eighths = [0 if v is None else max(1, round((v - 1) / (top - 1) * rows * 8)) for v in buckets]
-    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] for e in eighths) for row in range(rows)]
+    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] * wide for e in eighths) for row in range(rows)]
 
 
 def scale(rows: int, top: int) -> dict[int, str]:

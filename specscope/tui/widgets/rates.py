@@ -128,6 +128,8 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
 
 def _summary(look: Look, counts: Acceptance, width: int) -> Line:
     """All of it on one line, for screens with no room for more."""
+    if not counts.drafts:
+        return [(clean(look.scope_name), "dim"), ("  nothing drafted yet", "faint")]
     rates = counts.per_position_corrected
     blocks = "".join(LEVELS[max(1, round(rate * 8))] for rate in rates)
     return fit(

@@ -13,7 +13,7 @@ from textual.message import Message
 from specscope.trace.records import FinishReason
 from specscope.trace.wording import ending
 from specscope.tui.look import Look
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, right
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, line_width, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel
 
@@ -116,6 +116,9 @@ class RequestsPanel(ListPanel):
         columns = _columns([*every, *queued], width)
         cells = [(name, (right if name in NUMBERS else left)(HEADS.get(name, name), wide)) for name, wide in columns]
         lines: list[Line] = [self.head([("", ""), *cells])] if head else []
+        if not head:  # no line to spare: the names of the figures stand in the title
+            names = "  " + "  ".join(text for _, text in cells)
+            title = [*title, (names[line_width(title) :].rstrip().removesuffix("prompt"), "faint")]
         lines += [_line(item, columns, item.name == look.current) for item in [*rows, *queued]]
         current = self.names.index(look.current) + head if look.current in self.names else -1
         return Sheet(lines, title, cursor=current, keep=current, head=head)
@@ -139,7 +142,7 @@ def _columns(rows: list[Row], width: int) -> list[tuple[str, int]]:
     """Width of each column that fits, the prompt taking what is left."""
     wanted = {
         "name": max(7, min(16, max(len(item.name) for item in rows))),
-        "state": 10,
+        "state": max(7, max(len(item.state) for item in rows)),
         "tokens": 6,
         "steps": 5,
         "tau": 5,

@@ -80,7 +80,7 @@ def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Lin
     if look.at == look.position:
         parts.append((1, [(f"step {record.step}", "text")]))
     else:
-        parts.append((1, [(f"its last step, {record.step}", "warn")]))
+        parts.append((1, [(f"last step {record.step}", "warn")]))
     if step.verdict is not None:
         kind: Ink = step.verdict.kind.value
         token = cut(show_token(look.vocabulary, step.verdict.token), 16)
@@ -105,10 +105,10 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
     if step.verdict is not None and step.emitted < step.verdict.accepted + 1:
         parts.append((2, [(f"{step.emitted} of {step.verdict.accepted + 1} emitted", "warn")]))
     if step.notes is not None and len(step.notes.dropped_token):
-        parts.append((3, [(f"{len(step.notes.dropped_token)} dropped", "dim")]))
+        parts.append((3, [(f"{len(step.notes.dropped_token)} nodes dropped", "dim")]))
     if step.sizing:
         parts.append((3, [(clean(step.sizing), "dim")]))
-    parts.append((5, [(f"its step {step.index}", "dim")]))
+    parts.append((5, [(f"{clean(step.request)}@{step.index}", "dim")]))
     if step.prefill_tokens and step.verdict is not None:
         parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))
     return fit(parts, width, " · ")
