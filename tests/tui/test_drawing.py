@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from specscope.trace.records import FinalKind, FinishReason, RequestEnd, Request
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
-from specscope.tui.text import bar, cut, fit, left, line_width, probability, right
+from specscope.tui.text import bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.wrap import Wrapper
@@ -79,8 +80,33 @@ def test_the_numbers_of_a_node_are_those_of_the_verdict():
 
 
 def test_plot_columns():
-    assert columns([1, 2, None, 3], 2, 3) == ["   █", "▁█ █"]
-    assert columns([], 2, 3) == ["", ""]
+    assert columns([1, 2, None, 3], 2, 3, 4) == ["   █", "▁█ █"]
+    assert columns([1, 2, None, 3], 2, 3, 9) == ["      ███", "▁▁██  ███"]
+    assert columns([], 2, 3, 0) == ["", ""]
+
+
+@pytest.mark.parametrize(("count", "span"), [(1, 1), (3, 7), (26, 38), (5, 60), (17, 17)])
+def test_columns_fill_their_span_and_a_cell_finds_its_column(count, span):
+    wide = spread(count, span)
+    assert sum(wide) == span
+    assert max(wide) - min(wide) <= 1
+    owners = [at for at, cells in enumerate(wide) for _ in range(cells)]
+    assert [column_at(x, count, span) for x in range(span)] == owners
+
+
+@pytest.mark.parametrize("width", range(30, 170, 7))
+def test_no_word_of_a_tree_is_cut_and_decimal_points_stand_in_line(width):
+    vocabulary = replay().history.vocabulary
+    for step in steps():
+        assert step.verdict is not None
+        head, lines, final = tree_lines(step, step.verdict, vocabulary, width)
+        kind = step.verdict.kind.value
+        said = "".join(text for text, _ in lines[final])
+        assert kind in said or not re.search(rf"\b{kind[0]}[{kind[1:]}]*…", said)
+        start = "".join(text for text, _ in head).find(" q ") + 1
+        numbers = ["".join(text for text, _ in line)[start : start + 5] for line in lines] if start else []
+        assert {text[1] for text in numbers if text.strip()} <= set(" .")  # `1    ` stands below `0.500`
+        assert not any(text.startswith(" ") for text in numbers if text.strip())
 
 
 def text_of(wrapper: Wrapper[str]) -> list[str]:

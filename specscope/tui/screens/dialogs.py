@@ -217,5 +217,9 @@ class Questions(App[None]):
         else:
             control.cancel(request.id)
             self.pending.cancels.add(request.id)
-            self._say(f"{request.id} will be cancelled by the next step" if self.viewer.paused else f"{request.id} is cancelled")
+            self._say(
+                f"{request.id} will be cancelled by the next step"
+                if self.viewer.paused
+                else f"{request.id} is cancelled"
+            )
             self.look()

@@ -14,7 +14,7 @@ from specscope.trace.records import StepRecord
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.kv_map import kv_map
 from specscope.tui.widgets.lines import Sheet
@@ -33,13 +33,14 @@ class EnginePanel(Panel):
         super().__init__(id=id)
         self._columns: list[int] = []  # the position in the history of each column
         self._curves = range(0)  # the lines that have columns
-        self._wide = 1  # cells of a column
+        self._span = 1  # cells of all columns
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step of the column under the pointer."""
         where = event.get_content_offset_capture(self)
-        at = (where.x - NAME - NUMBER - 2) // self._wide
-        if self.line_at(where.y) in self._curves and 0 <= at < len(self._columns):
+        x = where.x - NAME - NUMBER - 2
+        at = column_at(x, len(self._columns), self._span)
+        if self.line_at(where.y) in self._curves and 0 <= x < self._span:
             self.run_worker(self.app.run_action(f"goto_position({self._columns[at]})"))
 
     def key(self, look: Look) -> Hashable:
@@ -62,8 +63,8 @@ class EnginePanel(Panel):
         gap = 1 if free >= 3 * len(curves) else 0  # between two curves
         high = sum(any(values) for _, values, _ in curves)  # a curve that is always 0 takes one line
         rows = min(max((free - len(curves) * gap - (len(curves) - high)) // max(high, 1), 1), HIGHEST)
-        self._wide = min(max(room // len(steps), 1), WIDEST)
-        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._wide), *[[]] * gap]]
+        self._span = min(room, WIDEST * len(steps))
+        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), *[[]] * gap]]
         start = len(table) + 2
         self._curves = range(start, start + len(drawn))
         lines: list[Line] = [
@@ -127,15 +128,15 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: median(step.device_ns[i] for step in told) / 1e6 for i, name in enumerate(names)}
 
 
-def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, wide: int) -> list[Line]:
-    """Columns `rows` high and `wide` cells each, the newest value before them, the highest behind."""
+def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
+    """Columns `rows` high that take `span` cells, the newest value before them, the highest behind."""
     top = max(values)
-    rows = rows if top > 0 else 1
+    rows, wide = rows if top > 0 else 1, spread(len(values), span)
     eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]
     lines: list[Line] = []
     for row in range(rows):
         above = 8 * (rows - 1 - row)
-        marks = "".join(LEVELS[max(0, min(8, e - above))] * wide for e in eighths)
+        marks = "".join(LEVELS[max(0, min(8, e - above))] * w for e, w in zip(eighths, wide, strict=True))
         last = row == rows - 1
         label, number = (name, form.format(values[-1])) if last else ("", "")
         line: list[tuple[str, Ink]] = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]

@@ -15,7 +15,7 @@ from specscope.trace.records import RequestStep
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, figure, fit, folded, left, right, show_token
+from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
@@ -51,8 +51,8 @@ class ForkPanel(Panel):
         partings = [forked.parting(side) for side in (forked.original, forked.fork)]
         heads = [left("depth", DEPTH) + name for name in NAMES]
         lines: list[Line] = [
-            *([(row, "accent")] for row in folded(forked.changes, width)[:2]),
-            *([(row, "warn" if forked.differ else "text")] for row in folded(forked.difference(look.vocabulary), width)[:2]),
+            *paragraph(forked.changes, width, "accent")[:2],
+            *paragraph(forked.difference(look.vocabulary), width, "warn" if forked.differ else "text")[:2],
             [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
         head = len(lines)

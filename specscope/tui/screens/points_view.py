@@ -13,7 +13,7 @@ from specscope.debug.breakpoints import Point
 from specscope.debug.events import NODE_NAMES, EventKind
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import PickPanel
@@ -34,9 +34,13 @@ class PointsPanel(PickPanel):
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
+    def __init__(self, fields: FieldsPanel, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._fields = fields
+
     def key(self, look: Look) -> Hashable:
         """The breakpoints, and which is picked."""
-        return look.viewer.points, self.picked, self.order
+        return look.viewer.points, self.picked, self.order, self._fields.display
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
@@ -45,7 +49,7 @@ class PointsPanel(PickPanel):
         count = f"{len(points)} of {every}" if self.order.words else str(every)
         title = fit([(0, [("Breakpoints", "strong")]), (1, [(count, "dim")]), (2, self.said())], width - 2)
         if not every:
-            return Sheet(_none(width), title)
+            return Sheet(_none(width, alone=not self._fields.display), title)
         self.picked = max(min(self.picked, len(points) - 1), 0)
         heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
         lines: list[Line] = [self.head(heads)]
@@ -58,7 +62,9 @@ class PointsPanel(PickPanel):
             room = max(width - LEFT, 12)
             first, *more = folded(point.text, room)
             line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
-            lines.append([*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)])
+            lines.append(
+                [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)]
+            )
             lines += [[(" " * LEFT + row, ink)] for row in more]
             said = "".join(f" · {note}" for note in notes)
             if line_width(lines[-1]) + len(said) <= width:
@@ -77,12 +83,15 @@ def _value(point: Point, column: str) -> float | str:
     return {"n": point.number, "hits": point.hits}.get(column, point.text)
 
 
-def _none(width: int) -> list[Line]:
-    lines: list[Line] = [[("There are no breakpoints. Press a and type where to stop:", "text")], []]
+def _none(width: int, *, alone: bool) -> list[Line]:
+    """How to set the first one. `alone`: whether what conditions can use stands nowhere else."""
+    lines = [*paragraph("No breakpoints yet. Press a and type where to stop:", width, "text"), []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
+    if not alone:
+        return lines
     kinds = ", ".join(kind.value for kind in EventKind)
-    lines += [[], *([(row, "dim")] for row in folded(f"Events: {kinds}", width))]
+    lines += [[], *paragraph(f"Events: {kinds}", width, "dim")]
     return [*lines, [(cut("Fields for conditions: type :info names", width), "dim")]]
 
 
@@ -97,8 +106,8 @@ class FieldsPanel(Panel):
         """Events, then the fields."""
         wide = max(map(len, NODE_NAMES)) + 2
         lines: list[Line] = [[("Events", "accent")]]
-        lines += [[(row, "text")] for row in folded(", ".join(kind.value for kind in EventKind), width)]
-        lines += [[], [("Fields; those from node on only at reject and accept", "accent")]]
+        lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
+        lines += [[], [("Fields, the last ones (from node) only at reject and accept", "accent")]]
         for name, (_, what) in NODE_NAMES.items():
             for at, row in enumerate(folded(what, max(width - wide, 12))):
                 lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
@@ -129,9 +138,10 @@ class PointsScreen(Over):
 
     def parts(self) -> ComposeResult:
         """The list; beside it what conditions can use, where there is room."""
+        fields = FieldsPanel("fields")
         with Container(id="of-points"):
-            yield PointsPanel("points")
-            yield FieldsPanel("fields")
+            yield PointsPanel(fields, "points")
+            yield fields
 
     def on_mount(self) -> None:
         """Arrows pick a breakpoint."""

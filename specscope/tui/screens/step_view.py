@@ -170,7 +170,7 @@ class StepScreen(Over):
     )
 
     def parts(self) -> ComposeResult:
-        """Nodes above the one that is picked; beside them, where there is room, distributions and the request's steps."""
+        """Nodes above the one that is picked; beside them, where there is room, distributions and its steps."""
         nodes_panel = NodesPanel("nodes")
         place = PlacePanel(nodes_panel, "place")
         with Container(id="of-step"):

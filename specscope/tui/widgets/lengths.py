@@ -9,7 +9,7 @@ from textual import events
 
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Line, clean, right
+from specscope.tui.text import LEVELS, Line, clean, column_at, right, spread
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -22,14 +22,15 @@ class LengthsPanel(Panel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._per, self._wide = 1, 1  # steps in a column, and its cells
+        self._per, self._count, self._span = 1, 1, 1  # steps in a column, how many columns, and their cells
 
     def on_click(self, event: events.Click) -> None:
         """Go to the last step of the column under the pointer."""
-        column = (event.get_content_offset_capture(self).x - AXIS) // self._wide
+        x = event.get_content_offset_capture(self).x - AXIS
         look = self.look
-        if look is None or column < 0:
+        if look is None or not 0 <= x < self._span:
             return
+        column = column_at(x, self._count, self._span)
         at = (column + 1) * self._per - 1
         if look.scope is None:
             self._to(at if column * self._per <= look.position else -1, look.position)
@@ -50,7 +51,8 @@ class LengthsPanel(Panel):
         """Columns over an axis that says what a column is."""
         title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
         buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
-        self._per, self._wide = size, max(1, min((width - AXIS) // max(len(buckets), 1), WIDEST))
+        self._per, self._count = size, max(len(buckets), 1)
+        self._span = min(width - AXIS, WIDEST * self._count)
         known = [value for value in buckets if value is not None]
         if not known:
             return Sheet([[("nothing drafted yet", "faint")]], title)
@@ -59,17 +61,18 @@ class LengthsPanel(Panel):
         marks = scale(rows, top)
         lines: list[Line] = [
             [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
-            for row, text in enumerate(columns(buckets, rows, top, self._wide))
+            for row, text in enumerate(columns(buckets, rows, top, self._span))
         ]
         own = "" if look.pooled else f" of {clean(look.scope_name)}"
         lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, 'step')}{own}", "faint")])
         return Sheet(lines, title)
 
 
-def columns(buckets: Sequence[float | None], rows: int, top: float, wide: int = 1) -> list[str]:
-    """Rows of block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
+def columns(buckets: Sequence[float | None], rows: int, top: float, span: int) -> list[str]:
+    """Rows of `span` block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
     eighths = [0 if v is None else max(1, round((v - 1) / (top - 1) * rows * 8)) for v in buckets]
-    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] * wide for e in eighths) for row in range(rows)]
+    wide = list(zip(eighths, spread(len(buckets), span), strict=True))
+    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] * w for e, w in wide) for row in range(rows)]
 
 
 def scale(rows: int, top: int) -> dict[int, str]:

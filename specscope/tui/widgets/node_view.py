@@ -19,6 +19,7 @@ from specscope.tui.text import (
     folded,
     left,
     line_width,
+    paragraph,
     percent,
     probability,
     right,
@@ -59,7 +60,7 @@ def _columns(view: NodeView) -> tuple[tuple[str, Ink, Column | None, str], ...]:
 
 def _said(view: NodeView, width: int) -> list[Line]:
     """Contradictions first; how far target and drafter are apart; what the rules removed."""
-    lines: list[Line] = [[(line, "warn")] for note in view.notes for line in folded(f"! {note}", width)]
+    lines: list[Line] = [line for note in view.notes for line in paragraph(f"! {note}", width, "warn")]
     if view.kl is not None and view.tv is not None:
         kl = "∞" if math.isinf(view.kl) else figure(view.kl, 3)
         far: Line = [("KL(target‖drafter) ", "dim"), (kl, "strong"), (" nats", "dim")]
@@ -70,10 +71,10 @@ def _said(view: NodeView, width: int) -> list[Line]:
         lines += [row] if whole else [fit([(0, far)], width), fit([(0, best), (1, most)], width, " · ")]
     if view.choice_rank is not None:
         rank = f"the target's likeliest token has rank {view.choice_rank:,} in the drafter"
-        lines += [[(line, "text")] for line in folded(rank, width)]
+        lines += paragraph(rank, width, "text")
     for gone in view.removed:
         text = f"{gone.rule} removes {plural(gone.tokens, 'token')}, {probability(gone.mass)} of the mass"
-        lines += [[(line, "dim")] for line in folded(text, width)]
+        lines += paragraph(text, width, "dim")
     source = "computed again, in separate KV blocks" if view.computed else "the tensors that the step used"
     return [*lines, [(cut(source, width), "faint")]]
 
@@ -83,8 +84,7 @@ def _column(
 ) -> list[Line]:
     """A distribution under its name: a token a line with its bar; where the view's own token stands."""
     if column is None:
-        absence: list[Line] = [[(line, "faint")] for line in folded(why, width)]
-        return [[(cut(name, width), "strong")], *absence, []]
+        return [[(cut(name, width), "strong")], *paragraph(why, width, "faint"), []]
     entropy: Line = [(f"H {column.entropy:.2f} nats", "dim")]
     lines: list[Line] = [fit([(0, [(name, "strong")]), (1, entropy)], width)]
     shown = [(top.token, top.prob) for top in column.top[:most]]

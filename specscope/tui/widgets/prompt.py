@@ -35,7 +35,7 @@ class Talk:
 
 
 def hanging(line: str, width: int) -> list[str]:
-    """The line in pieces of at most `width` cells; below a column of a table, what is too long goes on below its text."""
+    """The line in pieces of at most `width` cells; what is too long for the last column of a table goes on below it."""
     if cell_len(line) <= width:
         return [line]
     start = max((match.end() for match in re.finditer(r"\s{2,}", line) if match.end() <= width // 2), default=0)
@@ -62,7 +62,7 @@ class DebugPrompt(ModalScreen[None]):
         """The log above, the line below."""
         with Vertical(id="debug-prompt") as box:
             box.border_title = Text("Debugger")
-            box.border_subtitle = Text("help lists commands · Tab completes · ↑ history · Esc closes")
+            box.border_subtitle = Text("help · Tab completes · ↑ history · Esc closes")
             yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)
             line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line")
             line.cursor_blink = False

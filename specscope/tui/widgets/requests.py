@@ -117,8 +117,8 @@ class RequestsPanel(ListPanel):
         cells = [(name, (right if name in NUMBERS else left)(HEADS.get(name, name), wide)) for name, wide in columns]
         lines: list[Line] = [self.head([("", ""), *cells])] if head else []
         if not head:  # no line to spare: the names of the figures stand in the title
-            names = "  " + "  ".join(text for _, text in cells)
-            title = [*title, (names[line_width(title) :].rstrip().removesuffix("prompt"), "faint")]
+            names = "  " + "  ".join(text if name in NUMBERS else " " * len(text) for name, text in cells)
+            title = [*title, (names[line_width(title) :].rstrip(), "faint")]
         lines += [_line(item, columns, item.name == look.current) for item in [*rows, *queued]]
         current = self.names.index(look.current) + head if look.current in self.names else -1
         return Sheet(lines, title, cursor=current, keep=current, head=head)
