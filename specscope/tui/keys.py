@@ -50,8 +50,8 @@ KEYS: tuple[Key, ...] = (
         "find text in the output, after this step",
     ),
     Key("copy", "y", "y", "copy_reference", "Copy a reference", "copy this step's reference: run.jsonl#r3@17"),
-    Key("next_request", "j", "j ↓", "choose(1)", "Next request", "choose the request below"),
-    Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "choose the request above"),
+    Key("next_request", "j", "j ↓", "choose(1)", "Next request", "go to the request below"),
+    Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "go to the request above"),
     Key("debugger", "colon", ":", "console", "Debugger…", "the debugger's prompt; type help there"),
     Key(
         "breakpoints",
@@ -61,7 +61,7 @@ KEYS: tuple[Key, ...] = (
         "Breakpoints",
         "breakpoints: where the run stops",
     ),
-    Key("branches", "B,upper_b", "B", "branches", "Branches", "branches: what ran after going back and changing"),
+    Key("branches", "B,upper_b", "B", "branches", "Branches", "branches of the run, after going back and changing"),
     Key(
         "request",
         "r",
@@ -93,7 +93,7 @@ KEYS: tuple[Key, ...] = (
     Key("cancel", "x", "x", "cancel", "Cancel the request", "cancel the current request"),
     Key("next_engine", "e", "e", "next_engine", "Next engine", "next engine, if the screen listens to several"),
     Key("theme", "t", "t", "next_theme", "Theme: light or dark", "theme: light or dark"),
-    Key("help", "question_mark", "?", "help", "Help", "this page"),
+    Key("help", "question_mark", "?", "help", "Help", "keys, marks and figures"),
     Key("quit", "q", "q", "quit", "Quit", "quit"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from specscope.trace.records import FinalKind, FinishReason, RequestEnd, Request
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
-from specscope.tui.text import bar, column_at, cut, fit, left, line_width, probability, right, spread
+from specscope.tui.palette import DARK, LIGHT, style
+from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.wrap import Wrapper
@@ -222,3 +224,22 @@ async def test_only_lines_that_changed_are_redrawn(monkeypatch):
         app.pooled = False
         app.look()
         assert drawn == ["rates", "lengths"]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_text_can_be_read_on_every_background(theme):
+    """WCAG AA, 4.5, for all inks but those of lines and bars."""
+    for ink in get_args(Ink):
+        if ink in ("rail", "bar"):
+            continue
+        colour = style(ink, theme.dark).color
+        assert colour is not None
+        for ground in (theme.background, theme.panel, theme.variables["row"]):
+            bright, dark = sorted((luminance(colour.name), luminance(ground)), reverse=True)
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (ink, colour.name, ground)

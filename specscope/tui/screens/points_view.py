@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.debug.breakpoints import Point
-from specscope.debug.events import NODE_NAMES, EventKind
+from specscope.debug.events import NODE_NAMES, STEP_NAMES, EventKind
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, paragraph, right
@@ -107,10 +107,12 @@ class FieldsPanel(Panel):
         wide = max(map(len, NODE_NAMES)) + 2
         lines: list[Line] = [[("Events", "accent")]]
         lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
-        lines += [[], [("Fields, the last ones (from node) only at reject and accept", "accent")]]
-        for name, (_, what) in NODE_NAMES.items():
-            for at, row in enumerate(folded(what, max(width - wide, 12))):
-                lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
+        at_nodes = {name: told for name, told in NODE_NAMES.items() if name not in STEP_NAMES}
+        for head, names in (("Fields", STEP_NAMES), ("Fields at reject and accept", at_nodes)):
+            lines += [[], [(head, "accent")]]
+            for name, (_, what) in names.items():
+                for at, row in enumerate(folded(what, max(width - wide, 12))):
+                    lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
         return Sheet(lines, [("Conditions", "strong")])
 
 

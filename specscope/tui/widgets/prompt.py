@@ -18,6 +18,7 @@ from textual.widgets import Input, RichLog
 from specscope.tui.text import clean, folded
 
 KEPT = 2000  # lines of what was said
+HINT = "help lists the commands. For example: break reject, continue, tree, node 0."
 
 
 @dataclass
@@ -71,7 +72,7 @@ class DebugPrompt(ModalScreen[None]):
     def on_mount(self) -> None:
         """What was said before, then the line."""
         self.query_one(RichLog).can_focus = False
-        self._show(self.talk.said)
+        self._show(self.talk.said or [(False, HINT)])
         self.query_one(Input).focus()
 
     def hear(self, text: str) -> None:
