@@ -251,7 +251,7 @@ def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, mod
     assert "Traceback" not in done.stderr
     reader = read_capture(path)
     assert len(reader.history.steps) > 0
-    assert any("torn" in warning for warning in reader.warnings)
+    assert any("its last line is incomplete" in warning for warning in reader.warnings)
 
 
 def test_a_cut_capture_is_reported_with_a_warning(tmp_path):

@@ -9,7 +9,7 @@ from textual import events
 
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Line, clean, column_at, right, spread
+from specscope.tui.text import LEVELS, Line, clean, column_at, fit, right, spread
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -49,7 +49,7 @@ class LengthsPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Columns over an axis that says what a column is."""
-        title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        title = fit([(0, [("Acceptance length", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
         self._per, self._count = size, max(len(buckets), 1)
         self._span = min(width - AXIS, WIDEST * self._count)

@@ -27,7 +27,7 @@ class RatesPanel(Panel):
         counts = look.ledger.acceptance(look.position, look.scope)
         if height == 1:
             return Sheet([_summary(look, counts, width)])
-        title: Line = [("Acceptance", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         if not counts.drafts:
             return Sheet([[("nothing drafted yet", "faint")]], title)
         bars = _bars(counts, width)
