@@ -58,7 +58,7 @@ def run_attach(sample: str, seconds: int) -> None:
     console.print(f"{said['steps']:,} steps sent, {said['rate']:.0f} a second; {said['failed']} spans failed")
     console.print(
         f"key to screen: median {median(latencies) * 1e3:.0f} ms, 95 % below {worst * 1e3:.0f} ms "
-        f"(target {SLOWEST}), {len(latencies)} presses"
+        f"(goal: below {SLOWEST}), {len(latencies)} presses"
     )
     console.print(f"memory: {memory[len(memory) // 4]:.0f} MB after a quarter, {memory[-1]:.0f} MB at the end")
 
