@@ -113,12 +113,12 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
         hit = hit_of(viewer, "reject")
-        assert app.chosen != hit.request
+        assert app.current != hit.request
         if opened:
             await pilot.press("d")
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
-        assert app.chosen == hit.request
+        assert app.current == hit.request
         if not opened:
             await pilot.press("d")
         await pilot.pause()
@@ -128,19 +128,19 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
 async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
-        hit, chosen = hit_of(viewer, "reject"), app.chosen
+        hit, chosen = hit_of(viewer, "reject"), app.current
         await pilot.press(",", ",")
         at = viewer.position
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
-        assert (app.chosen, viewer.position) == (chosen, at)
+        assert (app.current, viewer.position) == (chosen, at)
 
 
 async def test_a_breakpoint_reached_at_the_prompt_of_a_replay_picks_its_request_and_node():
     async with running(replay(2)) as (app, pilot):
         await pilot.press("colon", *"break reject if request != 'r0'", "enter", "c", "enter", "escape")
         assert app.hit is not None
-        assert app.chosen == app.hit.request != "r0"
+        assert app.current == app.hit.request != "r0"
         await pilot.press("d")
         await pilot.pause()
         assert app.screen.query_one(NodesPanel).node == app.hit.node
