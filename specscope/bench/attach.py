@@ -23,7 +23,7 @@ from specscope.trace.records import StepRecord
 
 REQUESTS, BATCH, RATE = 64, 4, 200  # requests at once, of which a step has so many; steps a second
 SLOWEST = 100  # ms from a key to the screen, for 95 % of keys
-KEY, ANSWER, CLOSE = "v", b"Esc closes", "\x1b"
+KEY, ANSWER, CLOSE = "v", b"one column per step", "\x1b"
 
 
 def run_attach(sample: str, seconds: int) -> None:
