@@ -56,6 +56,7 @@ INFO_TAKES = (
     ("branches", "the branches of the run"),
     ("step", "this step's phases and batch"),
     ("kv", "the KV blocks in use, and what this step wrote and moved"),
+    ("drafter", "the drafter, the layers that feed it, its cache and its passes in this step"),
     ("names", "the fields that EXPR can use"),
 )
 EVENTS = " ".join(kind.value for kind in EventKind)
@@ -87,7 +88,7 @@ COMMANDS = (
     ),
     ConsoleCommand(
         "info",
-        "breakpoints|requests|branches|step|kv|names",
+        "breakpoints|requests|branches|step|kv|drafter|names",
         "show one of these",
         ("i",),
         passive=True,

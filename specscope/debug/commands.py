@@ -235,6 +235,7 @@ class Commands(PointCommands):
             "branches": show.branches,
             "step": show.step,
             "kv": show.kv,
+            "drafter": show.drafter,
             "names": show.names,
         }
         found = [name for name in kinds if text and name.startswith(text)]

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -73,6 +74,7 @@ SCRIPT = [
     "delete",
     "finish r1",
     "info kv",
+    "info drafter",
 ]
 
 
@@ -213,13 +215,36 @@ def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
         assert (f"{slots[first + node]} to {slots[first + i]}" in line.partition("moved slot")[2]) == (node != i)
 
 
-def test_info_kv_over_a_capture_claims_no_moves(recorded):
-    """Issue 12, item 1: it stated moves that it inferred."""
-    over = Commands(Session(history=recorded))
-    for _ in recorded.steps:
+def test_info_kv_over_a_capture_claims_no_moves_that_it_does_not_hold(recorded):
+    """Issue 12, item 1: it stated moves that it inferred. Older captures tell neither blocks nor moves."""
+    older = [
+        dataclasses.replace(
+            record,
+            requests=tuple(
+                dataclasses.replace(part, blocks=np.zeros(0, np.int32), moved=np.zeros(0, np.int32))
+                for part in record.requests
+            ),
+        )
+        for record in recorded.steps
+    ]
+    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in older:
+        history.append(record)
+    over = Commands(Session(history=history))
+    for _ in older:
         over.run("next")
         assert "moved" not in over.run("info kv")
         assert "slots" not in over.run("info kv")
+
+
+def test_info_kv_over_a_capture_is_that_of_the_live_run(engine, recorded):
+    """What the step wrote and moved is in its record."""
+    over = Commands(Session(history=recorded))
+    for _ in recorded.steps:
+        said = [commands.run("next") and commands.run("info kv").splitlines() for commands in (engine, over)]
+        steps = [[line for line in lines if "rows fed" in line] for lines in said]
+        assert steps[0] == steps[1]
+        assert all("slots" in line for line in steps[0])
 
 
 def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
