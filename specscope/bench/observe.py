@@ -55,6 +55,7 @@ def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Cons
     steps: Counter[str] = Counter()
 
     def off(side: str = "off") -> int:
+        engine.verifier.notes = side == "observed" and engine.run_info.evidence == "full"  # they are for the capture
         before, first = thread_seconds(), engine.steps
         made = sum(len(result.token_ids) for result in engine.generate(prompts, params))
         engine.bus.flush()
