@@ -25,7 +25,7 @@ class CompareApp(Questions):
 
     TITLE = "specscope compare"
     CSS_PATH = "scope.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, compared: Compared, settings: Settings | None = None) -> None:

@@ -33,7 +33,7 @@ def verdict(
         return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
         return Answer.SAME, f"no difference beyond error; {seen}", []
-    return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but {seen}", []
+    return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but only {seen}", []
 
 
 def _cause(pair: Pair) -> Cause | None:
@@ -83,14 +83,16 @@ def _different(tau: Estimate | None) -> str:
         way = "lower" if tau.difference < 0 else "higher"
         share = "" if not tau.a else f", {100 * tau.difference / tau.a:+.1f} %"
         return f"different: acceptance length is {way} in B{share}"
-    size = "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % would have been seen)"
+    size = (
+        "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % or more would have been seen)"
+    )
     return f"different; no change of the acceptance length is shown{size}"
 
 
 def _visible(tau: Estimate | None) -> str:
     if tau is None or tau.visible is None or not tau.a:
         return "no interval"
-    return f"a change of the acceptance length by {100 * tau.visible / tau.a:.1f} % would have been seen"
+    return f"a change of the acceptance length by {100 * tau.visible / tau.a:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:
