@@ -178,9 +178,9 @@ class Synthetic:
             final_token,
             FinalKind.RECOVERED if recovered else FinalKind.BONUS if path else FinalKind.TARGET,
             float(final[final_token]),
-            float(coin[0]),
+            float(draft_coin[row + 1] if self.fault == "coin twice" else coin[0]),
         )
-        parents = self._parents(tree, p, q, tried, final) if self.notes else None
+        parents = self._parents(tree, p, q, tried, final, p[row + 1], final_token) if self.notes else None
         return RequestStep("", 0, 0, 0, "synthetic", tree, verdict, 0, parents=parents)
 
     def _residual(self, left: np.ndarray, q: np.ndarray, token: int) -> tuple[np.ndarray, float]:
@@ -200,7 +200,7 @@ class Synthetic:
                 return int(np.argmax(np.log(final) + noise))
         return _inverse(final / final.sum(), draft_coin if self.fault == "coin twice" else coin)
 
-    def _parents(self, tree, p, q, tried, final) -> ParentNotes:
+    def _parents(self, tree, p, q, tried, final, here, final_token) -> ParentNotes:
         n, k = len(tree), len(tried)
         of_p, of_q = [p[row + 1] for row in tried], [q[row + 1] for row in tried]
         sampled = self.drawn != Drawn.DETERMINISTIC
@@ -234,6 +234,7 @@ class Synthetic:
             q_rank=q_rank,
             final_entropy=_entropy(final / final.sum())[0],
             final_varentropy=_entropy(final / final.sum())[1],
+            final_target_p=float(here[final_token]),
         )
 
 

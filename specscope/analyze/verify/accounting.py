@@ -11,7 +11,7 @@ from specscope.analyze.findings import Check, Result
 from specscope.analyze.verify.blocks import blocks_kept, blocks_shared
 from specscope.analyze.walk import Visit, visits
 from specscope.trace.history import History
-from specscope.trace.records import FinalKind, FinishReason, Preceded, RequestEnd
+from specscope.trace.records import FinishReason, Preceded, RequestEnd, followed_by
 
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
 
@@ -212,14 +212,10 @@ def preceded(account: Account) -> Looked:
 
 
 def _preceded(last: Visit | None, lost: bool) -> Preceded:
-    verdict = None if last is None else last.part.verdict
-    if verdict is None:
-        return Preceded.PREFILL
     if lost:
         return Preceded.PREEMPTION
-    if verdict.kind is FinalKind.RECOVERED:
-        return Preceded.PARTIAL if verdict.accepted else Preceded.NOTHING
-    return Preceded.FULL if verdict.accepted else Preceded.NO_DRAFT
+    verdict = None if last is None else last.part.verdict
+    return Preceded.PREFILL if verdict is None else followed_by(verdict)
 
 
 def moved(account: Account) -> Looked:

@@ -51,40 +51,19 @@ class Chances:
         return rows
 
     def emitted(self) -> Sum:
-        """Surprisal of every committed token in the target's p at its place, whatever drew it; numbered by step.
-
-        p of a recovered token is what it was drawn with times the masses that the rejections before it left; after
-        sampled drafts that holds only where the evidence has it. Such places are left out as a whole.
-        """
+        """Surprisal of every committed token in the target's p at its place, whatever drew it; numbered by step."""
         c, e = self.c, self.c.parents
-        untouched = self._untouched()
-        first, _ = self.first_p()
-        known = np.ones(c.rows, np.bool_)
-        ends = np.flatnonzero((c.kind == RECOVERED) & e.there)
-        unknown = c.children_at(c.sampled)
-        known[unknown] = self.has_final_p()
-        nodes = np.flatnonzero(c.accepted & (untouched & known)[c.row] & (e.at_row[c.row] >= 0))
-        ends = ends[(untouched & known)[c.final_row[ends]] & (e.at_row[c.final_row[ends]] >= 0)]
-        others = np.flatnonzero((c.kind != RECOVERED) & e.there & untouched[c.final_row])
+        rows = self._untouched() & (e.at_row >= 0)
+        nodes = np.flatnonzero(c.accepted & rows[c.row])
+        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row])
+        others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row])
         at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
-        p = np.concatenate([c.p[nodes], first[ends], c.final_p[others]])
+        p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
         entropy = np.concatenate([e.entropy[at], e.final_entropy[others]])
         varentropy = np.concatenate([e.varentropy[at], e.final_varentropy[others]])
         steps = np.concatenate([c.step[nodes], ends, others])
         kept = varentropy > FLAT
         return _surprisal(p[kept], entropy[kept], varentropy[kept], steps[kept])
-
-    def has_final_p(self) -> bool:
-        """Whether the evidence has the target's own p of recovered tokens."""
-        return False
-
-    def first_p(self) -> tuple[Doubles, Bools]:
-        """[S] the target's own p of each final token, and where that is known."""
-        c = self.c
-        left = np.ones(c.rows)
-        gone = c.rejected & (c.residual_mass > 0)
-        np.multiply.at(left, c.row[gone], c.residual_mass[gone])
-        return c.final_p * left[c.final_row], ~c.children_at(c.sampled & c.rejected)[c.final_row]
 
     def top_token(self) -> Sum:
         """Whether the target's first choice came out, against its p; numbered by step."""

@@ -311,6 +311,7 @@ class Parents:
     there: Bools  # [S] whether the step's evidence has parents
     final_entropy: Doubles  # [S]
     final_varentropy: Doubles  # [S]
+    final_p: Doubles  # [S] of the final token in p, before any rejection
     raw_p: Doubles  # [N] fields of ParentNotes; 0 where there are none
     rank: Indices
     q_rank: Indices
@@ -329,8 +330,9 @@ class Parents:
         row = columns.root_row[step] + 1 + _join([one.node for one in found], np.int64)
         at_row = np.full(columns.rows, -1)
         at_row[row] = np.arange(len(row))
-        final = np.zeros((2, len(columns)))
-        final[:, there] = np.array([(one.final_entropy, one.final_varentropy) for one in found]).reshape(-1, 2).T
+        final = np.zeros((3, len(columns)))
+        told = [(one.final_entropy, one.final_varentropy, one.final_target_p) for one in found]
+        final[:, there] = np.array(told, np.float64).reshape(-1, 3).T
         of_nodes = {}
         for name, kind in NODE_NOTES.items():
             of_nodes[name] = np.zeros(len(columns.token), kind)
@@ -349,6 +351,7 @@ class Parents:
             there=there,
             final_entropy=final[0],
             final_varentropy=final[1],
+            final_p=final[2],
             **of_nodes,
         )
 

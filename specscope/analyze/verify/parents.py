@@ -6,7 +6,7 @@ import numpy as np
 
 from specscope.analyze.findings import Check
 from specscope.analyze.verify.columns import Columns
-from specscope.analyze.verify.exact import LEAST, RECOVERED, RELATIVE, found
+from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, found
 from specscope.trace.tree import Doubles
 
 NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
@@ -22,7 +22,7 @@ def parent_checks(c: Columns) -> list[Check]:
         entropies(c),
         greedy_tokens(c),
         final_entropies(c),
-        residual_draws(c),
+        final_shares(c),
     ]
 
 
@@ -154,27 +154,25 @@ def final_entropies(c: Columns) -> Check:
     )
 
 
-def residual_draws(c: Columns) -> Check:
-    """No token of the residual has more than the choice's p over what was left; the choice itself just that."""
+def final_shares(c: Columns) -> Check:
+    """What the final token was drawn with, from its p: over the mass that rejections left, less what q took."""
     e = c.parents
     left = np.ones(c.rows)
-    at_end = c.rejected & (c.row == c.final_row[c.step])
-    np.multiply.at(left, c.row[at_end], np.maximum(c.residual_mass[at_end], 1e-30))
-    parent = e.at_row[c.final_row] if len(c) else np.zeros(0, np.int64)
-    most = _at(e.choice_p, parent) / left[c.final_row]
-    is_choice = _at(e.choice, parent) == c.final
-    exact = ~c.children_at(c.sampled)[c.final_row]
-    clear = left[c.final_row] > 1e-3
-    bad = c.final_p > most * (1 + 1e-3) + 1e-5
-    bad |= exact & is_choice & ~np.isclose(c.final_p, most, rtol=1e-3, atol=1e-5)
+    gone = c.rejected & (c.residual_mass > 0)
+    np.multiply.at(left, c.row[gone], c.residual_mass[gone])
+    left = left[c.final_row]
+    most = np.where(c.greedy, e.final_p, e.final_p / left)
+    exact = ~c.children_at(c.sampled & c.rejected)[c.final_row]
+    slack = 1e-4 * most + WHOLE / left
+    bad = (c.final_p > most + slack) | (exact & (c.final_p < most - slack))
     return found(
-        "recovered tokens",
-        "a recovered token's share is that of p over the mass that the rejections left",
+        "share of the final token",
+        "the final token was drawn with its p, over the mass that rejections left",
         bad,
-        (parent >= 0) & (c.kind == RECOVERED) & c.standard & ~c.forced_final & clear & ~c.greedy,
+        e.there & c.standard & ~c.forced_final & (slack < HOPELESS),
         c.at_step,
-        lambda s: f"drawn with {c.final_p[s]:.6g}, the target's choice would have {most[s]:.6g}",
-        note="" if len(e) else LACKING,
+        lambda s: f"drawn with {c.final_p[s]:.6g}, from its p of {e.final_p[s]:.6g} it would be {most[s]:.6g}",
+        note="" if e.there.any() else LACKING,
     )
 
 

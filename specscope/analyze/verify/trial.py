@@ -8,6 +8,7 @@ from typing import Any
 
 from specscope.analyze.findings import Check, Exit, Result
 from specscope.analyze.verify.accounting import accounting_checks
+from specscope.analyze.verify.coins import unequal
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import exact_checks
 from specscope.analyze.verify.parameters import parameter_checks
@@ -81,7 +82,7 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
         Group("From step to step", tuple(accounting_checks(history, ours=ours))),
-        Group("Over the run", tuple(statistical_checks(columns, alpha))),
+        Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha))),
     )
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)))
