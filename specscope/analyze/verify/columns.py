@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.walk import Visit, visits
-from specscope.trace.history import History
+from specscope.analyze.walk import Visit
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn
@@ -61,9 +60,9 @@ class Columns:
     residual_mass: Doubles
 
     @staticmethod
-    def of(history: History) -> Columns:
-        """Of the steps on the path on which the history stands."""
-        found = [visit for visit in visits(history) if visit.part.verdict is not None]
+    def of(every: Sequence[Visit]) -> Columns:
+        """Of the decode steps among these."""
+        found = [visit for visit in every if visit.part.verdict is not None]
         trees = [visit.part.tree for visit in found]
         verdicts = [verdict for visit in found if (verdict := visit.part.verdict) is not None]
         start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
