@@ -99,10 +99,8 @@ def run(
     metavar="HOST:PORT",
     help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.",
 )
-@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Port for HTTP, if not the next one.")
-@click.option(
-    "--web", is_flag=True, help="Serve a screen to a browser: the specscope command in WORDS.  [default: run]"
-)
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Another port for HTTP.")
+@click.option("--web", is_flag=True, help="Serve the screen of a specscope COMMAND to a browser.  [default: run]")
 @click.option(
     "--web-host",
     default="127.0.0.1",
@@ -110,8 +108,10 @@ def run(
     metavar="HOST",
     help="Address to serve on. 0.0.0.0 lets other machines in, with the token in the URL that is printed.",
 )
-@click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
+@click.option(
+    "--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT", help="Port to serve on."
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.pass_obj
 def tui(
     lifetime: Lifetime,

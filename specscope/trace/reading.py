@@ -70,7 +70,7 @@ class CaptureReader:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and not _whole(line):
                 lost = f"{len(line):,} of {self.size:,} bytes are lost"
-                self.warnings.append(f"{self.name} was cut off: its last line is torn, {lost}")
+                self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
             if line.strip():
                 yield self._line(line, number)

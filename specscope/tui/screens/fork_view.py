@@ -15,7 +15,7 @@ from specscope.trace.records import RequestStep
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
@@ -51,17 +51,17 @@ class ForkPanel(Panel):
         partings = [forked.parting(side) for side in (forked.original, forked.fork)]
         heads = [left("depth", DEPTH) + name for name in NAMES]
         lines: list[Line] = [
-            [(cut(clean(forked.changes), width), "accent")],
-            [(cut(clean(forked.difference(look.vocabulary)), width), "warn" if forked.differ else "text")],
+            *paragraph(forked.changes, width, "accent")[:2],
+            *paragraph(forked.difference(look.vocabulary), width, "warn" if forked.differ else "text")[:2],
             [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
+        head = len(lines)
         for at in range(max(len(forked.original), len(forked.fork))):
             line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
             for side, parting in zip((forked.original, forked.fork), partings, strict=True):
                 line += [("»" if at == parting else " ", "warn"), (" ", "text")]
                 line += _cell(look, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
             lines.append(line)
-        head = 3
         return Sheet(lines, _title(forked, width - 2), cursor=self.picked + head, keep=self.picked + head, head=head)
 
 
