@@ -161,7 +161,7 @@ class _Column:
         if len(found) < 2:
             return None
         if array.dtype == np.bool_:
-            return _Column(name, [True], 1 - code, ("==", "!="))
+            return _Column(name, [False, True], code, ("==",))
         operators = ("==", "!=") if array.dtype.kind in "US" else OPERATORS
         return _Column(name, found.tolist(), code, operators)
 
@@ -247,7 +247,8 @@ class _Search:
         column = self._code[test.fact]
         at = column.values.index(test.value)
         code = column.code
-        return {">=": code >= at, "<=": code <= at, "==": code == at, "!=": code != at}[test.operator]
+        found: Bools = {">=": code >= at, "<=": code <= at, "==": code == at, "!=": code != at}[test.operator]
+        return found
 
 
 def _sampled(label: Bools) -> NDArray[Any]:
