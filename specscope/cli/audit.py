@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Source
+from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_HEAD, is_head
 from specscope.errors import UserError
 from specscope.model.bundled import NAME
@@ -12,6 +21,62 @@ from specscope.trace.history import History
 from specscope.trace.records import RunInfo
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
+
+
+def audit_capture(
+    file: str, target: str | None, draft_model: str | None, sample: int | None, *, as_json: bool
+) -> int:
+    """Audit a capture file and print what was found; returns the exit code. Raises UserError."""
+    from specscope.interrupt import ends_at_once
+    from specscope.model.quiet import hush
+    from specscope.trace.reading import read_capture
+
+    with ends_at_once():
+        reader = read_capture(file)
+        hush(gguf=True)
+        options = audit_options(reader.history, target, draft_model, sample)
+        with progress_bar() as progress:
+            found = audit(reader.history, file, options, progress)
+    _print(found, reader.warnings, as_json=as_json)
+    return int(found.exit)
+
+
+def _print(found: Audit, warnings: list[str], *, as_json: bool) -> None:
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2))
+    else:
+        from specscope.analyze.audit.text import render_audit
+
+        render_audit(found, Pipe())
+    for warning in warnings:
+        say(f"specscope: warning: {warning}")
+
+
+class Pipe(Console):
+    """A console that leaves a closed pipe to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        """Say so."""
+        raise BrokenPipeError
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the terminal; nothing where standard error is none."""
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def audit_options(history: History, target: str | None, draft_model: str | None, sample: int | None) -> Options:
