@@ -55,6 +55,11 @@ _ENGINE = [
         metavar="N",
         help="Maximum tokens in a request.  [default: the model's limit]",
     ),
+    click.option(
+        "--evidence",
+        type=click.Choice(["auto", "full", "lean"]),
+        help="lean leaves out entropies, ranks and likeliest tokens.  [default: full; lean on a GPU]",
+    ),
     click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
 ]
@@ -139,7 +144,7 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
         "max_step_tokens",
         "max_context",
     )
-    given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads", "adaptive")}
+    given = {name: flags.pop(name) for name in (*names, "drafter", "evidence", "kv_memory", "threads", "adaptive")}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -136,7 +136,8 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     raw = logits.softmax(-1)
     found = _target(engine, seen, above)
     p = found if node is not None else _left(seen, above, found)
-    draft = seen.draft.logits(path)
+    row = seen.draft.row(path)
+    draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
     thought = None if draft is None else draft.softmax(-1)
     moved = shaped(logits[None], seen.params, seen.counts, [path])[0]

@@ -282,6 +282,7 @@ def _parents(notes: ParentNotes) -> dict[str, Any]:
     return {f"specscope.parents.{name}": values for name, values in arrays.items() if values} | {
         "specscope.final.entropy": notes.final_entropy,
         "specscope.final.varentropy": notes.final_varentropy,
+        "specscope.final.target_p": notes.final_target_p,
     }
 
 
