@@ -14,6 +14,7 @@ from specscope.trace.history import History
 from specscope.trace.wording import plural
 
 LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
+SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
 
 
@@ -107,11 +108,12 @@ def skipped(name: str, about: str, note: str) -> Finding:
 
 def span(p: float, slack: float) -> tuple[float, float]:
     """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
+    near = LEAST + SUMMED * p
     if p <= 0 or p >= 1:
-        return max(p - LEAST, 0.0), min(p + LEAST, 1.0)
+        return max(p - near, 0.0), min(p + near, 1.0)
     odds = math.log(p) - math.log1p(-p)
     low, high = (1 / (1 + math.exp(-min(max(odds + off, -700), 700))) for off in (-slack, slack))
-    return max(low - LEAST, 0.0), min(high + LEAST, 1.0)
+    return max(low - near, 0.0), min(high + near, 1.0)
 
 
 def within(value: float, bounds: tuple[float, float]) -> bool:
