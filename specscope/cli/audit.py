@@ -15,7 +15,7 @@ from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Source
 from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_HEAD, is_head
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.model.bundled import NAME
 from specscope.trace.history import History
 from specscope.trace.records import RunInfo
@@ -89,9 +89,8 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
-    model = target if target is not None else named(run.target)
-    judge = _source(model, run.target, "--target")
-    draft, why = _draft(run, model, draft_model)
+    judge = _source(target, run.target, "--target")
+    draft, why = _draft(run, judge, draft_model)
     return Options(target=judge, draft=draft, sample=sample, why_no_draft=why)
 
 
@@ -100,44 +99,54 @@ def named(name: str) -> str | None:
     return None if name == NAME else name
 
 
-def _source(model: str | None, name: str, flag: str) -> Source:
-    """Where a model lies. Raises UserError where it is not at hand."""
+def _source(given: str | None, recorded: str, flag: str) -> Source:
+    """Where a model lies: the one that `flag` gave, else the one of that name in the capture. Raises UserError."""
+    from transformers import AutoConfig
+
     from specscope.model.loader import find_model
 
     try:
-        path, arguments, found = find_model(model, lambda _: None)
-    except UserError as error:
-        raise UserError(f"the capture's model {name} is not at hand ({error}): give {flag} MODEL") from None
-    return Source(path, found, arguments)
+        path, arguments, name = find_model(given if given is not None else named(recorded), lambda _: None)
+        AutoConfig.from_pretrained(path, **arguments)  # what is not there is said before anything is loaded
+    except Exception as error:
+        if given is None and recorded != NAME:
+            raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL") from error
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot load {given or recorded}: {first_line(error)}") from error
+    return Source(path, name, arguments)
 
 
-def _draft(run: RunInfo, target: str | None, given: str | None) -> tuple[Source | None, str]:
-    """Where the drafter's model lies, or why it is not known."""
-    name = run.draft_model
+def _draft(run: RunInfo, target: Source, given: str | None) -> tuple[Source | None, str]:
+    """Where the drafter's model lies, or why it is not known. Raises UserError for one that was given and is not."""
     if run.drafter == "eagle":
-        folder = Path(given).expanduser() if given is not None else DEFAULT_HEAD
-        if given is None and name != DEFAULT_HEAD.name:
-            return None, f"the head {name} is not at hand: give --draft-model HEAD"
-        if not (folder / "config.json").is_file() or (given is None and not is_head(folder)):
-            raise UserError(f"no EAGLE head at {folder}: give --draft-model HEAD, a folder with its config.json")
-        return Source(str(folder), folder.resolve().name), ""
+        return _head(run.draft_model, given)
     if run.drafter != "draft_model":
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
         return None, ""
-    before, first, layers = name.partition(FIRST)
+    before, first, layers = run.draft_model.partition(FIRST)
     if given is None and first:
         given = f"self:{layers.split()[0]}"
     if given is not None and given.startswith("self:"):
-        whole = _source(target, run.target, "--target")
         count = given.removeprefix("self:")
         if not count.isdigit():
             raise UserError(f"--draft-model {given}: write self:N, for the target's first N layers")
-        arguments = {**whole.arguments, "num_hidden_layers": int(count)}
-        return Source(whole.path, f"{whole.name}, first {count} layers", arguments), ""
+        arguments = {**target.arguments, "num_hidden_layers": int(count)}
+        return Source(target.path, f"{target.name}, first {count} layers", arguments), ""
     try:
-        return _source(given if given is not None else named(before), name, "--draft-model"), ""
+        return _source(given, before, "--draft-model"), ""
     except UserError as error:
         if given is not None:
             raise
         return None, str(error)
+
+
+def _head(recorded: str, given: str | None) -> tuple[Source | None, str]:
+    """The same of an EAGLE head."""
+    if given is None and recorded != DEFAULT_HEAD.name:
+        return None, f"the head {recorded} is not at hand: give --draft-model HEAD"
+    folder = Path(given).expanduser() if given is not None else DEFAULT_HEAD
+    if not (folder / "config.json").is_file() or (given is None and not is_head(folder)):
+        raise UserError(f"no EAGLE head at {folder}: give --draft-model HEAD, a folder with its config.json")
+    return Source(str(folder), folder.resolve().name), ""

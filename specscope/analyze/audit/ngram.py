@@ -61,7 +61,7 @@ def judge_ngram(contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: 
     sizes = max(SIZES, key=lambda one: agree[one])
     for one, step in steps:
         wanted, recorded = _tree(one, step, depth, width, sizes), _paths(step)
-        text = f"{len(recorded)} nodes, but the text repeats itself into {len(wanted)}: {_first(wanted)}"
+        text = f"it drafts {_first(recorded)}; the text gives {_first(wanted)}"
         tally.add(
             step.at(None),
             differs=wanted != recorded,
