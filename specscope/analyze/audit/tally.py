@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,7 @@ class Tally:
     name: str
     about: str
     noun: str = "node"
+    show: Callable[[int], str] = str  # a token for people
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
     examples: list[Difference] = field(default_factory=list)
