@@ -10,6 +10,7 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
+from specscope.cli.captures import read_branch, text_console
 from specscope.cli.compare import compare
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
@@ -22,6 +23,7 @@ from specscope.cli.options import (
 )
 from specscope.cli.streams import need_terminal, say
 from specscope.cli.train import train
+from specscope.cli.verify import verify
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -47,6 +49,7 @@ def cli(context: click.Context) -> None:
       specscope capture prompts.txt -o run.jsonl   record without a screen
       specscope replay run.jsonl                   look at a recording
       specscope report run.jsonl                   print its acceptance figures
+      specscope verify run.jsonl                   check that it is consistent
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
@@ -244,16 +247,10 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
     Pooled, by position and by request, the worst requests first.
     """
     from specscope.analyze.report import build_report
-    from specscope.trace.reading import read_capture
 
     if html is not None:
         check_output(html, "--html", (file,), PAGE)
-    reader = read_capture(file)
-    if branch is not None:
-        if branch not in reader.history.branches:
-            known = ", ".join(map(str, reader.history.branches))
-            raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
-        reader.history.show(branch)
+    reader = read_branch(file, branch)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
         _write_page(figures, html)
@@ -264,17 +261,9 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
         for warning in reader.warnings:
             _warn(warning)
     elif html is None:
-        from rich.console import Console
-
         from specscope.analyze.text import render_text
 
-        class Pipe(Console):
-            """A console that leaves a closed pipe to `main`."""
-
-            def on_broken_pipe(self) -> None:
-                raise BrokenPipeError
-
-        render_text(figures, Pipe())
+        render_text(figures, text_console())
 
 
 def _write_page(figures: Report, html: str) -> None:
@@ -288,6 +277,27 @@ def _write_page(figures: Report, html: str) -> None:
     except OSError as error:
         raise UserError(f"cannot write {html}: {error.strerror}") from error
     say(f"wrote {html}")
+
+
+@cli.command()
+@click.argument("file", metavar="CAPTURE")
+@click.option("--target", metavar="MODEL", help="The target, if not the one that the capture names.")
+@click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
+@click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
+@click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def audit(
+    file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
+) -> None:
+    """Judge the run in CAPTURE by its models.
+
+    Each recorded path is fed to plain transformers, and p compared at every node; then the drafter likewise. What
+    differs is set against what agrees, and the shortest condition that tells them apart is printed. Exits with 0
+    where all agrees, 1 where something differs, 2 where nothing can be judged.
+    """
+    from specscope.cli.audit import audit_capture
+
+    sys.exit(audit_capture(file, target, draft_model, sample, again=again, as_json=as_json))
 
 
 @cli.command()
@@ -332,6 +342,7 @@ def doctor(*, step: bool) -> None:
 cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(train)
+cli.add_command(verify)
 
 
 def _warn(text: str) -> None:
