@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,12 @@ from specscope.analyze.compare.columns import PRECEDED, Longs, Side
 from specscope.analyze.compare.contexts import Aligned, Hashes
 from specscope.analyze.compare.parting import ENTROPY, mix
 from specscope.analyze.compare.result import Field, Where
+from specscope.analyze.conditions import find
 from specscope.analyze.findings import Reference
 from specscope.trace.tree import ROOT, Bools, Drawn
 
 FEWEST = 3  # contexts that must differ before they count against a side
 RARE = 0.002  # and more than this share of them: rounding has no sharp bound
-SHARP = 0.3  # a condition is told where it makes so much of a difference to the share
 
 
 def fields(aligned: Aligned) -> list[Field]:
@@ -254,32 +254,36 @@ def _other(
         example = (places[0].reference(at), places[1].reference(at))
     by = _where(places[1], differ, where) if count > 0 else ()
     suspect = suspects and count >= FEWEST and count > RARE * compared
-    return Field(name, compared, count, None, None, example, by, suspect, note, sharpest(by, compared, count))
+    told = _condition(places, differ[where], np.flatnonzero(where)) if 0 < count < compared else ""
+    return Field(name, compared, count, None, None, example, by, suspect, note, told)
 
 
-def sharpest(by: Sequence[Where], compared: int, differ: int) -> str:
-    """The condition under which it differs far more often than elsewhere, with both counts; "" where there is none."""
-    best, said = SHARP, ""
-    for name, inside, hit in _conditions(by):
-        rest = compared - inside
-        if inside >= FEWEST and rest >= FEWEST:
-            lift = hit / inside - (differ - hit) / rest
-            if lift > best:
-                best = lift
-                said = f"{name}: {hit:,} of {inside:,}; elsewhere {differ - hit:,} of {rest:,}"
-    return said
-
-
-def _conditions(by: Sequence[Where]) -> Iterator[tuple[str, int, int]]:
-    """Each value of each group, and for numbers every range from one on: (condition, contexts, those that differ)."""
-    for group in dict.fromkeys(where.group for where in by):
-        mine = [where for where in by if where.group == group]
-        for at, where in enumerate(mine):
-            yield f"{group} {where.value}", where.compared, where.differ
-            if where.value.isdecimal() and 0 < at < len(mine) - 1:
-                above = mine[at:]
-                counts = sum(one.compared for one in above), sum(one.differ for one in above)
-                yield f"{group} {where.value} or more", *counts
+def _condition(places: Places, differ: Bools, chosen: Longs) -> str:
+    """The shortest condition that tells where it differs, with its figures; "" where chance would find one as good."""
+    a, b = places
+    rows, steps = b.rows[chosen], b.side.steps[b.rows[chosen]]
+    other = a.side.steps[a.rows[chosen]]
+    capture = b.side.captures[0].run
+    root = steps["context"] + steps["prefill"]
+    facts: dict[str, NDArray[Any]] = {
+        "after": np.array([*map(str, PRECEDED), "prefill"])[steps["preceded"]],
+        "requests in the step": steps["batch"],
+        "requests in the step differ": steps["batch"] != other["batch"],
+        "output position": b.side.place[rows],
+        "context length": steps["context"],
+        "prefill tokens": steps["prefill"],
+    }
+    if capture is not None:
+        facts["position of the root in its block"] = root % capture.block_size
+    if b.of != "steps":
+        facts["depth"] = b.depth[chosen]
+    if b.of == "nodes":
+        facts["sibling"] = b.sibling[chosen]
+    found = find(facts, differ, rows)
+    if found is None:
+        return ""
+    inside, outside = f"{found.hits_in:,} of {found.total_in:,}", f"{found.hits_out:,} of {found.total_out:,}"
+    return f"{found.text}: {inside}; elsewhere {outside}"
 
 
 def _where(place: _Place, differ: Bools, where: Bools) -> tuple[Where, ...]:

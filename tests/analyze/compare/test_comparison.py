@@ -11,8 +11,7 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.evidence import sharpest
-from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match, Where
+from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match
 from specscope.trace.records import RunInfo
 
 from .runs import Made, make, side
@@ -159,13 +158,13 @@ def test_what_differs_is_laid_out_by_depth_and_by_what_came_before(recorded):
         assert sum(where.compared for where in mine) == field.compared
 
 
-def test_the_condition_that_tells_best_is_named():
-    by = [Where("depth", str(d), 100, 0 if d < 3 else 98) for d in (1, 2, 3, 4)]
-    by += [Where("after", "full", 200, 98), Where("after", "nothing", 200, 98)]
-    assert sharpest(by, 400, 196) == "depth 3 or more: 196 of 200; elsewhere 0 of 200"
-    assert sharpest(by[4:], 400, 196) == ""
-    one = [Where("after", "preemption", 12, 12), Where("after", "full", 300, 1)]
-    assert sharpest(one, 312, 13) == "after preemption: 12 of 12; elsewhere 1 of 300"
+def test_the_condition_under_which_it_differs_is_named(recorded):
+    plant = {(f"r{n}", place): "deep p" for n in range(24) for place in range(40)}
+    found = compare(recorded, side(seed=1, evidence=True, plant=plant))
+    field = next(one for one in found.fields if one.name == "target p")
+    assert field.condition.startswith("depth >= 2")
+    assert "; elsewhere 0 of " in field.condition
+    assert any(field.condition in reason for reason in found.reasons)
 
 
 def test_parameters_that_differ_are_the_cause(plain):
