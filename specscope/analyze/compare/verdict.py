@@ -8,6 +8,7 @@ from specscope.analyze.compare.failif import change
 from specscope.analyze.compare.result import ABOUT, SUSPECT, Answer, Cause, Estimate, Field, Pair
 from specscope.trace.wording import plural
 
+RARE = 0.01  # of the pairs: rounding has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same
 
 
@@ -54,7 +55,7 @@ def _partings(pairs: Sequence[Pair]) -> list[str]:
     found = []
     for cause in SUSPECT:
         mine = [one for one in pairs if one.parting is not None and one.parting.cause is cause]
-        if mine:
+        if len(mine) > RARE * len(pairs):
             first = mine[0]
             where = "" if first.parting is None else f"; first {first.id_a} at output token {first.parting.position:,}"
             found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}{where}")

@@ -167,6 +167,34 @@ def test_the_condition_under_which_it_differs_is_named(recorded):
     assert any(field.condition in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cut", "share", "by", "suspect"),
+    [
+        ("float32", False, 0.02, 0.2, True),
+        ("float32", True, 0.02, 0.2, False),  # the edge of top-p: a token more or less
+        ("float32", True, 0.5, 0.2, True),
+        ("bfloat16", False, 0.01, 0.06, False),  # a little beyond what rounding does as a rule
+        ("bfloat16", False, 0.2, 0.06, True),
+        ("bfloat16", False, 0.02, 0.2, True),
+        ("float32", False, 0.0005, 0.2, False),  # a single context
+    ],
+)
+def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect):
+    sides = [side(seed=1, dtype=dtype) for _ in range(2)]
+    if cut:
+        for request in (request for one in sides for request in one.requests):
+            params = dataclasses.replace(request.info.params, top_p=0.9)
+            request.info = dataclasses.replace(request.info, params=params)
+    p = sides[1].nodes["p"]
+    moved = np.random.default_rng(1).permutation(len(p))[: max(1, int(share * len(p)))]
+    p[moved] += np.where(p[moved] < 0.5, by, -by).astype(np.float32)
+    found = compare(*sides)
+    field = next(one for one in found.fields if one.name == ("target p, cut" if cut else "target p"))
+    assert field.differ == len(moved)
+    assert field.suspect is suspect
+    assert (found.answer is Answer.DIFFERENT) is suspect
+
+
 def test_parameters_that_differ_are_the_cause(plain):
     other = side(seed=1)
     for request in other.requests:
