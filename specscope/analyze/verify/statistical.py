@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from specscope.analyze.verify.sums import Distance, Sum, holm
 
 Scale = Callable[[float], str]
 FEW = "too few to judge"
+LOOSE = 1e-3  # about the level of each of a dozen checks
 OF = ("those of nodes", "those of final tokens")
 AGAINST = ("a node's coin and its q", "a node's coin and its token id", "the final coin and the draft's token id")
 
@@ -39,10 +42,11 @@ class Family:
     where: Callable[[int], Reference]
     lacking: str = FEW  # why it is skipped, where it is
 
-    @property
+    @cached_property
     def judged(self) -> list[Cell]:
-        """The cells with enough in them."""
-        return [cell for cell in self.cells if cell.sum.judged]
+        """The cells with enough in them to show a bias that is possible."""
+        most = math.inf if self.unit is nats else 1.0
+        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < most]
 
     @property
     def worst(self) -> Cell:
