@@ -157,9 +157,9 @@ def _draws(c: Columns) -> list[Family]:
     return [
         family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
         family("other final draws", "bonus and target tokens follow p", chances.final_draws(recovered=False)),
-        family("emitted tokens", "what comes out follows the target's p: lossless", chances.emitted()),
+        family("emitted surprisal", "what comes out follows the target's p: lossless", chances.emitted()),
         family("target's choice emitted", "it comes out as often as its p says", chances.top_token(), share),
-        family("drafted tokens", "first siblings follow q", first, why=no_draws),
+        family("drafted surprisal", "first siblings follow q", first, why=no_draws),
         family("later siblings", "those drawn after them follow what is left of q", later, why=no_draws),
     ]
 
