@@ -30,11 +30,12 @@ class CaptureReader:
     `warnings` says what was, and how much is missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
+        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
         self.path = Path(path)
         self.name = printable(str(self.path))
         self.warnings: list[str] = []
-        self.history = History()
+        self.history = History() if history is None else history
         self.done = False
         self._decoder = Decoder()
         self.history.vocabulary = self._decoder.vocabulary

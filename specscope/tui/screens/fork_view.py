@@ -12,6 +12,7 @@ from textual.containers import Container
 
 from specscope.debug.forked import Forked
 from specscope.trace.records import RequestStep
+from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
@@ -60,7 +61,9 @@ class ForkPanel(Panel):
             line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
             for side, parting in zip((forked.original, forked.fork), partings, strict=True):
                 line += [("»" if at == parting else " ", "warn"), (" ", "text")]
-                line += _cell(look, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                line += (
+                    step_cell(look.vocabulary, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                )
             lines.append(line)
         return Sheet(lines, _title(forked, width - 2), cursor=self.picked + head, keep=self.picked + head, head=head)
 
@@ -78,14 +81,14 @@ def _title(forked: Forked, width: int) -> Line:
     return fit(parts, width, " · ")
 
 
-def _cell(look: Look, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
+def step_cell(vocabulary: Vocabulary, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
     """`2/5 text` in exactly `width` cells."""
     verdict = step.verdict
     depth = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
     line: list[tuple[str, Ink]] = [(left(depth, DEPTH), "dim")]
     room = width - DEPTH
     for token, origin in zip(step.output(), () if verdict is None else verdict.origins(), strict=False):
-        text = cut(show_token(look.vocabulary, token), room)
+        text = cut(show_token(vocabulary, token), room)
         line.append((text, INKS[origin]))
         room -= cell_len(text)
     return [*line, (" " * max(room, 0), "text")]

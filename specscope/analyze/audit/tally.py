@@ -1,0 +1,165 @@
+"""What was compared, item by item: how many differ, the first and the worst of them, and under which condition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specscope.analyze.conditions import Condition, find
+from specscope.analyze.facts import facts_table
+from specscope.analyze.findings import Check, Reference, Result
+from specscope.trace.history import History
+from specscope.trace.wording import plural
+
+LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
+SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
+EXAMPLES = 5
+DEARER = 0.1  # the price of a test where steps differ because one before them did: such conditions are long
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One item that differs."""
+
+    where: Reference
+    recorded: float
+    judged: float
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {"where": str(self.where), "recorded": self.recorded, "judged": self.judged, "text": self.text}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One quantity that was judged: the check, what tells the items that differ from the others, and examples."""
+
+    check: Check
+    noun: str  # what an item is: node, step
+    condition: Condition | None = None  # None where all agree, or nothing tells those that differ
+    examples: tuple[Difference, ...] = ()  # the first that differ
+    first_only: bool = False  # whether the condition is of each request up to its first step that differs
+
+    @property
+    def sentence(self) -> str:
+        """The condition with its figures; "" where there is none."""
+        if self.condition is not None:
+            said = self.condition.sentence(f"{self.check.name} differs", self.noun)
+            return said + (" (in each request up to the first step that differs)" if self.first_only else "")
+        check = self.check
+        if not check.failed:
+            return ""
+        figures = f"{check.failed:,} of {plural(check.tested, self.noun)}"
+        return f"{check.name} differs at {figures}; no condition tells which"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            **self.check.to_dict(),
+            "noun": self.noun,
+            "condition": None if self.condition is None else self.condition.to_dict(),
+            "sentence": self.sentence,
+            "first_only": self.first_only,
+            "examples": [example.to_dict() for example in self.examples],
+        }
+
+
+@dataclass
+class Tally:
+    """The items of one quantity while they are compared."""
+
+    name: str
+    about: str
+    noun: str = "node"
+    show: Callable[[int], str] = str  # a token for people
+    items: list[Reference] = field(default_factory=list)
+    differs: list[bool] = field(default_factory=list)
+    examples: list[Difference] = field(default_factory=list)
+    excused: int = 0  # items that rounding could have made either way
+
+    def add(self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "") -> None:
+        """One more item."""
+        self.items.append(where)
+        self.differs.append(differs)
+        if differs and len(self.examples) < EXAMPLES:
+            self.examples.append(Difference(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
+
+    def finding(self, history: History) -> Finding:
+        """What it came to. The condition is looked for among all items."""
+        failed = sum(self.differs)
+        note = f"{plural(self.excused, self.noun)} at near ties left out" if self.excused else ""
+        check = Check(
+            name=self.name,
+            result=Result.SKIPPED if not self.items else Result.FAILED if failed else Result.PASSED,
+            about=self.about,
+            tested=len(self.items),
+            failed=failed,
+            example=self.examples[0].where if self.examples else None,
+            detail=self.examples[0].text if self.examples else "",
+            note=note,
+        )
+        if not failed:
+            return Finding(check, self.noun)
+        condition, first_only = self._condition(history)
+        return Finding(check, self.noun, condition, tuple(self.examples), first_only)
+
+    def _condition(self, history: History) -> tuple[Condition | None, bool]:
+        """What tells those that differ, and whether only the first step that differs of each request was looked at.
+
+        What is wrong in a cache stays wrong: steps after the first that differ then differ for that alone, and hide
+        what began it. So the condition is looked for with and without them, and the clearer one taken.
+        """
+        facts = facts_table(history, self.items)
+        steps = [(item.request, item.index) for item in self.items]
+        numbers = {key: at for at, key in enumerate(dict.fromkeys(steps))}
+        clusters = np.array([numbers[key] for key in steps])
+        differs = np.array(self.differs)
+        whole = find(facts, differs, clusters)
+        first: dict[str, int] = {}
+        for item, wrong in zip(self.items, self.differs, strict=True):
+            if wrong:
+                first[item.request] = min(first.get(item.request, item.index), item.index)
+        early = np.array([item.index <= first.get(item.request, item.index) for item in self.items])
+        if early.all():
+            return whole, False
+        kept = np.flatnonzero(early)
+        some = {name: [values[at] for at in kept] for name, values in facts.items()}
+        begun = find(some, differs[kept], clusters[kept])
+        if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - _dearer(whole)):
+            return begun, True
+        return whole, False
+
+
+def _dearer(condition: Condition) -> float:
+    return DEARER * max(len(condition.tests) - 1, 0) - 1e-6
+
+
+def skipped(name: str, about: str, note: str) -> Finding:
+    """A quantity that could not be judged, and why."""
+    return Finding(Check(name, Result.SKIPPED, about, note=note), "node")
+
+
+def span(p: float, slack: float) -> tuple[float, float]:
+    """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
+    near = LEAST + SUMMED * p
+    if p <= 0 or p >= 1:
+        return max(p - near, 0.0), min(p + near, 1.0)
+    odds = math.log(p) - math.log1p(-p)
+    low, high = (1 / (1 + math.exp(-min(max(odds + off, -700), 700))) for off in (-slack, slack))
+    return max(low - near, 0.0), min(high + near, 1.0)
+
+
+def within(value: float, bounds: tuple[float, float]) -> bool:
+    """Whether a recorded figure is one that rounding allows."""
+    return bounds[0] <= value <= bounds[1]
+
+
+def conditional(p: tuple[float, float], taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Bounds of p / (1 - what was taken), from bounds of each."""
+    least, most = (1 - sum(one[end] for one in taken) for end in (1, 0))
+    return p[0] / max(most, LEAST), min(p[1] / max(least, LEAST), 1.0) + LEAST
