@@ -39,7 +39,7 @@ def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> Non
     if as_json:
         import orjson
 
-        click.echo(orjson.dumps(trial.to_dict(), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(trial.to_dict(), option=orjson.OPT_INDENT_2).decode())
     else:
         render_trial(trial, text_console())
     sys.exit(int(trial.exit))
