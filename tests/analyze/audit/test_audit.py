@@ -9,6 +9,7 @@ from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
+from tests.engines import PROMPTS
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def bench(deep, tmp_path_factory):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     engine = bench.engine(name)
-    history = run(engine, RULES[rule])
+    history = run(engine, RULES[rule], tokens=16, prompts=PROMPTS[:4])
     found = bench.audit(engine, history)
     assert failed(found) == set()
     assert found.exit is Exit.CONSISTENT

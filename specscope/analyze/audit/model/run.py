@@ -17,6 +17,7 @@ from specscope.analyze.audit.tally import Tally
 from specscope.trace.records import ROUNDING
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
+BRANCHES = 4  # of them
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
@@ -103,6 +104,8 @@ def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
     for contexts, known in zip(short, alone, strict=True):
         for (rows, logits), _ in causal.rows(contexts):
             for row, found in zip(rows, logits.log_softmax(-1), strict=True):
+                if row not in known:
+                    continue
                 tokens, values = known[row]
                 largest = max(largest, float((found[tokens] - values).abs().max()))
     return _slack(dtype, largest)
@@ -153,7 +156,10 @@ def _alone(causal: Causal, contexts: Contexts) -> dict[int, tuple[Tensor, Tensor
     if not contexts.text:
         return found
     text = causal.alone(contexts.text)[0].log_softmax(-1)
-    for row in contexts.asked():
+    asked = contexts.asked()
+    branches = [row for row in asked if row >= len(contexts.text)]
+    some = branches[:: max(1, len(branches) // BRANCHES)][:BRANCHES]  # each is a pass of its own
+    for row in (*(row for row in asked if row < len(contexts.text)), *some):
         logits = text[row] if row < len(contexts.text) else causal.alone(contexts.context(row))[0][-1].log_softmax(-1)
         best = logits.topk(min(WIDEST, len(logits)))
         found[row] = best.indices, best.values
