@@ -157,25 +157,25 @@ FAULTS = [
         "q told warmer",
         Cause.Q_TEMPERATURE,
         q_of_another_temperature(1.6),
-        "model chain warm",
+        "early chain warm",
         "q is recorded at 1.6 times the temperature of the draws",
     ),
     Fault(
         "q told colder",
         Cause.Q_TEMPERATURE,
         q_of_another_temperature(0.6),
-        "model tree warm",
+        "early tree warm",
         "q is recorded at 0.6 times the temperature of the draws",
     ),
-    Fault("q lost", Cause.Q_DROPPED, without_q, "model tree warm", "sampled drafts are judged as deterministic"),
+    Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
     Fault(
-        "siblings by q", Cause.SIBLINGS_SORTED, sorted_siblings, "model tree warm", "sampled siblings are sorted by q"
+        "siblings by q", Cause.SIBLINGS_SORTED, sorted_siblings, "early tree warm", "sampled siblings are sorted by q"
     ),
     Fault(
         "unlikely siblings dropped",
         Cause.SIBLINGS_PRUNED,
         pruned_siblings,
-        "model tree warm",
+        "early tree warm",
         "sampled leaves with q of 0.15 and less are dropped",
     ),
 ]

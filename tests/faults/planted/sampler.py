@@ -158,15 +158,15 @@ FAULTS = [
         "residual as it is",
         Cause.RESIDUAL,
         try_with(reject=as_it_is),
-        "model tree warm",
+        "early tree warm",
         "max(p - q, 0) is not divided by its mass",
     ),
-    Fault("nothing subtracted", Cause.RESIDUAL, try_with(reject=unchanged), "model tree warm", "p stays p"),
+    Fault("nothing subtracted", Cause.RESIDUAL, try_with(reject=unchanged), "early tree warm", "p stays p"),
     Fault(
         "final from p",
         Cause.FINAL_FROM_P,
         try_with(final_from_p=True),
-        "model tree warm",
+        "early tree warm",
         "trials are right, the final token is drawn from p",
     ),
     Fault(
@@ -177,25 +177,25 @@ FAULTS = [
         "the same with deterministic drafts",
     ),
     Fault(
-        "accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "model chain warm", "a = p, not p/q"
+        "accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"
     ),
-    Fault("noise again", Cause.NOISE_SHARED, noise_again, "model chain warm hot", "vLLM 47386"),
+    Fault("noise again", Cause.NOISE_SHARED, noise_again, "early chain hot", "vLLM 47386"),
     Fault(
-        "coin again", Cause.NOISE_SHARED, coin_again, "model chain warm hot", "the coin of the trial draws the final token"
+        "coin again", Cause.NOISE_SHARED, coin_again, "early chain hot", "the coin of the trial draws the final token"
     ),
     Fault(
         "one coin for all nodes",
         Cause.COINS_SHARED,
         changed_coins(one_for_all_nodes),
-        "model tree warm",
+        "early tree warm",
         "siblings and levels share a coin",
     ),
     Fault(
         "one coin for all steps",
         Cause.COINS_SHARED,
         changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
-        "model chain warm",
+        "early chain warm",
         "the position is left out of the key",
     ),
-    Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "model tree warm", "the row in the batch is the key"),
+    Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key"),
 ]
