@@ -22,7 +22,7 @@ from specscope.model.kv_cache import BlockTable
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from specscope.trace.tree import DraftTree
 
 TOKENS = 64
@@ -178,7 +178,7 @@ def _unseen(plain: Engine, eagle: Engine, phases: PhaseTimes, rounds: int, conso
 def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     """Run prompts one by one with everything recorded, to a file and to `phases`; the tokens made."""
     with tempfile.TemporaryDirectory() as folder:
-        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None, True)
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
         engine.subscribe(phases, lossless=True)
         try:

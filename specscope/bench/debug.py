@@ -8,6 +8,7 @@ from rich.console import Console
 from specscope.bench.cpu import TOKENS, encode, run_prompts, unseen_prompts
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
 from specscope.debug.breakpoints import Breakpoints
+from specscope.debug.stops import StopReason
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
@@ -17,7 +18,7 @@ PROMPTS = 5
 NEVER = (
     ("reject", "depth == 1 and p < 0.1 and q > 2"),
     ("accept", "a > 1.5 and depth >= 1"),
-    ("step", "tau > 99 or committed > 999"),
+    ("step", "tau > 99 or committed > 99"),
     ("emit", '"∎∎" in text'),
     ("draft", "nodes > 999"),
     ("bonus", "final_p > 1.5"),
@@ -45,11 +46,10 @@ def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
 
     def debugged(points: Breakpoints) -> int:
         engine.timeline = None
-        session = session_over(engine)
-        session.breakpoints = points
+        session = session_over(engine, points)
         for prompt in prompts:
             engine.add(prompt, params)
-            assert session.cont().reason == "end"
+            assert session.cont().reason is StopReason.END
         return sum(len(request.output()) for request in session.history.requests.values())
 
     sides: dict[str, Side] = {

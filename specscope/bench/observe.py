@@ -23,7 +23,7 @@ from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 
 TOKENS = 48  # a side of a round: many short rounds see more than a few long ones
 
@@ -64,7 +64,7 @@ def _observed(engine: Engine, size: int, target: float, rounds: int, console: Co
 
     def on() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None, True)
             outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
             try:
                 return off("observed")

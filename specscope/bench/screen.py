@@ -17,7 +17,7 @@ from specscope.engine.config import EngineConfig
 from specscope.live.client import Worker
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from specscope.tui.app import ScopeApp
 
 BATCH = 8
@@ -72,7 +72,7 @@ def _observed(worker: Worker) -> Measured:
     worker.watch(True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, Level.TREES, None, True)
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None, True)
         ready = worker.ready
         outputs = Outputs(options, worker.bus, ready.run, ready.vocabulary, PARAMS, log=lambda line: None)
         app = ScopeApp(Viewer(control=worker), title="bench")

@@ -16,7 +16,7 @@ from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import PARAM_TYPES, SamplingParams
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +54,11 @@ _ENGINE = [
         type=Number(Context),
         metavar="N",
         help="Maximum tokens in a request.  [default: the model's limit]",
+    ),
+    click.option(
+        "--evidence",
+        type=click.Choice(["auto", "full", "lean"]),
+        help="lean leaves out entropies, ranks and likeliest tokens.  [default: full; lean on a GPU]",
     ),
     click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
@@ -94,7 +99,7 @@ _OUTPUT = [
     ),
     click.option(
         "--trace-level",
-        type=click.Choice([level.value for level in Level]),
+        type=click.Choice([level.value for level in SpanLevel]),
         default="trees",
         show_default=True,
         help="What is sent to the endpoint; captures always hold trees.",
@@ -139,7 +144,7 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
         "max_step_tokens",
         "max_context",
     )
-    given = {name: flags.pop(name) for name in (*names, "drafter", "kv_memory", "threads", "adaptive")}
+    given = {name: flags.pop(name) for name in (*names, "drafter", "evidence", "kv_memory", "threads", "adaptive")}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -163,7 +168,7 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
-        level=Level(flags.pop("trace_level")),
+        level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
         text=not flags.pop("no_text"),
     )

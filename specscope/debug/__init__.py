@@ -4,6 +4,7 @@
 """
 
 from specscope.debug.commands import Commands
-from specscope.debug.session import Session, Stop
+from specscope.debug.session import Session
+from specscope.debug.stops import Stop, StopReason
 
-__all__ = ["Commands", "Session", "Stop"]
+__all__ = ["Commands", "Session", "Stop", "StopReason"]

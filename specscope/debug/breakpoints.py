@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from specscope.debug.events import Event, EventKind, Evidence, events, types_of
 from specscope.debug.expressions import Expression
+from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
-from specscope.trace.vocabulary import printable
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Breakpoint:
 
 
 @dataclass(frozen=True)
-class Point:
+class BreakpointInfo:
     """A breakpoint as a screen shows it."""
 
     number: int
@@ -70,25 +70,6 @@ class Point:
     enabled: bool
     ignore: int
     commands: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A breakpoint that stopped the run, and at what."""
-
-    number: int
-    text: str  # the breakpoint, as it was typed
-    step: int  # of the engine
-    request: str
-    node: int | None
-    commands: tuple[str, ...] = ()
-
-    def describe(self) -> str:
-        """One line."""
-        where = f"step {self.step}, {printable(self.request)}" + (
-            f", node {self.node}" if self.node is not None else ""
-        )
-        return f"breakpoint {self.number} ({self.text}) at {where}"
 
 
 class Breakpoints:
@@ -131,10 +112,11 @@ class Breakpoints:
         for number in gone:
             self.points.pop(number, None)
 
-    def shown(self) -> tuple[Point, ...]:
+    def shown(self) -> tuple[BreakpointInfo, ...]:
         """All of them, to be shown."""
         return tuple(
-            Point(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands) for p in self.points.values()
+            BreakpointInfo(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands)
+            for p in self.points.values()
         )
 
     @property
@@ -142,23 +124,25 @@ class Breakpoints:
         """The events that any enabled one waits for."""
         return frozenset(point.kind for point in self.points.values() if point.enabled)
 
-    def check(self, record: StepRecord, history: History, *, back: bool = False) -> list[Hit]:
-        """What stops at a step, in the order of its events. Temporary ones that did are gone afterwards.
+    def check(self, record: StepRecord, history: History, *, back: bool = False) -> Stop | None:
+        """The stop at a step, where any breakpoint stops there. Temporary ones that did are gone afterwards.
 
         Going back counts no hits and lets none pass.
         """
         if not self.points:
-            return []
-        hits: list[Hit] = []
+            return None
+        hits: list[BreakpointHit] = []
         for event in events(record, history, self.wanted):
             for point in list(self.points.values()):
                 if point.holds(event) and (back or point.hit()):
                     hits.append(
-                        Hit(point.number, point.describe(), record.step, event.request, event.node, point.commands)
+                        BreakpointHit(
+                            point.number, point.describe(), record.step, event.request, event.node, point.commands
+                        )
                     )
                     if point.temporary:
                         del self.points[point.number]
-        return hits
+        return Stop(StopReason.BREAKPOINT, record.step, tuple(hits)) if hits else None
 
 
 def step_condition(text: str) -> Expression:

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from specscope.debug import show
+from specscope.debug.answers import Answer, Stopped
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
 from specscope.debug.point_commands import PointCommands
-from specscope.debug.session import Session, Stop
+from specscope.debug.session import Session
+from specscope.debug.show_stop import place_text, why_text
 from specscope.debug.show_view import view_text
+from specscope.debug.stops import Stop, StopReason
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
@@ -26,7 +28,6 @@ from specscope.trace.vocabulary import printable
 
 MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
-AT_THE_END = "nothing is left to run after the last step: run starts again from the first, goto start goes there"
 
 
 class WhatIf:
@@ -55,13 +56,21 @@ class Commands(PointCommands):
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
         self._last = ""
+        self._stop: Stop | None = None  # the last one of the line that is run
         self._pending: list[str] = []  # commands of breakpoints that stopped, still to be run
 
     def run(self, line: str) -> str:
-        """Run one line; what to show. Raises UserError for a line that is refused, and changes nothing then."""
+        """Run one line; what it prints. Raises UserError for a line that is refused, and changes nothing then."""
+        return self.answer(line).text
+
+    def answer(self, line: str) -> Answer:
+        """The same, with the stop that the line ended in."""
+        self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
-        said = self._note(line) if self.reading else self._obey(line)
-        return printable(said, keep="\n")  # it may quote what others wrote
+        return self._answer(line, self._note(line) if self.reading else self._obey(line))
+
+    def _answer(self, line: str, text: str) -> Answer:
+        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote what others wrote
 
     def _obey(self, line: str) -> str:
         line = self._meant(line)
@@ -99,29 +108,41 @@ class Commands(PointCommands):
 
     def stopped(self, stop: Stop) -> str:
         """Why and where the run stopped, and what the breakpoints' commands print."""
-        lines = [stop.describe()]
-        if stop.reason == "interrupted":
-            self._pending.clear()
-        if stop.hits:
-            hit = stop.hits[0]
-            self.session.request = hit.request
-            self.session.node = hit.node
-            self._pending[:0] = [command for hit in stop.hits for command in hit.commands]
-        lines.append(show.where(self.session))
+        self._reach(stop)
+        lines = [why_text(stop), place_text(stop, self.session)]
         if stop.hits and not self._draining:
-            lines += self._drain()
+            lines += [text for _, text in self._drain()]
         return "\n".join(line for line in lines if line)
 
-    def _drain(self) -> Iterator[str]:
-        """Run the breakpoints' commands. They may run on and stop again, so it is a loop, and one with an end."""
+    def reach(self, stop: Stop) -> Stopped:
+        """Take over where an engine that ran by itself was stopped, and run the breakpoints' commands."""
+        self._reach(stop)
+        return Stopped(stop, tuple(self._answer(line, text) for line, text in self._drain()))
+
+    def _reach(self, stop: Stop) -> None:
+        """Make the stop's request and node the current ones, and its breakpoints' commands the next to run."""
+        self._stop = stop
+        if stop.reason is StopReason.INTERRUPTED:
+            self._pending.clear()
+        if stop.hits:
+            self.session.request = stop.hits[0].request
+            self.session.node = stop.hits[0].node
+            self._pending[:0] = [command for hit in stop.hits for command in hit.commands]
+
+    def _drain(self) -> Iterator[tuple[str, str]]:
+        """Run the breakpoints' commands; each with what it prints.
+
+        They may run on and stop again, so it is a loop, and one with an end.
+        """
         self._draining = True
         try:
             for _ in range(MOST_COMMANDS):
                 if not self._pending or self.quitting:
                     return
-                yield self._told(self._pending.pop(0))
+                line = self._pending.pop(0)
+                yield line, self._told(line)
             if self._pending:
-                yield f"breakpoints have run {MOST_COMMANDS:,} commands without an end: stopped here"
+                yield "", f"breakpoints have run {MOST_COMMANDS:,} commands without an end: stopped here"
         finally:
             self._pending, self._draining = [], False
 
@@ -134,14 +155,6 @@ class Commands(PointCommands):
 
     # Moving
 
-    def _forward(self, move: Callable[[], Stop]) -> str:
-        """Run on. Where the last step is the current one already, as a replay opens, say how to search the run."""
-        at_end = self.session.at_end
-        stop = move()
-        if at_end and stop.reason == "end":
-            stop = dataclasses.replace(stop, text=AT_THE_END)
-        return self.stopped(stop)
-
     def _count(self, text: str) -> int:
         if not text:
             return 1
@@ -152,7 +165,7 @@ class Commands(PointCommands):
 
     def do_continue(self, text: str) -> str:
         """To the next breakpoint, or the end."""
-        return self._forward(self.session.cont)
+        return self.stopped(self.session.cont())
 
     def do_run(self, text: str) -> str:
         """From before the first step to the first breakpoint."""
@@ -161,31 +174,27 @@ class Commands(PointCommands):
 
     def do_next(self, text: str) -> str:
         """Engine steps forward."""
-        count = self._count(text)
-        return self._forward(lambda: self.session.next(count))
+        return self.stopped(self.session.next(self._count(text)))
 
     def do_step(self, text: str) -> str:
         """Phases forward."""
         count = self._count(text)
         if self.session.engine is None:
             return self.do_next(text)
-        stop = Stop("step")
-        for _ in range(count):
-            stop = self.session.step()
-            if stop.hits or stop.reason == "end":
+        stop = self.session.step()
+        for _ in range(count - 1):
+            if stop.reason not in (StopReason.PHASE, StopReason.STEP):
                 break
-        return self._phase(stop)
-
-    def _phase(self, stop: Stop) -> str:
-        return stop.text + "\n" + show.begun(self.session) if stop.reason == "phase" else self.stopped(stop)
+            stop = self.session.step()
+        return self.stopped(stop)
 
     def do_finish(self, text: str) -> str:
         """To the end of a request."""
-        return self._forward(lambda: self.session.finish(text))
+        return self.stopped(self.session.finish(text))
 
     def do_until(self, text: str) -> str:
         """Until a condition holds."""
-        return self._forward(lambda: self.session.until(text))
+        return self.stopped(self.session.until(text))
 
     def do_reverse_continue(self, text: str) -> str:
         """Back to the previous breakpoint."""
@@ -197,7 +206,7 @@ class Commands(PointCommands):
 
     def do_reverse_step(self, text: str) -> str:
         """A phase back."""
-        return self._phase(self.session.reverse_step())
+        return self.stopped(self.session.reverse_step())
 
     def do_goto(self, text: str) -> str:
         """Go to just after a step, by its number; before the first, or to the last."""

@@ -7,71 +7,54 @@ the records. It is synchronous: a command returns when the run has stopped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import count as counting
 
-from specscope.debug.breakpoints import Breakpoints, Hit, step_condition, step_evidence
+from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
 from specscope.debug.expressions import Expression
+from specscope.debug.stepper import Steppable, Stepper
+from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
-from specscope.trace.history import KEPT, History, RequestHistory
+from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import RequestStep, StepRecord
 
 
-class Steppable(Protocol):
-    """What the debugger asks of an engine; specscope.Engine is one."""
-
-    steps: int
-    current: Any  # what there is of a step that was begun, None between steps
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do anything."""
-
-    def step(self) -> StepRecord:
-        """Run one step, or what is left of one."""
-
-    def phase(self) -> StepRecord | None:
-        """Run the next phase of a step; the record after the last."""
-
-    def rewind(self, step: int) -> None:
-        """Be as before that step."""
-
-    def keep_timeline(self) -> Any:  # noqa: ANN401
-        """Keep what going back takes."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a command returned."""
-
-    reason: str  # step, phase, breakpoint, until, finished, end, start
-    hits: tuple[Hit, ...] = ()
-    text: str = ""  # for people
-
-    def describe(self) -> str:
-        """What happened, a line each."""
-        return "\n".join([*(hit.describe() for hit in self.hits), *([self.text] if self.text else [])])
-
-
-@dataclass
 class Session:
-    """`position` is the place in `history.steps` of the step that ran last; -1 before the first."""
+    """A run, the place in it, and what moves it. `engine`: None over a capture."""
 
-    history: History = field(default_factory=History)
-    engine: Steppable | None = None  # None over a capture
-    breakpoints: Breakpoints = field(default_factory=Breakpoints)
-    position: int = -1
-    phase: str = ""  # the phase that ran last of a step that was begun, "" between steps
-    request: str = ""  # the chosen one; "" for the first of the step
-    interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
-    _node: tuple[RequestStep, int] | None = field(default=None, init=False, repr=False)  # of which step, and which
-
-    def __post_init__(self) -> None:
-        if self.engine is not None:
-            self.engine.keep_timeline()
-            self.history.limit = self.history.limit or KEPT
+    def __init__(
+        self,
+        history: History | None = None,
+        engine: Steppable | None = None,
+        breakpoints: Breakpoints | None = None,
+        *,
+        position: int = -1,
+        request: str = "",
+    ) -> None:
+        """`position` is where to begin in a capture, `request` the current request, "" for the first of the step."""
+        self.history, self.engine = history or History(), engine
+        self.breakpoints = breakpoints or Breakpoints()
+        self.stepper = None if engine is None else Stepper(engine, self.history, self.breakpoints)
+        self.request = request
+        self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
+        self._cursor = position  # over a capture
+        self._node: tuple[StepRecord | None, RequestStep, int] | None = None  # in which step of what, and which
 
     # Where we are
+
+    @property
+    def position(self) -> int:
+        """The place in `history.steps` of the step that ran last; -1 before the first."""
+        return self._cursor if self.engine is None else len(self.history.steps) - 1
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._cursor = position
+
+    @property
+    def phase(self) -> str:
+        """The phase that ran last of a step that was begun, "" between steps."""
+        begun = None if self.engine is None else self.engine.current
+        return begun.phases[-1].name if begun is not None and begun.phases else ""
 
     @property
     def record(self) -> StepRecord | None:
@@ -79,8 +62,8 @@ class Session:
         return self.history.steps[self.position] if 0 <= self.position < len(self.history.steps) else None
 
     @property
-    def chosen(self) -> RequestHistory | None:
-        """The request that commands are about: the chosen one, else the first of the step."""
+    def current_request(self) -> RequestHistory | None:
+        """The request that commands are about: the one set by `request`, else the first of the step."""
         if self.request in self.history.requests:
             return self.history.requests[self.request]
         record = self.record
@@ -90,92 +73,76 @@ class Session:
 
     @property
     def part(self) -> RequestStep | None:
-        """The chosen request's part in the step that ran last, or its last before that."""
-        chosen = self.chosen
-        found = None if chosen is None else self.history.part(chosen.id, self.position)
+        """The current request's part in the step that ran last, or its last before that."""
+        request = self.current_request
+        found = None if request is None else self.history.part(request.id, self.position)
         return None if found is None else found[1]
 
     @property
     def node(self) -> int | None:
         """The current node of `part`, as gdb has a frame; None at the root, and after every move without a hit."""
-        return self._node[1] if self._node is not None and self._node[0] is self.part else None
+        if self._node is None or self._node[0] is not self.record or self._node[1] is not self.part:
+            return None
+        return self._node[2]
 
     @node.setter
     def node(self, number: int | None) -> None:
         part = self.part
-        self._node = None if number is None or part is None else (part, number)
+        self._node = None if number is None or part is None else (self.record, part, number)
 
-    @property
-    def at_end(self) -> bool:
-        """Whether the last step has run, and there is nothing to run on to."""
-        more = self.position < len(self.history.steps) - 1 if self.engine is None else self.engine.busy
-        return bool(self.history.steps) and not more
+    def _stop(self, reason: StopReason, *, moved: bool = True) -> Stop:
+        """A stop after the step that ran last."""
+        return Stop(reason, -1 if self.record is None else self.record.step, moved=moved)
 
     # Forward
 
     def _advance(self) -> StepRecord | None:
-        """One step: of the engine, or of the capture; None at the end."""
-        self._node = None
-        if self.engine is None:
-            if self.position >= len(self.history.steps) - 1:
-                return None
-            self.position += 1
-            return self.history.steps[self.position]
-        if not self.engine.busy:
+        """One step, of the engine or of the capture; None at the end."""
+        if self.stepper is not None:
+            return self.stepper.advance()
+        if self._cursor >= len(self.history.steps) - 1:
             return None
-        return self._take(self.engine.step())
+        self._cursor += 1
+        return self.history.steps[self._cursor]
 
-    def _take(self, record: StepRecord) -> StepRecord:
-        self.phase = ""
-        self.history.append(record)
-        self.position = len(self.history.steps) - 1
-        return record
-
-    def _run(self, done: Callable[[StepRecord], str]) -> Stop:
-        """Go on until a breakpoint, the end, or `done` gives a reason."""
-        while True:
-            record = self._advance()
-            if record is None:
-                return Stop("end", text="nothing is left to run")
-            hits = self.breakpoints.check(record, self.history)
-            reason = done(record)
-            if hits:
-                return Stop("breakpoint", tuple(hits))
-            if reason:
-                return Stop(reason)
+    def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
+        """Go on until a breakpoint, the end, or a stop that `done` gives."""
+        moved = False
+        while (record := self._advance()) is not None:
+            moved = True
+            stop = self.breakpoints.check(record, self.history) or done(record)
+            if stop is not None:
+                return stop
             if self.interrupted():
-                return Stop("interrupted", text="interrupted")
+                return self._stop(StopReason.INTERRUPTED)
+        return self._stop(StopReason.END, moved=moved)
 
     def cont(self) -> Stop:
         """Go on to the next breakpoint, or the end."""
-        return self._run(lambda _: "")
+        return self._run()
 
     def next(self, count: int = 1) -> Stop:
         """Run engine steps; breakpoints stop them too."""
-        left = iter(range(count - 1, -1, -1))
-        return self._run(lambda _: "step" if next(left) == 0 else "")
+        taken = counting(1)
+        return self._run(lambda record: Stop(StopReason.STEP, record.step) if next(taken) == count else None)
 
     def step(self) -> Stop:
         """Run one phase: schedule, draft, forward, verify, commit. Over a capture: a step."""
-        if self.engine is None:
-            return self.next()
-        if not self.engine.busy and not self.phase:
-            return Stop("end", text="nothing is left to run")
-        record = self.engine.phase()
-        if record is None:
-            self.phase = self.engine.current.phases[-1].name
-            return Stop("phase", text=f"{self.phase} done, of step {self.engine.steps}")
-        self._take(record)
-        return Stop("step", tuple(self.breakpoints.check(record, self.history)))
+        return self.next() if self.stepper is None else self.stepper.phase()
 
     def finish(self, request: str = "") -> Stop:
         """Go on to the end of a request."""
-        chosen = self.history.requests.get(request) if request else self.chosen
-        if chosen is None:
+        found = self.history.requests.get(request) if request else self.current_request
+        if found is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
-        if self._ended(chosen):
-            raise UserError(f"{chosen.id} has already ended")
-        return self._run(lambda record: "finished" if any(e.info.id == chosen.id for e in record.finished) else "")
+        if self._ended(found):
+            raise UserError(f"{found.id} has already ended")
+
+        def ended(record: StepRecord) -> Stop | None:
+            ends = any(end.info.id == found.id for end in record.finished)
+            return Stop(StopReason.FINISHED, record.step, request=found.id) if ends else None
+
+        return self._run(ended)
 
     def _ended(self, request: RequestHistory) -> bool:
         known = self.history.steps[: self.position + 1]
@@ -184,9 +151,14 @@ class Session:
     def until(self, condition: str | Expression) -> Stop:
         """Go on until a condition on a request's step holds."""
         expression = step_condition(condition) if isinstance(condition, str) else condition
-        return self._run(
-            lambda record: "until" if any(expression(e) for e in step_evidence(record, self.history)) else ""
-        )
+
+        def holds(record: StepRecord) -> Stop | None:
+            for evidence in step_evidence(record, self.history):
+                if expression(evidence):
+                    return Stop(StopReason.UNTIL, record.step, request=evidence.name, condition=expression.text)
+            return None
+
+        return self._run(holds)
 
     # Back
 
@@ -198,13 +170,13 @@ class Session:
         if position > self.position:
             while self.position < position and self._advance() is not None:
                 pass
-            return Stop("step" if self.position == position else "end")
+            return self._stop(StopReason.STEP if self.position == position else StopReason.END)
         if self.engine is not None:
             steps = self.history.steps
             self.engine.rewind(steps[position + 1].step if position + 1 < len(steps) else self.engine.steps)
             self.history.truncate(position + 1)
-        self.position, self.phase = position, ""
-        return Stop("step" if position >= 0 else "start")
+        self.position = position
+        return self._stop(StopReason.STEP if position >= 0 else StopReason.START)
 
     def goto_step(self, number: int) -> Stop:
         """Be where the step of that number had just run: on another branch of a recording, or run on to it."""
@@ -220,7 +192,7 @@ class Session:
             raise UserError(f"there is no step {number} on this path; there are: {known}")
         while (record := self._advance()) is not None and record.step < number:
             pass
-        return Stop("end" if record is None else "step")
+        return self._stop(StopReason.END if record is None else StopReason.STEP)
 
     def show_branch(self, number: int) -> Stop:
         """Be at the end of a branch of a recording."""
@@ -231,32 +203,25 @@ class Session:
             raise UserError(f"the engine stands on branch {self.history.branch}: its recording can show the others")
         self.history.show(number)
         self.position = len(self.history.steps) - 1
-        return Stop("step")
+        return self._stop(StopReason.STEP)
 
     def reverse_next(self, count: int = 1) -> Stop:
         """Undo engine steps."""
-        if self.position < 0:
-            return Stop("start", text="this is before the first step")
-        return self.goto(max(self.position - count, -1))
+        return self._stop(StopReason.START) if self.position < 0 else self.goto(max(self.position - count, -1))
 
     def reverse_step(self) -> Stop:
-        """Undo a phase: what was begun of a step is given up and run again up to the phase before."""
-        if self.engine is None or not self.phase:
-            if self.engine is None:
-                return self.reverse_next()
-            return self._reenter(4) if self.position >= 0 else Stop("start", text="this is before the first step")
-        done = len(self.engine.current.phases)
-        self.engine.rewind(self.engine.steps)
-        self.phase = ""
-        for _ in range(done - 1):
-            self.step()
-        return Stop("phase", text=f"{self.phase or 'nothing'} done, of step {self.engine.steps}")
-
-    def _reenter(self, phases: int) -> Stop:
-        """Back into the step that ran last, with so many of its phases done."""
-        self.goto(self.position - 1)
-        stop = Stop("start")
-        for _ in range(phases):
+        """Undo a phase: its step is given up and run again up to the phase before. Over a capture: a step."""
+        if self.engine is None or (self.record is None and not self.phase):
+            return self.reverse_next()
+        step = self.engine.current if self.phase else self.record
+        assert step is not None
+        phases = len(step.phases)
+        if self.phase:
+            self.engine.rewind(self.engine.steps)
+        else:
+            self.goto(self.position - 1)
+        stop = Stop(StopReason.PHASE, self.engine.steps)
+        for _ in range(phases - 1):
             stop = self.step()
         return stop
 
@@ -265,9 +230,9 @@ class Session:
         at = self.position
         while at > 0:
             at -= 1
-            hits = self.breakpoints.check(self.history.steps[at], self.history, back=True)
-            if hits:
+            stop = self.breakpoints.check(self.history.steps[at], self.history, back=True)
+            if stop is not None:
                 self.goto(at)
-                return Stop("breakpoint", tuple(hits))
+                return stop
         self.goto(-1 if self.position <= 0 else 0)
-        return Stop("start", text="the first step: no breakpoint before")
+        return self._stop(StopReason.START)

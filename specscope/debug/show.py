@@ -22,10 +22,10 @@ TAIL = 12  # tokens of the context that are shown
 
 def where(session: Session) -> str:
     """The step, the current request and its verdict in one line; the current node in another."""
-    record, part, chosen = session.record, session.part, session.chosen
-    if record is None or part is None or chosen is None:
+    record, part, request = session.record, session.part, session.current_request
+    if record is None or part is None or request is None:
         return "before the first step"
-    line = f"step {record.step}  {printable(chosen.id)}@{part.index}  "
+    line = f"step {record.step}  {printable(request.id)}@{part.index}  "
     verdict = part.verdict
     line += accepted_text(part)
     if verdict is None:
@@ -69,19 +69,19 @@ def _tried(name: str, drawn: float, tried: float) -> str:
 
 def node(session: Session, number: int) -> str:
     """A node: its decision, its siblings, the context's tail."""
-    part, chosen = session.part, session.chosen
+    part, request = session.part, session.current_request
     assert part is not None
     assert part.verdict is not None
-    assert chosen is not None
+    assert request is not None
     siblings = part.tree.children(int(part.tree.parent[number]))
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     vocabulary = session.history.vocabulary
-    place = next(i for i, step in enumerate(chosen.steps) if step is part)
+    place = next(i for i, step in enumerate(request.steps) if step is part)
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
-    tail = [*chosen.before(place, TAIL), *path][-TAIL:]
+    tail = [*request.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
 
@@ -130,7 +130,7 @@ def requests(session: Session) -> str:
         steps = request.steps[: bisect_right(request.engine_steps, session.position)]
         if not steps and request.id not in came:
             continue
-        mark = "▸" if session.chosen is request else " "
+        mark = "▸" if session.current_request is request else " "
         tau = measure(steps).tau
         figures = "" if tau is None else f"τ {tau:.2f}"
         title = "" if request.info is None else printable((request.info.title or request.info.prompt)[:50])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specscope.debug.views import Column, NodeView
+from specscope.debug.views import DistributionView, NodeView
 from specscope.trace.vocabulary import Vocabulary
 
 SHOWN = 8  # of the likeliest tokens
@@ -31,7 +31,7 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _cells(name: str, column: Column, token: int, vocabulary: Vocabulary) -> Iterator[str]:
+def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabulary) -> Iterator[str]:
     """A column's lines, all of one width."""
     texts = [(f"{'▸' if one.token == token else ' '}{vocabulary.show(one.token)}", one.prob) for one in column.top]
     width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
@@ -40,7 +40,7 @@ def _cells(name: str, column: Column, token: int, vocabulary: Vocabulary) -> Ite
         yield f"{texts[row][0]:<{width}}  {texts[row][1]:.4f}" if row < len(texts) else " " * (width + 8)
 
 
-def _place(column: Column) -> str:
+def _place(column: DistributionView) -> str:
     """The token's probability and rank in a column, and the column's entropy."""
     if column.outside:
         where = "outside the draft vocabulary"

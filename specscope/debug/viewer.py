@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.answers import LineRefused, News, Notice
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.commands import Commands
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
@@ -45,7 +46,7 @@ class Control(Protocol):
     def look(self, step: int, request: str, node: int | None) -> None:
         """Ask for the distributions behind a node, None for the final token; the answer comes in `node_view`.
 
-        Any step that the engine still knows may be asked for, running or paused; a refusal comes in `said`.
+        Any step that the engine still knows may be asked for, running or paused; a refusal comes in `news`.
         """
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
@@ -70,15 +71,11 @@ class Control(Protocol):
         """Why it failed; empty where it did not."""
 
     @property
-    def notices(self) -> deque[str]:
-        """Messages to be shown once; the screen takes them out."""
+    def news(self) -> deque[News]:
+        """Answers, refusals, stops and notices, the oldest first; the viewer takes them out."""
 
     @property
-    def said(self) -> deque[str]:
-        """Answers of the debugger; the screen takes them out."""
-
-    @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[BreakpointInfo, ...]:
         """Its breakpoints."""
 
     @property
@@ -117,13 +114,12 @@ class Viewer:
     reader: Reader | None = None  # None over a live engine
     position: int = -1
     follow: bool = True
-    said: deque[str] = field(default_factory=deque)  # by the debugger, for the screen to take out
-    notices: deque[str] = field(default_factory=deque)  # to be shown once; the screen takes them out
+    news: deque[News] = field(default_factory=deque)  # to be shown once; the screen takes them out
     _commands: Commands | None = None  # over a capture; a live engine has its own
     _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
     def debug(self, line: str) -> None:
-        """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `said`."""
+        """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `news`."""
         if self._commands is None:
             self._commands = Commands(Session(history=self.history), many_lines=False)
         if self.control is not None and self.live and self.control.obeys:
@@ -135,11 +131,11 @@ class Viewer:
         if not self._before_first:
             session.position = self.position
         try:
-            self.said.append(self._commands.run(line))
+            self.news.append(self._commands.answer(line))
         except UserError as error:
-            self.said.append(str(error))
+            self.news.append(LineRefused(line, str(error)))
         except Exception as error:  # a typed line must not end the screen
-            self.said.append(f"the debugger failed: {type(error).__name__}: {error}")
+            self.news.append(LineRefused(line, f"the debugger failed: {type(error).__name__}: {error}"))
         if session.position != self.position:
             self.goto(session.position)
             self._before_first = session.position < 0
@@ -162,7 +158,7 @@ class Viewer:
         return None if self.control is None else self.control.node_view
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[BreakpointInfo, ...]:
         """The breakpoints of the debugger that `debug` uses."""
         if self.control is not None and self.live and self.control.obeys:
             return self.control.points
@@ -181,7 +177,7 @@ class Viewer:
                 if self.reading
                 else "the engine stands here; a replay shows"
             )
-            self.notices.append(f"{why} other branches")
+            self.news.append(Notice(f"{why} other branches"))
             return
         self.history.show(number)
         self.goto_end()
@@ -189,7 +185,15 @@ class Viewer:
     @staticmethod
     def over(reader: Reader) -> Viewer:
         """A viewer over a capture, which may still have more to read."""
-        return Viewer(history=reader.history, reader=reader, notices=deque(reader.warnings if reader.done else ()))
+        viewer = Viewer(history=reader.history, reader=reader)
+        if reader.done:
+            viewer._warn()
+        return viewer
+
+    def _warn(self) -> None:
+        """Tell what is wrong with the capture."""
+        if self.reader is not None and self.reader.warnings:
+            self.news.append(Notice("\n".join(self.reader.warnings)))
 
     @property
     def reading(self) -> bool:
@@ -210,18 +214,18 @@ class Viewer:
         """Take in what is new; True where the screen should change."""
         gone = self.history.gone
         changed = self.control.poll(self.history) if self.control else False
+        while self.control is not None and self.control.news:
+            self.news.append(self.control.news.popleft())
+            changed = True
         self.position = max(self.position - (self.history.gone - gone), min(self.position, 0))
         self.position = min(self.position, len(self.history.steps) - 1)  # steps may have been taken back
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)
             changed = True
             if self.reader.done:
-                self.notices += self.reader.warnings
+                self._warn()
             if self.position >= 0 and not self.reader.done:
                 return changed  # stay where the first piece ended: following the reading would cost more than it
-        while self.control is not None and self.control.said:
-            self.said.append(self.control.said.popleft())
-            changed = True
         if self.follow and self.position != len(self.history.steps) - 1:
             self.position = len(self.history.steps) - 1
             return True

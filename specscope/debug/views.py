@@ -14,7 +14,7 @@ class TopToken:
 
 
 @dataclass(frozen=True)
-class Column:
+class DistributionView:
     """One distribution over the vocabulary, as far as people look at it. Filled by live/inspect.py."""
 
     top: tuple[TopToken, ...]  # the likeliest, at most TOP, likeliest first
@@ -42,10 +42,10 @@ class NodeView:
     index: int  # the request's own step
     node: int | None  # None: where the final token was drawn
     token: int  # the node's, or the final one
-    raw: Column  # the target's, before temperature and rules
-    p: Column  # the target's, as it is sampled from at this place
-    draft: Column | None  # the drafter's own, before temperature and rules; None where it is no model, or not known
-    q: Column | None  # the drafter's, as it was sampled from; None for deterministic drafts
+    raw: DistributionView  # the target's, before temperature and rules
+    p: DistributionView  # the target's, as it is sampled from at this place
+    draft: DistributionView | None  # the drafter's own, as raw; None for no model, or not known
+    q: DistributionView | None  # the drafter's, as it was sampled from; None for deterministic drafts
     removed: tuple[Removed, ...]  # by each rule that shapes p
     choice_rank: int | None  # of the target's likeliest token in the drafter's own distribution; None where not known
     kl: float | None  # KL(target || drafter), raw, in nats, over the draft vocabulary; None without a drafter's

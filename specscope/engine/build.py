@@ -164,6 +164,13 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
         )
 
 
+def _draft_vocab(drafter: Drafter) -> int:
+    """How many tokens a drafter that is a model knows; 0 for any other."""
+    if isinstance(drafter, Eagle):
+        return drafter.runner.vocab_size if drafter.runner.d2t is None else len(drafter.runner.d2t)
+    return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
+
+
 def _run_info(
     config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, ran_by: str
 ) -> RunInfo:
@@ -190,4 +197,7 @@ def _run_info(
             "transformers": version("transformers"),
             "python": platform.python_version(),
         },
+        aux_layers=tuple(map(str, drafter.aux_layers)),
+        draft_vocab=_draft_vocab(drafter),
+        evidence=("lean" if on_gpu else "full") if config.evidence == "auto" else config.evidence,
     )

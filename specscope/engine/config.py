@@ -59,6 +59,7 @@ class EngineConfig:
     max_step_tokens: StepTokens = 512  # tokens fed in one step: decode first, prefill chunks with the rest
     max_context: Context | None = None  # None: what the model was made for
     kv_memory: Gib = 1.0  # GiB for the target's KV cache
+    evidence: str = "auto"  # full; lean: without what is noted at the parents tried; auto: full, but lean on a GPU
     threads: Threads | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
@@ -83,6 +84,8 @@ class EngineConfig:
             raise UserError("--tree is given, but the drafter is none")
         if self.graphs not in ("auto", "off"):
             raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
+        if self.evidence not in ("auto", "full", "lean"):
+            raise UserError(f"evidence must be auto, full or lean, not {self.evidence!r}")
         for name, kind in _NUMBERS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))

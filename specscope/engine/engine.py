@@ -17,18 +17,18 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.generate import GenerateMixin, Prompt, check_length, title_of
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduled, Scheduler
-from specscope.engine.state import PHASES, LastStep, StepState
+from specscope.engine.state import NO_NODES, PHASES, LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.speculate.adaptive import Sizer
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.bus import Bus, Sink, Subscription
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import FinishReason, Moved, Phase, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.records import FinishReason, Moved, Phase, RequestStep, RunInfo, StepRecord, Verdict, followed_by
 from specscope.trace.vocabulary import Vocabulary
 
 
@@ -54,7 +54,7 @@ class Engine(GenerateMixin):
         self.changes = changes  # what is forced in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
-        self.verifier = Verifier(self.runner.cache.backend)
+        self.verifier = Verifier(self.runner.cache.backend, notes=parts.run_info.evidence == "full")
         self.tokenizer = parts.tokenizer
         self.vocabulary: Vocabulary = parts.vocabulary
         self._longest = max(map(len, self.vocabulary.pieces.values()), default=1)  # bytes of a token
@@ -290,14 +290,15 @@ class Engine(GenerateMixin):
     def _verify(self, now: StepState) -> None:
         parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
         asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
-        verdicts = iter(self.verifier.verify(asked, self.changes))
-        now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
+        judged = iter(self.verifier.verify(asked, self.changes))
+        both = [next(judged) if part.decodes else (None, None) for part in now.plan.parts]
+        now.verdicts, now.parents = [verdict for verdict, _ in both], [notes for _, notes in both]
 
     def _commit(self, now: StepState) -> None:
-        for i, (part, draft, verdict) in enumerate(zip(now.plan.parts, now.drafts, now.verdicts, strict=True)):
+        for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
             if self.drafter.aux_layers:
                 self._show_features(part, verdict, now.features[i])
-            now.parts.append(self._commit_one(now, part, draft, verdict))
+            now.parts.append(self._commit_one(now, i))
             if part.request.finish is not None:
                 self._retire(part.request)
                 now.finished.append(part.request)
@@ -309,10 +310,11 @@ class Engine(GenerateMixin):
         rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
         self.drafter.observe(part.request.id, part.request.computed, features[rows])
 
-    def _commit_one(self, now: StepState, part: Scheduled, draft: Draft, verdict: Verdict | None) -> RequestStep:
+    def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
+        part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
         request, start, size = part.request, part.request.computed, now.sizes.get(part.request.id)
-        emitted = 0
+        emitted, preceded = 0, request.preceded
         request.computed += part.feed
         if verdict is not None:
             if len(draft.tree):
@@ -320,6 +322,7 @@ class Engine(GenerateMixin):
             self._keep_path(now, request, verdict)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
             emitted = request.accept(tokens, self.run_info.eos_tokens, self.max_context, self.vocabulary)
+            request.preceded = followed_by(verdict)
         step = RequestStep(
             request=request.id,
             index=request.steps,
@@ -331,6 +334,10 @@ class Engine(GenerateMixin):
             emitted=emitted,
             notes=draft.notes,
             sizing=size.reason if size is not None and bool(size.depth) == bool(len(draft.tree)) else "",
+            preceded=None if verdict is None else preceded,
+            blocks=request.table.written(start, start + part.feed + len(draft.tree)),
+            moved=NO_NODES if verdict is None or request.id not in now.moves else verdict.path,
+            parents=now.parents[place],
         )
         request.steps += 1
         return step

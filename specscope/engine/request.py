@@ -11,7 +11,7 @@ from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.tokens import Tokens
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import FinishReason, RequestEnd, RequestInfo
+from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
 from specscope.trace.vocabulary import Vocabulary
 
 
@@ -34,6 +34,7 @@ class Request:
     finish: FinishReason | None = None
     stop: str = ""  # the stop string that matched
     error: str = ""
+    preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
     kv_life: int = 0  # rises whenever its KV is given up
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class Request:
         self.tokens = Tokens(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = 0
         self.finish, self.stop, self.error = None, "", ""
+        self.preceded = Preceded.PREFILL
         self.kv_life += 1
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from specscope.engine.request import Request
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
-from specscope.trace.records import FinishReason
+from specscope.trace.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 
@@ -148,7 +148,7 @@ class Scheduler:
         self.running.remove(victim)
         plan.drop(victim)
         self._free(victim)
-        victim.computed = 0
+        victim.computed, victim.preceded = 0, Preceded.PREEMPTION
         self.waiting.appendleft(victim)
         plan.preempted.append(victim)
 

@@ -12,9 +12,10 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
 from specscope.speculate.adaptive import Size
 from specscope.speculate.drafters.base import Draft
-from specscope.trace.records import Phase, RequestStep, StepRecord, Verdict
+from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
+NO_NODES = np.zeros(0, np.int32)
 Slots = NDArray[np.int64]
 
 
@@ -27,6 +28,7 @@ class StepState:
     logits: list[Tensor] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
     verdicts: list[Verdict | None] = field(default_factory=list)
+    parents: list[ParentNotes | None] = field(default_factory=list)  # what was noted beside each verdict
     parts: list[RequestStep] = field(default_factory=list)
     moves: dict[str, tuple[Slots, Slots]] = field(default_factory=dict)  # of accepted paths, by request: from, to
     finished: list[Request] = field(default_factory=list)

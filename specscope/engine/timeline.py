@@ -23,7 +23,7 @@ from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import Drafter
 from specscope.trace.history import KEPT
-from specscope.trace.records import StepRecord
+from specscope.trace.records import Preceded, StepRecord
 from specscope.trace.same import same_step
 
 
@@ -51,12 +51,13 @@ class Mark:
     steps: int
     admitted_ns: int
     kv_life: int
+    preceded: Preceded
 
     @staticmethod
     def of(request: Request) -> Mark:
         """As it is now."""
         r = request
-        return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life)
+        return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life, r.preceded)
 
 
 @dataclass
@@ -228,6 +229,7 @@ def _shorten(engine: Rewindable, mark: Mark) -> bool:
     del request.tokens[mark.tokens :]
     request.finish, request.stop, request.error = None, "", ""
     request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
+    request.preceded = mark.preceded
     if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
         engine.runner.cache.truncate(request.table, mark.computed)
         engine.drafter.rewind(request.id, mark.tokens)

@@ -35,7 +35,7 @@ def run_again(
     draft = Draft(part.tree)
     if drafted is None:
         return logits, draft, ()
-    draft = replace(draft, logits=drafted.logits)
+    draft = replace(draft, row=drafted.row)
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
     adaptive = engine.sizer is not None  # then the whole plan was drafted, of which the tree may be a part

@@ -7,14 +7,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.messages import Command, Points, Ready, Status
+from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
 from specscope.live.output import LastOutput
 from specscope.live.server import serve
 from specscope.trace.bus import Bus
@@ -42,9 +43,8 @@ class Worker:
         self.bus = Bus()
         self.obeys = True
         self.ready: Ready | None = None
-        self.notices: deque[str] = deque()  # refusals, for the screen to show
-        self.said: deque[str] = deque()  # what the debugger says
-        self.points: tuple[Point, ...] = ()  # its breakpoints
+        self.news: deque[News] = deque()  # for the screen to show
+        self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
         self.node_view: NodeView | None = None  # the last answer to `look`
         self._params = params
@@ -53,7 +53,7 @@ class Worker:
         self._status = "loading"
         self._stage = "starting"
         self._error = ""
-        self._records: deque[StepRecord | Moved] = deque()
+        self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
         context = multiprocessing.get_context("spawn")
         # Two pipes of one way each: a socket that is closed with commands unread would lose the records behind it.
         commands, self._commands = context.Pipe(duplex=False)
@@ -74,21 +74,7 @@ class Worker:
         """Drain the pipe at once, so that a slow screen never slows the engine."""
         try:
             while True:
-                message = self._news.recv()
-                if isinstance(message, StepRecord | Moved):
-                    self._records.append(message)
-                    self.bus.publish(message)
-                elif isinstance(message, Points):
-                    self.points = message.points
-                elif isinstance(message, Forked):
-                    self.forked = message
-                elif isinstance(message, NodeView):
-                    self.node_view = message
-                elif isinstance(message, Ready):
-                    self._on_ready(message)
-                    self.ready = message
-                else:
-                    self._hear(message)
+                self._hear(self._news.recv())
         except (EOFError, OSError):
             self._process.join(5)
             if not self._error and self._process.exitcode != 0:
@@ -100,17 +86,28 @@ class Worker:
             self._send("stop")
         self._status = "ended"
 
-    def _hear(self, word: Status) -> None:
-        if word.kind == "loading":
-            self._stage = word.text
-        elif word.kind == "status":
-            self._status = word.text
-        elif word.kind == "refused":
-            self.notices.append(word.text)
-        elif word.kind == "said":
-            self.said.append(word.text)
-        else:
-            self._error = word.text
+    def _hear(self, message: object) -> None:
+        match message:
+            case StepRecord() | Moved():
+                self._arrived.append(message)
+                self.bus.publish(message)
+            case BreakpointList():
+                self.points = message.breakpoints
+            case Forked():
+                self.forked = message
+            case NodeView():
+                self.node_view = message
+            case Loading():
+                self._stage = message.stage
+            case Ready():
+                self._on_ready(message)
+                self.ready = message
+            case Status():
+                self._status = message.name
+            case Failed():
+                self._error = message.why
+            case Stopped() | Answer() | LineRefused() | LookRefused() | PromptRefused() | Notice():
+                self._arrived.append(message)
 
     def _send(self, verb: str, value: object = None) -> None:
         try:
@@ -119,14 +116,17 @@ class Worker:
             self._status = "ended"
 
     def poll(self, history: History) -> bool:
-        """Move new records into the history; True where there were any."""
+        """Move new records into the history, and what came with them into `news`; True where there was any."""
         changed = False
         if history.run is None and self.ready is not None:
             history.run, history.vocabulary, history.limit = self.ready.run, self.ready.vocabulary, KEPT
             changed = True
-        while self._records and history.run is not None:
-            record = self._records.popleft()
-            history.take(record)
+        while self._arrived and history.run is not None:
+            message = self._arrived.popleft()
+            if isinstance(message, StepRecord | Moved):
+                history.take(message)
+            else:
+                self.news.append(message)
             changed = True
         history.dropped = self.bus.dropped
         return changed
@@ -144,7 +144,7 @@ class Worker:
         self._send("step")
 
     def debug(self, line: str) -> None:
-        """A line for the debugger; the answer comes in `said`."""
+        """A line for the debugger; the answer comes in `news`."""
         self._send("debug", line)
 
     def look(self, step: int, request: str, node: int | None) -> None:
@@ -152,7 +152,7 @@ class Worker:
         self._send("look", (step, request, node))
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Add a request; a refusal comes back in `notices`."""
+        """Add a request; a refusal comes back in `news`."""
         self._send("submit", PromptSpec(prompt, params or self._params, raw=self._raw))
 
     def cancel(self, request: str) -> None:

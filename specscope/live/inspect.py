@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specscope.debug.views import TOP, Column, NodeView, Removed, TopToken
+from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
 from specscope.engine.engine import Engine
 from specscope.engine.state import StepState
 from specscope.errors import UserError
@@ -136,7 +136,8 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     raw = logits.softmax(-1)
     found = _target(engine, seen, above)
     p = found if node is not None else _left(seen, above, found)
-    draft = seen.draft.logits(path)
+    row = seen.draft.row(path)
+    draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
     thought = None if draft is None else draft.softmax(-1)
     moved = shaped(logits[None], seen.params, seen.counts, [path])[0]
@@ -200,10 +201,10 @@ def _dense(p: Distribution, like: Tensor) -> Tensor:
     return p.probs  # type: ignore[attr-defined,no-any-return]
 
 
-def _column(probs: Tensor, token: int, *, outside: bool = False) -> Column:
+def _column(probs: Tensor, token: int, *, outside: bool = False) -> DistributionView:
     best = probs.topk(min(TOP, len(probs)))
     both = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return Column(
+    return DistributionView(
         top=tuple(TopToken(t, p) for t, p in both if p > 0),
         entropy=abs(float(torch.special.entr(probs.double()).sum())),
         prob=float(probs[token]),

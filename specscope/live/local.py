@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
@@ -16,9 +17,9 @@ from specscope.live.whatif import EngineWhatIf
 from specscope.trace.history import History
 
 
-def session_over(engine: Engine) -> Session:
+def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Session:
     """A session that runs `engine`, which must not have run yet where going back to its start is wanted."""
-    return Session(history=History(run=engine.run_info, vocabulary=engine.vocabulary), engine=engine)
+    return Session(History(run=engine.run_info, vocabulary=engine.vocabulary), engine, breakpoints)
 
 
 def commands_over(engine: Engine) -> Commands:

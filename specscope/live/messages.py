@@ -1,13 +1,23 @@
-"""What an engine in its own process and its parent say to each other, over one pipe each way."""
+"""What an engine in its own process and its parent say to each other, over one pipe each way.
+
+From the engine also come the bus's records, debug.answers.News, Forked and NodeView.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.trace.records import RunInfo
 from specscope.trace.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How far it has loaded."""
+
+    stage: str
 
 
 @dataclass(frozen=True)
@@ -20,17 +30,23 @@ class Ready:
 
 @dataclass(frozen=True)
 class Status:
-    """A line of news from the worker."""
+    """What the engine does now."""
 
-    kind: str  # loading (text: the stage), status (text: running, paused, idle), refused or failed (text: why), said
-    text: str
+    name: str  # running, paused or idle
 
 
 @dataclass(frozen=True)
-class Points:
+class Failed:
+    """The engine ended, and why. Sent last."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class BreakpointList:
     """The debugger's breakpoints, whenever they or their hits have changed."""
 
-    points: tuple[Point, ...]
+    breakpoints: tuple[BreakpointInfo, ...]
 
 
 @dataclass(frozen=True)

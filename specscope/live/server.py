@@ -10,20 +10,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.answers import LineRefused, LookRefused, News, PromptRefused
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands
+from specscope.debug.stepper import Stepper
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import Command, Points, Ready, Status
+from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
 from specscope.live.output import redirect_output
 from specscope.live.start import start_engine
 
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 class _Server:
     """The worker's side: one loop that obeys commands and steps the engine."""
 
+    engine: Engine
+    debugger: Commands
+    stepper: Stepper
+
     def __init__(self, commands: Connection, news: Connection, paused: bool) -> None:
         self.commands, self.news = commands, news
         self.lock = threading.Lock()  # records are sent from the bus's thread, news from the main one
@@ -41,129 +47,140 @@ class _Server:
         self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
         self.status = ""
-        self.points: tuple[Point, ...] = ()  # as they were sent last
+        self.points: tuple[BreakpointInfo, ...] = ()  # as they were sent last
         self.hits = 0  # of all of them, after the last step
 
     def send(self, message: object) -> None:
         with self.lock:
             self.news.send(message)
 
-    def run(self, config: EngineConfig, prompts: Sequence[PromptSpec]) -> None:
-        engine = start_engine(config, lambda stage: self.send(Status("loading", stage)))
+    def load(self, config: EngineConfig) -> None:
+        engine = start_engine(config, lambda stage: self.send(Loading(stage)))
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
 
         self.send(Ready(engine.run_info, engine.vocabulary))
-        self._watch(engine, True)
-        commands = commands_over(engine)
-        commands.many_lines = False
-        session = commands.session
+        self.debug_with(engine, commands_over(engine))
+        self._watch(True)
+
+    def debug_with(self, engine: Engine, debugger: Commands) -> None:
+        session = debugger.session
+        assert session.stepper is not None
+        self.engine, self.debugger, self.stepper = engine, debugger, session.stepper
+        debugger.many_lines = False
         session.interrupted = self.commands.poll
+
+    def run(self, prompts: Sequence[PromptSpec]) -> None:
         for spec in prompts:
-            self._submit(engine, spec)
+            self._submit(spec)
         try:
-            while self._obey(engine, commands):
-                if engine.busy and (not self.paused or self.single):
+            while self._obey():
+                if self.engine.busy and (not self.paused or self.single):
                     self.single = max(self.single - 1, 0)
-                    self._advance(commands)
-            engine.cancel_all()
-            while engine.busy:
-                engine.step()
+                    self.advance()
+            self.engine.cancel_all()
+            while self.engine.busy:
+                self.engine.step()
         finally:
-            engine.close()
+            self.engine.close()
 
-    def _advance(self, commands: Commands) -> None:
+    def advance(self) -> None:
         """One step; at a breakpoint the engine pauses, and says why."""
-        stop = commands.session.next()
-        if stop.hits:
+        stop = self.stepper.step()
+        if stop is not None:
             self.paused, self.single = True, 0
-            self.send(Status("said", commands.stopped(stop)))
-        hits = sum(point.hits for point in commands.session.breakpoints.points.values())
-        if stop.hits or hits != self.hits:  # hits that are let pass count as well
+            self._tell(self.debugger.reach(stop))
+        hits = sum(point.hits for point in self.stepper.breakpoints.points.values())
+        if stop is not None or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
-            self._send_points(commands)
+            self._send_points()
 
-    def _obey(self, engine: Engine, commands: Commands) -> bool:
+    def _tell(self, news: News) -> None:
+        """News that may be about a step, behind that step's record."""
+        self.engine.bus.flush()
+        self.send(news)
+
+    def _obey(self) -> bool:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
-        idle = not engine.busy or (self.paused and not self.single)
-        status = "paused" if self.paused else "running" if engine.busy else "idle"
+        idle = not self.engine.busy or (self.paused and not self.single)
+        status = "paused" if self.paused else "running" if self.engine.busy else "idle"
         if status != self.status:
             self.status = status
-            self.send(Status("status", status))
+            self.send(Status(status))
         while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.commands.recv()
             if command.verb == "stop":
                 return False
-            self._do(engine, commands, command)
+            self._do(command)
         return not self.ending
 
-    def _debug(self, commands: Commands, line: str) -> None:
-        """A line of the debugger's. What moves or looks leaves the engine standing; what keeps books lets it run."""
-        with self._answering():
-            books, words = commands.is_passive(line), line.split()
-            if words and not books and find(words[0]).name == "continue":
-                self.paused = False
-                return
-            if not books:
-                self.paused, self.single = True, 0
-            before = commands.forked
-            self.send(Status("said", commands.run(line)))
-            if commands.forked is not None and commands.forked is not before:
-                self.send(commands.forked)
-        self._send_points(commands)
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """What cannot be answered is said: a question must not end the run."""
-        try:
-            yield
-        except UserError as error:
-            self.send(Status("said", str(error)))
-        except Exception as error:
-            self.send(Status("said", f"the debugger failed: {type(error).__name__}: {error}"))
-
-    def _send_points(self, commands: Commands) -> None:
-        points = commands.session.breakpoints.shown()
-        if points != self.points:
-            self.points = points
-            self.send(Points(points))
-
-    def _do(self, engine: Engine, commands: Commands, command: Command) -> None:
+    def _do(self, command: Command) -> None:
         if command.verb == "debug":
-            self._debug(commands, command.value)
+            self._debug(command.value)
         elif command.verb == "look":
-            self._look(commands, *command.value)
+            self._look(*command.value)
         elif command.verb == "submit":
-            self._submit(engine, command.value)
+            self._submit(command.value)
         elif command.verb == "cancel":
-            engine.cancel(command.value)
+            self.engine.cancel(command.value)
         elif command.verb == "step":
             self.single += 1
         elif command.verb == "watch":
-            self._watch(engine, command.value)
+            self._watch(command.value)
         else:
             self.paused = command.verb == "pause"
 
-    def _look(self, commands: Commands, step: int, request: str, node: int | None) -> None:
-        """Answer with a NodeView, wherever the engine is. It goes on as it was."""
-        with self._answering():
-            self.send(commands.what_if.look(commands.session, step, request, node))
+    def _debug(self, line: str) -> None:
+        """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
+        with self._answering(lambda why: LineRefused(line, why)):
+            passive, words = self.debugger.is_passive(line), line.split()
+            if words and not passive and find(words[0]).name == "continue":
+                self.paused = False
+                return
+            if not passive:
+                self.paused, self.single = True, 0
+            before = self.debugger.forked
+            self._tell(self.debugger.answer(line))
+            if self.debugger.forked is not None and self.debugger.forked is not before:
+                self.send(self.debugger.forked)
+        self._send_points()
 
-    def _submit(self, engine: Engine, spec: PromptSpec) -> None:
+    @contextmanager
+    def _answering(self, refused: Callable[[str], News]) -> Iterator[None]:
+        """What cannot be answered is refused: a question must not end the run."""
         try:
-            engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+            yield
         except UserError as error:
-            self.send(Status("refused", str(error)))
+            self.send(refused(str(error)))
+        except Exception as error:
+            self.send(refused(f"the debugger failed: {type(error).__name__}: {error}"))
+
+    def _send_points(self) -> None:
+        points = self.stepper.breakpoints.shown()
+        if points != self.points:
+            self.points = points
+            self.send(BreakpointList(points))
+
+    def _look(self, step: int, request: str, node: int | None) -> None:
+        """Answer with a NodeView, wherever the engine is. It goes on as it was."""
+        with self._answering(lambda why: LookRefused(step, request, node, why)):
+            self.send(self.debugger.what_if.look(self.debugger.session, step, request, node))
+
+    def _submit(self, spec: PromptSpec) -> None:
+        try:
+            self.engine.add(self.engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+        except UserError as error:
+            self.send(PromptRefused(str(error)))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.ending = True
 
-    def _watch(self, engine: Engine, wanted: bool) -> None:
+    def _watch(self, wanted: bool) -> None:
         """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
-        engine.bus.close()
+        self.engine.bus.close()
         if wanted:
-            engine.bus.follow(self.send, lossless=True)
+            self.engine.bus.follow(self.send, lossless=True)
 
 
 def serve(
@@ -180,12 +197,13 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(commands, news, paused)
     try:
-        server.run(config, prompts)
+        server.load(config)
+        server.run(prompts)
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except UserError as error:
-        server.send(Status("failed", str(error)))
+        server.send(Failed(str(error)))
     except Exception as error:
-        server.send(Status("failed", f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+        server.send(Failed(f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
     news.close()
     os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save

@@ -8,7 +8,8 @@ import multiprocessing
 import threading
 from collections import Counter, deque
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.answers import News, Notice
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
 from specscope.debug.views import NodeView
@@ -67,11 +68,10 @@ class Attached:
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         """Listen. Raises UserError where a port cannot be used."""
-        self.notices: deque[str] = deque(maxlen=NOTICES)
-        self.points: tuple[Point, ...] = ()  # an engine elsewhere has no debugger here
+        self.news: deque[News] = deque(maxlen=NOTICES)  # notices alone: it is asked nothing
+        self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
         self.forked: Forked | None = None
         self.node_view: NodeView | None = None
-        self.said: deque[str] = deque()
         self.error = ""
         self.viewer: Viewer | None = None
         self.runs: dict[str, _KeptRun] = {}
@@ -123,7 +123,7 @@ class Attached:
             message = self._heard.popleft()
             changed = True
             if isinstance(message, Unreadable):
-                self.notices.append(message.text)
+                self.news.append(Notice(message.text))
             else:
                 with self._lock:
                     self._bytes -= message.weight
@@ -139,7 +139,7 @@ class Attached:
         for name, run in list(self.runs.items()):
             gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
-                self.notices.append(f"dropped the oldest {plural(gone, 'step')}")
+                self.news.append(Notice(f"dropped the oldest {plural(gone, 'step')}"))
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # it has no steps left to drop
 
@@ -154,20 +154,22 @@ class Attached:
             if first:
                 self._shown = heard.run
             else:
-                self.notices.append(f"another engine: {heard.info.target}, {heard.info.drafter} (e shows the next)")
+                self.news.append(
+                    Notice(f"another engine: {heard.info.target}, {heard.info.drafter} (e shows the next)")
+                )
         self.runs[heard.run].take(heard, self._lost[heard.run])
 
     def next_engine(self) -> None:
         """Put the next engine on the screen."""
         names = list(self.runs)
         if len(names) < 2 or self.viewer is None:
-            self.notices.append("there is only one engine" if names else "no engine has sent anything yet")
+            self.news.append(Notice("there is only one engine" if names else "no engine has sent anything yet"))
             return
         self._shown = names[(names.index(self._shown) + 1) % len(names)] if self._shown in names else names[0]
         self.viewer.show(self.runs[self._shown].history)
 
     def _only_heard(self) -> None:
-        self.notices.append("this engine runs elsewhere: it can be watched, but not controlled")
+        self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))
 
     def pause(self) -> None:
         """Not possible from here."""

@@ -14,7 +14,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 import specscope
 from specscope.errors import UserError
 from specscope.trace.records import RunInfo, StepRecord
-from specscope.trace.spans import SCOPE, Encoder, Level, Span, resource_attributes
+from specscope.trace.spans import SCOPE, Encoder, Span, SpanLevel, resource_attributes
 from specscope.trace.vocabulary import Vocabulary
 
 BATCH = 128  # spans an export
@@ -43,7 +43,7 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
 class SpanSink:
     """A sink that hands a run's spans to an exporter. Spans that it refuses are counted in `failed`."""
 
-    def __init__(self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: Level) -> None:
+    def __init__(self, exporter: SpanExporter, run: RunInfo, vocabulary: Vocabulary, level: SpanLevel) -> None:
         self.failed = 0
         self._exporter = exporter
         self._encoder = Encoder(run, vocabulary, level)

@@ -143,6 +143,11 @@ class History:
         """The branch on which the history stands."""
         return self.steps[-1].branch if self.steps else 0
 
+    @property
+    def last_step(self) -> int:
+        """The number of the last of `steps`; -1 for none."""
+        return self.steps[-1].step if self.steps else -1
+
     def append(self, record: StepRecord) -> None:
         """Take one more step, which may begin a branch: then the history goes back to where that does."""
         if record.step not in self._known:
@@ -150,7 +155,7 @@ class History:
             if record.after is not None:
                 self.branches[record.branch] = Branch(record.branch, record.step, record.after)
             self._last[record.branch] = record.step
-        if record.after is not None and (self.steps[-1].step if self.steps else -1) != record.after:
+        if record.after is not None and self.last_step != record.after:
             self.move(record.after)
         self._push(record)
         if self.limit is not None and len(self.steps) > self.limit:

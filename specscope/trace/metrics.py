@@ -193,7 +193,7 @@ class _LogLines:
             self._log(line)
 
 
-class _HttpServer(Protocol):
+class _PrometheusServer(Protocol):
     """What is needed of the server that prometheus_client starts."""
 
     server_port: int
@@ -238,7 +238,7 @@ class Metrics(Collector):
                 "specscope",
             ),
         )
-        self._servers: list[_HttpServer] = []
+        self._servers: list[_PrometheusServer] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._made: list[MeterProvider] = []

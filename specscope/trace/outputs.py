@@ -11,7 +11,7 @@ from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import plural
 
@@ -23,7 +23,7 @@ class OutputOptions:
     capture: str | None
     otlp_endpoint: str | None
     otlp_protocol: str | None
-    level: Level
+    level: SpanLevel
     metrics_port: int | None
     text: bool
 
@@ -63,7 +63,7 @@ class Outputs:
         from specscope.trace.export import SpanSink, endpoint_from_environment, make_exporter
 
         wanted = options.otlp_endpoint is not None or endpoint_from_environment()
-        if not wanted or options.level is Level.OFF:
+        if not wanted or options.level is SpanLevel.OFF:
             return
         try:
             exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)

@@ -145,6 +145,15 @@ class Verdict(_ArrayEq):
         return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
 
 
+def followed_by(verdict: Verdict) -> Preceded:
+    """What this verdict is to the request's next step."""
+    if not len(verdict.outcome):
+        return Preceded.NO_DRAFT
+    if not verdict.accepted:
+        return Preceded.NOTHING
+    return Preceded.FULL if verdict.kind is FinalKind.BONUS else Preceded.PARTIAL
+
+
 @dataclass(frozen=True, eq=False)
 class DraftNotes(_ArrayEq):
     """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py.
@@ -189,9 +198,10 @@ class ParentNotes(_ArrayEq):
     raw_p: Floats  # [n] the target's raw probability of the node's token
     rank: Ints  # [n] of the token in p, from 1; 0 where its p is 0
     q_rank: Ints  # [n] of the token in q; 0 where the node is deterministic
-    # Of the distribution that the final token was drawn from
-    final_entropy: float = 0.0
-    final_varentropy: float = 0.0
+    # Of the final token: the distribution that it was drawn from, and its probability in p before any rejection
+    final_entropy: float
+    final_varentropy: float
+    final_target_p: float
 
 
 @dataclass(frozen=True, eq=False)

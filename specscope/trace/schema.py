@@ -178,6 +178,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     # What target and drafter gave at the parents that were tried
     final_entropy: Nats | UnsetType = field(name="specscope.final.entropy", default=UNSET)
     final_varentropy: Nats = field(name="specscope.final.varentropy", default=0.0)
+    final_target_p: Probability = field(name="specscope.final.target_p", default=0.0)
     parents: PerNode[Parent] = field(name="specscope.parents.node", default_factory=list)
     top: PerTop[Token] = field(name="specscope.parents.top", default_factory=list)
     top_p: PerTop[Probability] = field(name="specscope.parents.top_p", default_factory=list)

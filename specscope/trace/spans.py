@@ -65,7 +65,7 @@ PARENT_ARRAYS = {
 }
 
 
-class Level(StrEnum):
+class SpanLevel(StrEnum):
     """How much of a run becomes spans. Captures are always `trees`: nothing less can be replayed."""
 
     OFF = "off"
@@ -93,18 +93,18 @@ class Encoder:
 
     run: RunInfo
     vocabulary: Vocabulary
-    level: Level = Level.TREES
+    level: SpanLevel = SpanLevel.TREES
     _ended: set[str] = field(default_factory=set)  # requests that have a root span
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
         spans: list[Span] = []
-        if self.level is Level.OFF:
+        if self.level is SpanLevel.OFF:
             return spans
         spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
         never = [end for end in record.finished if not end.info.admitted_ns]
         spans += [self._queue(end.info, record, end.finished_ns) for end in never]
-        if self.level is not Level.REQUESTS:
+        if self.level is not SpanLevel.REQUESTS:
             for part in record.requests:
                 spans += self._request_step(part, record)
             spans += self._engine_step(record)
@@ -161,7 +161,7 @@ class Encoder:
         if part.verdict is not None:
             own = self._span(part.request, record.step, "decode")
             attributes = common | self._summary(part, part.verdict)
-            if self.level is Level.TREES:
+            if self.level is SpanLevel.TREES:
                 attributes |= self._evidence(part, part.verdict)
             yield Span("decode_step", trace, own, root, start, end, attributes, link)
 
@@ -282,6 +282,7 @@ def _parents(notes: ParentNotes) -> dict[str, Any]:
     return {f"specscope.parents.{name}": values for name, values in arrays.items() if values} | {
         "specscope.final.entropy": notes.final_entropy,
         "specscope.final.varentropy": notes.final_varentropy,
+        "specscope.final.target_p": notes.final_target_p,
     }
 
 

@@ -297,6 +297,7 @@ def _parents(span: schema.DecodeStep) -> ParentNotes | None:
         **arrays,
         final_entropy=span.final_entropy,
         final_varentropy=span.final_varentropy,
+        final_target_p=span.final_target_p,
     )
 
 

@@ -173,15 +173,9 @@ class ScopeApp(Moves):
             return
         try:
             self.viewer.poll()
-            while self.viewer.control is not None and self.viewer.control.notices:
-                self._say(self.viewer.control.notices.popleft())
-                self.pending.refused()
-            if self.viewer.notices:
-                self._say("\n".join(self.viewer.notices))
-                self.viewer.notices.clear()
-            while self.viewer.said:
-                text = self.viewer.said.popleft()
-                self._hear(text, notice=not self.viewer.said)  # of several at once the last: they would pile up
+            while self.viewer.news:
+                news = self.viewer.news.popleft()
+                self._hear(news, notice=not self.viewer.news)  # of several at once the last: they would pile up
         except Exception as error:  # an engine that cannot be heard must not take the records with it
             self.lost = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 

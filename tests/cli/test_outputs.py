@@ -13,7 +13,7 @@ from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.reading import read_capture
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
 
@@ -186,7 +186,7 @@ def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, Level.TREES, port, True)
+    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, SpanLevel.TREES, port, True)
     with pytest.raises(UserError, match="cannot write"):
         Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
     with socket.socket() as again:  # the metrics' port is free again

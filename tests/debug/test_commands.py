@@ -6,6 +6,7 @@ from specscope import Engine, SamplingParams
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
+from specscope.debug.stops import StopReason
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.trace.history import History
@@ -148,7 +149,7 @@ def test_back_and_forth_is_where_it_was(either):
     assert either.session.record.step == 2
     either.run("n 3")
     assert either.run("where") + either.run("tree") == before
-    assert "start" in either.session.goto(-1).reason
+    assert either.session.goto(-1).reason is StopReason.START
 
 
 def test_reverse_continue_finds_the_breakpoint_before(either):
@@ -177,7 +178,7 @@ def test_phases_one_by_one(engine):
 def test_a_node_shows_distributions_and_the_same_verdict(engine):
     engine.run("b reject")
     engine.run("c")
-    node = engine.session.breakpoints.check(engine.session.record, engine.session.history)[0].node
+    node = engine.session.breakpoints.check(engine.session.record, engine.session.history).hits[0].node
     said = engine.run(f"node {node}")
     for part in (
         "target, raw",

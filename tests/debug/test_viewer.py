@@ -19,11 +19,11 @@ def test_goto_start_searches_the_first_step_too():
     shown = viewer()
     shown.debug("break step if step == 0")
     shown.debug("continue")
-    assert "run starts again from the first" in shown.said[-1]
+    assert "run starts again from the first" in shown.news[-1].text
     shown.debug("goto start")
-    assert (shown.said[-1], shown.position) == ("before the first step", 0)
+    assert (shown.news[-1].text, shown.position) == ("before the first step", 0)
     shown.debug("continue")
-    assert shown.said[-1].startswith("breakpoint 1 (break step if step == 0) at step 0")
+    assert shown.news[-1].text.startswith("breakpoint 1 (break step if step == 0) at step 0")
 
 
 def test_moving_the_screen_moves_the_debugger_from_the_start():
@@ -31,4 +31,4 @@ def test_moving_the_screen_moves_the_debugger_from_the_start():
     shown.debug("goto start")
     shown.goto(1)
     shown.debug("where")
-    assert shown.said[-1].startswith("step 1")
+    assert shown.news[-1].text.startswith("step 1")

@@ -1,14 +1,21 @@
 """The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from specscope import Engine, SamplingParams
+from specscope.debug.answers import Answer, LookRefused, PromptRefused, Stopped
+from specscope.debug.session import Session
+from specscope.debug.show_stop import stop_text
+from specscope.debug.stops import StopReason
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.live.client import Worker
-from specscope.trace.params import SamplingParams
+from specscope.live.local import commands_over
+from specscope.live.server import _Server
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -20,6 +27,13 @@ def wait(condition, session=None, seconds=60):
         if session:
             session.poll()
         time.sleep(0.01)
+
+
+def told(news):
+    """The text of an answer, or why there is none."""
+    if isinstance(news, Stopped):
+        return "\n".join(answer.text for answer in news.answers)
+    return news.text if isinstance(news, Answer) else news.why
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +97,20 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     wait(lambda: worker.status == "idle", session)
 
 
+def test_a_look_that_is_refused_says_which(worker, session):
+    worker.look(10**6, "r0", 1)
+    wait(lambda: session.news, session)
+    assert session.news.popleft() == LookRefused(
+        10**6, "r0", 1, "r0 in step 1000000 is not part of what the engine has run"
+    )
+
+
 def test_refusals_come_back_as_notices(worker, session):
     worker.submit("a" * 600)
-    wait(lambda: worker.notices)
-    assert "the limit is 511" in worker.notices.popleft()
+    wait(lambda: session.news, session)
+    refused = session.news.popleft()
+    assert isinstance(refused, PromptRefused)
+    assert "the limit is 511" in refused.why
     assert worker.status == "idle"
 
 
@@ -106,9 +130,9 @@ def test_unwatched_it_sends_nothing(worker, session):
     worker.watch(False)
     worker.submit("quiet")
     worker.submit("a" * 600)  # refused, which tells that the one before was taken
-    wait(lambda: worker.notices)
+    wait(lambda: session.news, session)
     wait(lambda: worker.status == "idle")
-    worker.notices.clear()
+    session.news.clear()
     worker.watch(True)
     worker.submit("loud")
     wait(lambda: "r5" in session.history.requests, session)
@@ -171,10 +195,10 @@ def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
 
 def test_a_bad_line_does_not_end_the_run(worker, session):
     def ask(line, why):
-        session.said.clear()
+        session.news.clear()
         if line:
             session.debug(line)
-        wait(lambda: any(why in text for text in session.said), session)
+        wait(lambda: any(why in told(news) for news in session.news), session)
 
     ask("nonsense", "unknown command")
     ask("break emit", "breakpoint")
@@ -203,16 +227,18 @@ def test_the_debugger_over_a_pipe(tiny):
 
     def ask(line):
         session.debug(line)
-        wait(lambda: session.said, session)
-        return session.said.popleft()
+        wait(lambda: session.news, session)
+        return told(session.news.popleft())
 
     try:
         assert ask("break draft") == "breakpoint 1: break draft"
         wait(lambda: [point.text for point in session.points] == ["break draft"], session)
         assert "write ==" in ask("break reject if depth = 1")
         session.debug("continue")
-        wait(lambda: session.said, session)
-        assert "breakpoint 1 (break draft) at step" in session.said.popleft()
+        wait(lambda: session.news, session)
+        stop = session.news.popleft().stop
+        assert (stop.reason, stop.hits[0].text) == (StopReason.BREAKPOINT, "break draft")
+        assert stop_text(stop, session.history).startswith(f"breakpoint 1 (break draft) at step {stop.step}, r0\nstep ")
         wait(lambda: session.paused, session)
         wait(lambda: session.points[0].hits == 1, session)
         ask("delete")
@@ -236,3 +262,21 @@ def test_the_debugger_over_a_pipe(tiny):
         assert [record.step for record in published] == list(range(len(session.history.steps)))
     finally:
         worker.close()
+
+
+def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monkeypatch):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none")
+    engine.add("abc", SamplingParams(max_tokens=20, ignore_eos=True))
+    sent = []
+    commands = commands_over(engine)
+    monkeypatch.setattr(Session, "_run", None)
+    server = _Server(SimpleNamespace(poll=None), SimpleNamespace(send=sent.append), paused=False)
+    server.debug_with(engine, commands)
+    for _ in range(4):
+        server.advance()
+    assert len(commands.session.history.steps) == 4
+    assert not sent
+    commands.session.breakpoints.add("step")
+    server.advance()
+    assert server.paused
+    assert sent[0].stop.hits[0].step == 4

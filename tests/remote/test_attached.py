@@ -13,7 +13,7 @@ from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
 from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from specscope.tui.app import ScopeApp
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
@@ -23,7 +23,7 @@ def send(tiny, port, protocol, name):
     """Run a small engine that exports there; its history by hand."""
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
     path = "" if protocol == "grpc" else "/v1/traces"
-    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, Level.TREES, None, True)
+    options = OutputOptions(None, f"http://127.0.0.1:{port}{path}", protocol, SpanLevel.TREES, None, True)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
     records = []
     engine.subscribe(records.append, lossless=True)
@@ -35,7 +35,7 @@ def send(tiny, port, protocol, name):
 
 def options(attached):
     endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
-    return OutputOptions(None, endpoint, "grpc", Level.TREES, None, True)
+    return OutputOptions(None, endpoint, "grpc", SpanLevel.TREES, None, True)
 
 
 def test_an_engine_that_rests_is_shown_up_to_its_last_step(tiny, attached):
@@ -100,7 +100,7 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     attached.viewer.debug("break emit")
     attached.viewer.goto(0)
     attached.viewer.debug("continue")
-    assert "breakpoint 1 (break emit)" in attached.viewer.said.pop()
+    assert "breakpoint 1 (break emit)" in attached.viewer.news.pop().text
 
 
 async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, attached):
@@ -113,7 +113,7 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
         attached.viewer.poll()
         time.sleep(0.02)
     attached.viewer.poll()
-    assert any("another engine" in notice for notice in attached.notices)
+    assert any("another engine" in notice.text for notice in attached.viewer.news)
     async with ScopeApp(attached.viewer).run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("e")
@@ -133,13 +133,13 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
     records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
     assert len(records) > 9
     end = time.monotonic() + 30
-    while not attached.notices and time.monotonic() < end:
+    while not attached.viewer.news and time.monotonic() < end:
         attached.viewer.poll()
         time.sleep(0.02)
     history = attached.viewer.history
     assert len(history.steps) <= 8
     assert history.steps == records[-len(history.steps) :]
-    assert "dropped the oldest" in attached.notices[0]
+    assert "dropped the oldest" in attached.viewer.news[0].text
     assert all(request.info is not None for request in history.requests.values())
     assert 0 <= attached.viewer.position < len(history.steps)
 

@@ -112,8 +112,11 @@ def test_a_cycle_of_parents_is_named_and_the_rest_is_shown(attached):
     )
     before = peak(attached._process.pid)
     assert post(attached, encode_spans(hit).SerializeToString(), PROTOBUF) == 200
-    settle(attached, lambda: attached.notices)
-    assert "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0" in attached.notices[0]
+    settle(attached, lambda: attached.viewer.news)
+    assert (
+        "left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of node 0"
+        in attached.viewer.news[0].text
+    )
     assert [record.step for record in attached.viewer.history.steps] == [0, 1]  # the third may still come, in time
     assert peak(attached._process.pid) - before < 100
 
@@ -125,7 +128,7 @@ def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_man
         assert post(attached, body, PROTOBUF) == 200
     assert post(attached, encode_spans(spans()).SerializeToString(), PROTOBUF) == 200
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
-    assert [notice.split(":")[0] for notice in attached.notices] == ["left out 1×", "left out 10×"]
+    assert [notice.text.split(":")[0] for notice in attached.viewer.news] == ["left out 1×", "left out 10×"]
 
 
 def test_spans_of_other_programs_are_noticed_once(attached):
@@ -138,8 +141,8 @@ def test_spans_of_other_programs_are_noticed_once(attached):
         assert post(attached, encode_spans([one]).SerializeToString(), PROTOBUF) == 200
     assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
-    assert len(attached.notices) < 5
-    assert "these spans come from another program (vllm\\x1b[2J)" in attached.notices[0]
+    assert len(attached.viewer.news) < 5
+    assert "these spans come from another program (vllm\\x1b[2J)" in attached.viewer.news[0].text
 
 
 def test_runs_without_end_are_bounded(attached, monkeypatch):
@@ -159,5 +162,5 @@ def test_evidence_that_is_missing_altogether_is_said(attached):
     summaries = spans(change=lambda span: {k: v for k, v in span.attributes.items() if k.startswith(keep)})
     body = encode_spans([span for span in summaries if span.name == "decode_step"]).SerializeToString()
     assert post(attached, body, PROTOBUF) == 200
-    settle(attached, lambda: attached.notices)
-    assert "export at level `trees`" in attached.notices[0]
+    settle(attached, lambda: attached.viewer.news)
+    assert "export at level `trees`" in attached.viewer.news[0].text

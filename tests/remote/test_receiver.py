@@ -37,7 +37,7 @@ from specscope.errors import UserError
 from specscope.remote.otlp import Received
 from specscope.remote.receiver import Receiver, parse
 from specscope.trace.export import SpanSink, make_exporter
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 from specscope.trace.unspan import Decoder, run_info
 from tests.remote.sdk import sdk_spans
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -479,7 +479,7 @@ def test_a_runs_records_arrive_as_they_were(records, vocabulary, protocol) -> No
     taken, decoder, back = Taken(), Decoder(), []
     with Receiver(taken) as one:
         port = one.grpc_port if protocol == "grpc" else one.http_port
-        sink = SpanSink(make_exporter(f"127.0.0.1:{port}", protocol), RUN, vocabulary, Level.TREES)
+        sink = SpanSink(make_exporter(f"127.0.0.1:{port}", protocol), RUN, vocabulary, SpanLevel.TREES)
         for record in records:
             sink(record)
         sink.close()

@@ -116,6 +116,7 @@ def parent_notes(draw, tree):
         q_rank=draw(ints(n)),
         final_entropy=draw(st.floats(0, 16)),
         final_varentropy=draw(st.floats(0, 64)),
+        final_target_p=draw(st.floats(0, 1)),
     )
 
 

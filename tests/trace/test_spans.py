@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.spans import Encoder, Level, resource_attributes
+from specscope.trace.spans import Encoder, SpanLevel, resource_attributes
 from specscope.trace.unspan import Decoder, run_info
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -76,7 +76,9 @@ def test_levels_hold_less_and_less(records, vocabulary):
         encoder = Encoder(RUN, vocabulary, level)
         return [s for record in records for s in encoder.encode(record)]
 
-    trees, steps, requests, off = (names(level) for level in (Level.TREES, Level.STEPS, Level.REQUESTS, Level.OFF))
+    trees, steps, requests, off = (
+        names(level) for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
+    )
     assert off == []
     assert {s.name for s in requests} <= {"queue", "text_completion a/model"}
     assert [s.name for s in steps] == [s.name for s in trees]

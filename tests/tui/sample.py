@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specscope.debug.answers import Answer, News
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Viewer
-from specscope.debug.views import Column, NodeView, Removed, TopToken
+from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -285,12 +286,12 @@ def forked(seed: int = 7) -> Forked:
     )
 
 
-def distribution(token: int, first: int, sharp: float, **more) -> Column:
+def distribution(token: int, first: int, sharp: float, **more) -> DistributionView:
     """A made-up distribution over the tokens from `first` on, the likeliest with probability `sharp`."""
     top = tuple(TopToken(first + at, sharp * (1 - sharp) ** at) for at in range(12))
     rank = next((at for at, one in enumerate(top, 1) if one.token == token), 40)
     prob = top[rank - 1].prob if rank <= 12 else 0.0004
-    return Column(top, 2.31 - sharp, prob, rank, **more)
+    return DistributionView(top, 2.31 - sharp, prob, rank, **more)
 
 
 def node_view(request: str = "r1", step: int = 14, node: int | None = 0, **more) -> NodeView:
@@ -318,8 +319,7 @@ class FakeEngine:
         self.stage: tuple[str, float | None] = ("", None)
         self.failure = ""
         self.obeys = True
-        self.refused: deque[str] = deque()
-        self.said: deque[str] = deque()
+        self.news: deque[News] = deque()
         self.points: tuple = ()
         self.forked = None
         self.node_view: NodeView | None = None
@@ -348,7 +348,7 @@ class FakeEngine:
 
     def debug(self, line: str) -> None:
         self.lines.append(line)
-        self.said.append(f"step 11  {line}" if line.startswith("request") else f"heard {line}")
+        self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
 
     def look(self, step: int, request: str, node: int | None) -> None:
         self.looked.append((step, request, node))
@@ -375,10 +375,6 @@ class FakeEngine:
     @property
     def error(self) -> str:
         return self.failure
-
-    @property
-    def notices(self) -> deque[str]:
-        return self.refused
 
 
 def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:

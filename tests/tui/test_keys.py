@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from specscope.debug.answers import Answer, PromptRefused
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.trace.history import History
@@ -253,7 +254,7 @@ async def test_a_prompt_that_is_refused_waits_no_more():
     viewer, engine = live(5)
     async with running(viewer) as (app, pilot):
         await pilot.press("i", *"hey", "enter")
-        engine.refused.append("the prompt has 9,000 tokens; the limit is 2,047")
+        engine.news.append(PromptRefused("the prompt has 9,000 tokens; the limit is 2,047"))
         for _ in range(50):
             await pilot.pause(0.1)
             if not app.pending.prompts:
@@ -444,7 +445,7 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
         assert engine.lines == ["rn"]
         assert (False, "heard rn") in pilot.app.talk.said
         await pilot.press("escape")
-        engine.said.append("breakpoint 1 at step 7\nmore")
+        engine.news.append(Answer("print 1", "breakpoint 1 at step 7\nmore"))
         for _ in range(50):
             await pilot.pause(0.1)
             if (False, "more") in pilot.app.talk.said:

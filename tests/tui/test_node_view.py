@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from specscope.debug.views import Column, TopToken
+from specscope.debug.answers import Answer, LookRefused
+from specscope.debug.views import DistributionView, TopToken
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
@@ -71,8 +72,8 @@ def test_what_is_not_there_says_why():
     assert "deterministic" in said
     assert "no model" in said
     assert "KL" not in said
-    outside = Column((TopToken(1, 1.0),), 0.0, 0.0, None, outside=True)
-    none = Column((TopToken(1, 1.0),), 0.0, 0.0, None)
+    outside = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None, outside=True)
+    none = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None)
     said = told(node_view_lines(node_view(draft=outside, p=none, kl=math.inf), vocabulary(), 60, 40))
     assert "outside the draft" in said
     assert "▸ 0: it cannot come" in said
@@ -147,8 +148,13 @@ async def test_a_refusal_stands_where_the_answer_would():
     engine.answers = False
     async with running(viewer) as (app, pilot):
         await pilot.press("j", "d", "enter")
-        engine.said.append("r1 is gone: its step cannot be computed again")
         place = app.screen.query_one(PlacePanel)
+        step, name, node = engine.looked[-1]
+        engine.news.append(Answer("where", "step 3  r1@2"))  # nothing that only comes meanwhile is a refusal
+        engine.news.append(LookRefused(step - 1, name, node, "another step is gone"))
+        await pilot.pause(0.4)
+        assert "asking" in text_of(place)
+        engine.news.append(LookRefused(step, name, node, "r1 is gone: its step cannot be computed again"))
         for _ in range(60):
             await pilot.pause(0.05)
             if "is gone" in text_of(place):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from specscope.debug.answers import Answer, Stopped
+from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.trace.records import Outcome
 from specscope.tui.ask import Ask
 from specscope.tui.screens.fork_view import ForkPanel, ForkScreen
@@ -64,17 +68,75 @@ async def test_the_inspector_tells_of_every_node():
             await pilot.press("down")
 
 
-async def test_what_the_debugger_says_unasked_is_a_notice_over_the_inspector():
+def hit_of(viewer, kind):
+    """A breakpoint's hit at the last step of the viewer's history."""
+    record = viewer.history.steps[-1]
+    part = next(part for part in reversed(record.requests) if len(part.tree) > 1)
+    node = len(part.tree) - 1 if kind == "reject" else None
+    return BreakpointHit(1, f"break {kind}", record.step, part.request, node)
+
+
+async def hear(pilot, condition):
+    for _ in range(40):
+        await pilot.pause(0.05)
+        if condition():
+            return
+    raise AssertionError("it was not shown")
+
+
+async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_prompt():
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
         await pilot.press("d")
-        engine.said.append("breakpoint 1 (break draft) at step 12, r1")
+        hit = hit_of(viewer, "draft")
+        stop = Stop(StopReason.BREAKPOINT, hit.step, (hit,))
+        engine.news.append(Stopped(stop, (Answer("print step", str(hit.step), stop),)))
         for _ in range(40):
             await pilot.pause(0.05)
             if notes(app):
                 break
         assert notes(app)[-1].startswith("breakpoint 1")
-        assert (False, "breakpoint 1 (break draft) at step 12, r1") in app.talk.said
+        assert app.talk.said[0] == (False, f"breakpoint 1 (break draft) at step {hit.step}, {hit.request}")
+        assert app.talk.said[1][1].startswith(f"step {hit.step}  {hit.request}@")
+        assert app.talk.said[2] == (False, str(hit.step))
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_stopped_at(opened):
+    viewer, engine = live(12, "paused")
+    async with running(viewer) as (app, pilot):
+        hit = hit_of(viewer, "reject")
+        assert app.chosen != hit.request
+        if opened:
+            await pilot.press("d")
+        engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
+        await hear(pilot, lambda: notes(app))
+        assert app.chosen == hit.request
+        if not opened:
+            await pilot.press("d")
+        await pilot.pause()
+        assert app.screen.query_one(NodesPanel).node == hit.node
+
+
+async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
+    viewer, engine = live(12, "paused")
+    async with running(viewer) as (app, pilot):
+        hit, chosen = hit_of(viewer, "reject"), app.chosen
+        await pilot.press(",", ",")
+        at = viewer.position
+        engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
+        await hear(pilot, lambda: notes(app))
+        assert (app.chosen, viewer.position) == (chosen, at)
+
+
+async def test_a_breakpoint_reached_at_the_prompt_of_a_replay_picks_its_request_and_node():
+    async with running(replay(2)) as (app, pilot):
+        await pilot.press("colon", *"break reject if request != 'r0'", "enter", "c", "enter", "escape")
+        assert app.hit is not None
+        assert app.chosen == app.hit.request != "r0"
+        await pilot.press("d")
+        await pilot.pause()
+        assert app.screen.query_one(NodesPanel).node == app.hit.node
 
 
 async def test_d_and_enter_in_the_timeline_open_the_step_under_the_cursor():

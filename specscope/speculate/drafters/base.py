@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
@@ -47,6 +48,22 @@ class Context:
 
 
 @dataclass(frozen=True)
+class DraftRow:
+    """A drafter's logits after some tokens, over the tokens that it knows."""
+
+    logits: Tensor  # [draft vocabulary]
+    vocab_size: int  # the target's
+    d2t: Tensor | None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+
+    def full(self) -> Tensor:
+        """Float32 [V], minus infinity where the drafter does not know a token."""
+        logits = self.logits.float()
+        if self.d2t is None:
+            return logits
+        return logits.new_full((self.vocab_size,), -torch.inf).index_copy_(0, self.d2t, logits)
+
+
+@dataclass(frozen=True)
 class Draft:
     """A drafted tree and, where tokens were sampled, the distributions that they were sampled from."""
 
@@ -54,9 +71,9 @@ class Draft:
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
-    # Of a drafter that is a model: its logits, float32 [V] over the target's vocabulary, where it had drafted these
-    # tokens, none for the root; None where it did not look.
-    logits: Callable[[Sequence[int]], Tensor | None] = lambda path: None
+    # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
+    # not look.
+    row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
 
 
 NO_DRAFT = Draft(DraftTree.empty())

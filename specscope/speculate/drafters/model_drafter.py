@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
@@ -38,15 +38,17 @@ class Drafting:
     state: State
     builder: TreeBuilder
     base: int  # slots before the tree's
+    cached: int  # committed tokens that the drafter's cache held when it began
+    fed: list[int] = field(default_factory=list)  # rows of each pass
     rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
     passes: list[tuple[Level, int, list[int]]] = field(default_factory=list)  # each one's first row and frontier
 
-    def logits(self, path: Sequence[int]) -> Tensor | None:
-        """Of the node behind these tokens, for whoever looks at the step."""
+    def row(self, path: Sequence[int]) -> DraftRow | None:
+        """The logits behind these tokens, for whoever looks at the step."""
         for level, first, frontier in self.passes:
             for row, node in enumerate(frontier, first):
                 if self.builder.path(node) == list(path):
-                    return level.full(slice(row, row + 1))[0]
+                    return DraftRow(level.logits[row], level.vocab_size, level.d2t)
         return None
 
 
@@ -91,6 +93,7 @@ class ModelDrafter(ABC):
         while alive:
             level = self._pass(feed, alive)
             for g in alive:
+                g.fed.append(g.rows.stop - g.rows.start if g.passes else g.base - g.cached)
                 g.passes.append((level, g.rows.start, g.builder.frontier))
             grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
@@ -116,7 +119,7 @@ class ModelDrafter(ABC):
             self.cache.reserve(state.table, length, state.computed)
         except OutOfBlocksError:
             return None
-        return Drafting(context, state, start_tree(context, plan), base)
+        return Drafting(context, state, start_tree(context, plan), base, state.computed)
 
     def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
@@ -130,7 +133,9 @@ class ModelDrafter(ABC):
 
     def _finish(self, g: Drafting) -> Draft:
         draft, g.state.fed = g.builder.finish()
-        return replace(draft, logits=g.logits)
+        assert draft.notes is not None
+        notes = replace(draft.notes, cached=g.cached, rows=np.array(g.fed, np.int32))
+        return replace(draft, notes=notes, row=g.row)
 
     @abstractmethod
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

@@ -26,18 +26,18 @@ from specscope.trace.records import Verdict
 from specscope.trace.tree import Doubles
 
 
-class Drafter:
+class DrafterRow:
     """What is left of q at a node while its children are tried."""
 
     def __init__(self, row: Tensor) -> None:
         self.row = row
 
-    def without(self, token: int) -> Drafter:
+    def without(self, token: int) -> DrafterRow:
         """The token zeroed and the rest renormalised; unchanged where nothing else has mass."""
         row = self.row.clone()
         row[token] = 0
         mass = float(row.sum())
-        return Drafter(row.div_(mass)) if mass > 0 else self
+        return DrafterRow(row.div_(mass)) if mass > 0 else self
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Chosen:
         """1 at the token, 0 elsewhere."""
         return 1.0 if token == self.token else 0.0
 
-    def reject(self, token: int, q: Drafter | None) -> tuple[Chosen, float]:
+    def reject(self, token: int, q: DrafterRow | None) -> tuple[Chosen, float]:
         """What is left, and the mass that it had before it was renormalised."""
         taken = self.prob(token) if q is None else float(q.row[self.token])
         return self, max(1.0 - taken, 0.0)
@@ -70,7 +70,7 @@ class Residual:
         """Of a token, after renormalising."""
         return float(self.row[token])
 
-    def reject(self, token: int, q: Drafter | None) -> tuple[Residual, float]:
+    def reject(self, token: int, q: DrafterRow | None) -> tuple[Residual, float]:
         """What is left, and the mass that it had before it was renormalised; all of it where that would be nothing."""
         if q is None:
             left = self.row.clone()
@@ -131,7 +131,7 @@ def _try(
 ) -> tuple[int | None, Chosen | Residual]:
     """Try siblings in draw order: the accepted one, or None with what is left of p."""
     trees = batch.trees
-    q = None if trees.drawn[children[0]] == DETERMINISTIC else Drafter(batch.q[trees.q_row[row]])
+    q = None if trees.drawn[children[0]] == DETERMINISTIC else DrafterRow(batch.q[trees.q_row[row]])
     for child in children:
         token, forced = int(trees.token[child]), trees.forced[child]
         p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])

@@ -10,19 +10,23 @@ from specscope.model.backend import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host
-from specscope.speculate.verify.inputs import step_batch
+from specscope.speculate.verify.inputs import VerifyBatch, step_batch
+from specscope.speculate.verify.parents import parent_notes
 from specscope.trace.changes import Changes
-from specscope.trace.records import Verdict
+from specscope.trace.records import ParentNotes, Verdict
 
 
 class Verifier:
     """A pure function of each step, but for the memory that it uses again."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, notes: bool = False) -> None:
         self.backend = backend
+        self.notes = notes  # whether to note what target and drafter gave at the parents that were tried
         self._memory = Memory()
 
-    def verify(self, parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None = None) -> list[Verdict]:
+    def verify(
+        self, parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None = None
+    ) -> list[tuple[Verdict, ParentNotes | None]]:
         """A verdict for each part: a request, its draft, and the target's logits [n + 1, V] at the root and each node.
 
         `changes`: what a fork forces.
@@ -30,6 +34,11 @@ class Verifier:
         if not parts:
             return []
         batch = step_batch(parts, changes, self.backend, self._memory)
+        verdicts = self._judge(batch)
+        notes = parent_notes(batch, verdicts, parts) if self.notes else [None] * len(parts)
+        return list(zip(verdicts, notes, strict=True))
+
+    def _judge(self, batch: VerifyBatch) -> list[Verdict]:
         if self.backend is Backend.TORCH:
             return host.verify(batch)
         from specscope.speculate.verify import device  # triton is imported only where it runs

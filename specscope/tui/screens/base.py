@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
+from specscope.debug.show_stop import stop_text
+from specscope.debug.stops import BreakpointHit, Stop
 from specscope.tui.look import Look
 from specscope.tui.screens.branches_view import BranchesScreen
 from specscope.tui.screens.dialogs import Questions
@@ -22,6 +25,7 @@ class Screens(Questions):
 
     settings: Settings
     ledger: Ledger
+    hit: BreakpointHit | None = None  # that stopped the run last
 
     def _look(self) -> Look:
         """What is to be shown now."""
@@ -50,6 +54,7 @@ class Screens(Questions):
     def action_step(self) -> None:
         """The nodes of the chosen request's step, one of them in full."""
         self._lay_over(StepScreen)
+        self.call_after_refresh(self._pick_hit)
 
     def action_breakpoints(self) -> None:
         """What a run stops at."""
@@ -83,19 +88,57 @@ class Screens(Questions):
         if isinstance(screen, StepScreen):
             self.call_after_refresh(screen.pick_node, node)
 
-    def _waiting(self) -> StepScreen | None:
-        """The step's screen, where it lies over the main one and waits for the engine."""
+    def _step_screen(self) -> StepScreen | None:
+        """The step's screen, where it lies over the main one."""
         screens = (screen for screen in self.screen_stack if isinstance(screen, StepScreen))
-        return next((screen for screen in screens if screen.is_mounted and screen.awaits), None)
+        return next((screen for screen in screens if screen.is_mounted), None)
 
-    def _hear(self, text: str, *, notice: bool = True) -> None:
-        """The debugger said something: where it was asked, else as a notice as well."""
-        waiting = self._waiting()
+    def _hear(self, news: News, *, notice: bool = True) -> None:
+        """Show what came from the engine or its debugger, each kind where it belongs."""
+        match news:
+            case Notice():
+                self._say(news.text)
+            case PromptRefused():
+                self.pending.refused()
+                self._say(news.why)
+            case LookRefused():
+                screen = self._step_screen()
+                if screen is None or not screen.refuse(news):
+                    self._say(news.why)
+            case LineRefused():
+                self._tell(news.why, notice)
+            case Answer():
+                self._tell(news.text, notice)
+                self._arrive(news.stop)
+            case Stopped():
+                texts = [stop_text(news.stop, self.viewer.history), *(answer.text for answer in news.answers)]
+                self._tell("\n".join(text for text in texts if text), notice)
+                if self.viewer.follow:
+                    self._arrive(news.last)
+
+    def _tell(self, text: str, notice: bool) -> None:
+        """Text of the debugger's: at its prompt where that is open, else kept there, and its first line as a notice."""
         if isinstance(self.screen, DebugPrompt):
             self.screen.hear(text)
             return
         self.talk.add(text)
-        if waiting is not None:
-            waiting.refuse(text)
-        elif text and notice:
+        if text and notice:
             self._say(text.splitlines()[0])
+
+    def _arrive(self, stop: Stop | None) -> None:
+        """Show what a breakpoint stopped at: its request, and on the step's screen its node."""
+        if stop is None or not stop.hits:
+            return
+        self.hit = stop.hits[0]
+        record = self._look().record
+        if record is not None and record.step == self.hit.step:
+            self._pick(self.hit.request)
+            self._pick_hit()
+
+    def _pick_hit(self) -> None:
+        """Pick the node that a breakpoint stopped at last, where its step is shown."""
+        screen, hit, look = self._step_screen(), self.hit, self._look()
+        if screen is None or hit is None or hit.node is None or look.record is None:
+            return
+        if (look.record.step, look.chosen) == (hit.step, hit.request):
+            screen.pick_node(hit.node)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from textual.app import App
 
+from specscope.debug.answers import News
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
@@ -40,8 +41,8 @@ class Questions(App[None]):
     def _pick(self, name: str) -> None:
         """Choose a request."""
 
-    def _hear(self, text: str, *, notice: bool = True) -> None:
-        """The debugger said something."""
+    def _hear(self, news: News, *, notice: bool = True) -> None:
+        """Show what came from the engine or its debugger."""
 
     def action_ask_step(self) -> None:
         """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
@@ -162,8 +163,8 @@ class Questions(App[None]):
         """Give the debugger a line; a live engine answers when it can."""
         self.playing = False
         self.viewer.debug(line)
-        while self.viewer.said:
-            self._hear(self.viewer.said.popleft())
+        while self.viewer.news:
+            self._hear(self.viewer.news.popleft())
         self.look()
 
     def action_ask_breakpoint(self) -> None:

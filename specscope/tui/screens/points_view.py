@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from specscope.debug.breakpoints import Point
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.events import EventKind
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
@@ -63,7 +63,7 @@ class PointsPanel(PickPanel):
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
 
-def _value(point: Point, column: str) -> float | str:
+def _value(point: BreakpointInfo, column: str) -> float | str:
     """What a breakpoint is sorted by."""
     return {"n": point.number, "hits": point.hits}.get(column, point.text)
 
@@ -122,7 +122,7 @@ class PointsScreen(Over):
         self._tell("continue")
         self.dismiss()
 
-    def _point(self) -> Point | None:
+    def _point(self) -> BreakpointInfo | None:
         """The picked breakpoint."""
         return self.query_one(PointsPanel).item
 

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
+from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
@@ -25,6 +26,8 @@ from specscope.tui.widgets.trials import place_lines
 
 REPLAYED = "distributions need a live engine: specscope debug PROMPT, or specscope run. From the record:"
 ENTER = "Enter shows the distributions here."
+
+Place = tuple[int, str | None, int | None, int]  # step, request, node (None: final token); times steps were taken back
 
 
 class NodesPanel(Panel):
@@ -80,22 +83,21 @@ class PlacePanel(Panel):
     def __init__(self, picker: NodesPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._picker = picker
-        self.asked: Hashable = None  # the place that the engine was asked about last
+        self.asked: Place | None = None  # the place that the engine was asked about last
         self.refused = ""  # why it did not answer
 
-    def place(self, look: Look) -> Hashable:
-        """The picked node's place: (step, request, node), and how often steps were taken back before."""
+    def place(self, look: Look) -> Place:
+        """The picked node's place, which is what an answer is about."""
         step = look.history.steps[look.at].step if look.at >= 0 else -1
-        return step, look.chosen, self._picker.node, look.history.rewinds
+        final = look.part is not None and self._picker.node == len(look.part[1].tree)
+        return step, look.chosen, None if final else self._picker.node, look.history.rewinds
 
     def answer(self, look: Look) -> NodeView | None:
         """The answer about the picked node, where it was asked for and has come."""
         view = look.viewer.node_view
-        if view is None or look.part is None or self.asked != self.place(look):
+        if view is None or self.asked is None or self.asked != self.place(look):
             return None
-        final = self._picker.node == len(look.part[1].tree)
-        told = (view.step, view.request, len(look.part[1].tree) if view.node is None else view.node)
-        return view if told == self.place(look)[:3] and (view.node is None) == final else None  # type: ignore[index]
+        return view if (view.step, view.request, view.node) == self.asked[:3] else None
 
     def key(self, look: Look) -> Hashable:
         """The step, the node, and what was answered."""
@@ -182,12 +184,6 @@ class StepScreen(Over):
         super().on_mount()
         self.query_one(NodesPanel).focus()
 
-    @property
-    def awaits(self) -> bool:
-        """Whether the engine was asked about the picked node and has not answered."""
-        place = self.query_one(PlacePanel)
-        return place.asked == place.place(self.last) and place.answer(self.last) is None and not place.refused
-
     def action_pick(self, way: int) -> None:
         """Another node."""
         panel = self.query_one(NodesPanel)
@@ -212,7 +208,11 @@ class StepScreen(Over):
         self.query_one("#of-step").add_class("-asked")
         self.show(self.last)
 
-    def refuse(self, text: str) -> None:
-        """Why the engine does not answer."""
-        self.query_one(PlacePanel).refused = text
+    def refuse(self, refused: LookRefused) -> bool:
+        """Show why the engine does not answer. False if it was not asked that from here."""
+        place = self.query_one(PlacePanel)
+        if place.asked is None or place.asked[:3] != (refused.step, refused.request, refused.node):
+            return False
+        place.refused = refused.why
         self.show(self.last)
+        return True

@@ -6,7 +6,7 @@ import math
 
 from rich.cells import cell_len
 
-from specscope.debug.views import Column, NodeView
+from specscope.debug.views import DistributionView, NodeView
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import plural
 from specscope.tui.text import (
@@ -47,7 +47,7 @@ def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: 
     return lines
 
 
-def _columns(view: NodeView) -> tuple[tuple[str, Ink, Column | None, str], ...]:
+def _columns(view: NodeView) -> tuple[tuple[str, Ink, DistributionView | None, str], ...]:
     """(name, ink of the bars, the distribution, why there is none)."""
     return (
         ("target, raw", "target", view.raw, ""),
@@ -79,7 +79,14 @@ def _said(view: NodeView, width: int) -> list[Line]:
 
 
 def _column(
-    name: str, ink: Ink, column: Column | None, why: str, view: NodeView, vocabulary: Vocabulary, width: int, most: int
+    name: str,
+    ink: Ink,
+    column: DistributionView | None,
+    why: str,
+    view: NodeView,
+    vocabulary: Vocabulary,
+    width: int,
+    most: int,
 ) -> list[Line]:
     """A distribution under its name: a token a line with its bar; where the view's own token stands."""
     if column is None:
@@ -107,7 +114,7 @@ def _column(
     return [*lines, []]
 
 
-def _own(column: Column, width: int) -> list[str]:
+def _own(column: DistributionView, width: int) -> list[str]:
     """The view's own token in this distribution, in words."""
     if column.outside:
         said = "outside the draft vocabulary"

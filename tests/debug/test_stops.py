@@ -1,0 +1,98 @@
+"""Why a run stopped: a reason with its facts, over an engine and over its capture alike; and the words for it."""
+
+import pytest
+
+from specscope.debug.session import Session
+from specscope.debug.show_stop import stop_text, why_text
+from specscope.debug.stops import BreakpointHit, Stop, StopReason
+from specscope.trace.history import History
+from tests.trace.samples import records
+
+
+@pytest.fixture
+def session():
+    history = History()
+    for record in records():
+        history.append(record)
+    return Session(history)
+
+
+def test_each_move_says_why_it_stopped_and_where(session):
+    last = session.history.last_step
+    assert session.next() == Stop(StopReason.STEP, 0)
+    assert session.cont() == Stop(StopReason.END, last)
+    assert session.cont() == Stop(StopReason.END, last, moved=False)
+    assert session.goto(-1) == Stop(StopReason.START, -1)
+    assert session.reverse_next() == Stop(StopReason.START, -1)
+    assert session.goto_step(last) == Stop(StopReason.STEP, last)
+    assert session.reverse_continue() == Stop(StopReason.START, 0)
+
+
+def test_a_condition_that_holds_names_the_request(session):
+    stop = session.until("accepted > 0")
+    assert (stop.reason, stop.condition) == (StopReason.UNTIL, "accepted > 0")
+    part = next(part for part in session.record.requests if part.request == stop.request)
+    assert part.verdict.accepted > 0
+
+
+def test_finish_names_the_request_that_ended(session):
+    session.next()
+    ended = next(end.info.id for record in session.history.steps[1:] for end in record.finished)
+    stop = session.finish(ended)
+    assert (stop.reason, stop.request) == (StopReason.FINISHED, ended)
+    assert ended in [end.info.id for end in session.record.finished]
+
+
+def test_a_run_is_interrupted_after_a_step(session):
+    session.interrupted = lambda: session.position == 1
+    assert session.cont() == Stop(StopReason.INTERRUPTED, 1)
+
+
+def test_a_breakpoint_goes_before_what_was_asked_for(session):
+    session.breakpoints.add("step")
+    stop = session.next()
+    assert stop.reason is StopReason.BREAKPOINT
+    assert {hit.number for hit in stop.hits} == {1}
+    assert [hit.step for hit in stop.hits] == [0] * len(stop.hits)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (Stop(StopReason.STEP, 3), ""),
+        (Stop(StopReason.PHASE, 3, phase="draft"), "draft done, of step 3"),
+        (Stop(StopReason.PHASE, 3), "nothing done, of step 3"),
+        (Stop(StopReason.UNTIL, 3, request="r1", condition="tau < 2"), "tau < 2 holds for r1"),
+        (Stop(StopReason.FINISHED, 3, request="r1"), "r1 has ended"),
+        (Stop(StopReason.END, 3), "nothing is left to run"),
+        (Stop(StopReason.END, -1, moved=False), "nothing is left to run"),
+        (
+            Stop(StopReason.END, 3, moved=False),
+            "nothing is left to run after the last step: run starts again from the first, goto start goes there",
+        ),
+        (Stop(StopReason.START, 0), "the first step: no breakpoint before"),
+        (Stop(StopReason.START, -1), ""),
+        (Stop(StopReason.INTERRUPTED, 3), "interrupted"),
+        (
+            Stop(StopReason.BREAKPOINT, 3, (BreakpointHit(1, "break reject", 3, "r1", 2),)),
+            "breakpoint 1 (break reject) at step 3, r1, node 2",
+        ),
+    ],
+)
+def test_the_words(stop, text):
+    assert why_text(stop) == text
+
+
+def test_every_reason_has_words():
+    for reason in StopReason:
+        assert isinstance(why_text(Stop(reason, 0)), str)
+
+
+def test_a_screen_tells_why_and_where_by_its_own_history(session):
+    session.breakpoints.add("step")
+    stop = session.cont()
+    why, where, *_ = stop_text(stop, session.history).splitlines()
+    assert why == why_text(stop).splitlines()[0]
+    assert len(stop.hits) > 1 or where.startswith("step 0  ")
+    unknown = Stop(StopReason.BREAKPOINT, 99, (BreakpointHit(1, "break step", 99, "r1", None),))
+    assert stop_text(unknown, session.history) == "breakpoint 1 (break step) at step 99, r1"
