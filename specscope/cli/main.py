@@ -289,6 +289,27 @@ def _write_page(figures: Report, html: str) -> None:
 
 
 @cli.command()
+@click.argument("file", metavar="CAPTURE")
+@click.option("--target", metavar="MODEL", help="The target, if not the one that the capture names.")
+@click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
+@click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
+@click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def audit(
+    file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
+) -> None:
+    """Judge the run in CAPTURE by its models.
+
+    Each recorded path is fed to plain transformers, and p compared at every node; then the drafter likewise. What
+    differs is set against what agrees, and the shortest condition that tells them apart is printed. Exits with 0
+    where all agrees, 1 where something differs, 2 where nothing can be judged.
+    """
+    from specscope.cli.audit import audit_capture
+
+    sys.exit(audit_capture(file, target, draft_model, sample, again=again, as_json=as_json))
+
+
+@cli.command()
 @click.argument("tree", metavar="TREE")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 def tree(tree: str, mask: bool) -> None:

@@ -1,0 +1,117 @@
+"""What a model must be fed to judge the steps of a request: its text once, and the drafted tokens beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specscope.analyze.findings import Reference
+from specscope.trace.history import RequestHistory
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestStep
+from specscope.trace.tree import ROOT
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A decode step that is audited. A row is what a model says after a context: of the text, or of a branch."""
+
+    part: RequestStep
+    where: Reference
+    rows: dict[int, int]  # the row below ROOT and below each node that has children or ends the accepted path
+
+    @property
+    def leaf(self) -> int:
+        """Where the accepted path ends: the final token was drawn there."""
+        path = self.part.verdict.path if self.part.verdict is not None else ()
+        return int(path[-1]) if len(path) else ROOT
+
+    def at(self, node: int | None) -> Reference:
+        """A node of it."""
+        return Reference(self.where.request, self.where.index, self.where.step, node)
+
+
+@dataclass
+class Contexts:
+    """A request's contexts. Rows 0 to L - 1 are those of its text, one a token; branches follow from L on."""
+
+    request: str
+    params: SamplingParams
+    text: list[int]  # prompt and output
+    prompt_len: int
+    steps: list[Judged] = field(default_factory=list)
+    token: list[int] = field(default_factory=list)  # of each branch row
+    parent: list[int] = field(default_factory=list)  # the row before it
+    unknown: list[Reference] = field(default_factory=list)  # steps whose context is not what they say
+
+    def context(self, row: int) -> list[int]:
+        """All tokens up to and with that row."""
+        path: list[int] = []
+        while row >= len(self.text):
+            path.append(self.token[row - len(self.text)])
+            row = self.parent[row - len(self.text)]
+        return [*self.text[: row + 1], *reversed(path)]
+
+    def output(self, row: int) -> list[int]:
+        """What penalties count as output there."""
+        return self.context(row)[self.prompt_len :]
+
+    def asked(self) -> list[int]:
+        """The rows that some step asks about, ascending."""
+        return sorted({row for step in self.steps for row in step.rows.values()})
+
+    def branches(self, most: int) -> Iterator[range]:
+        """Branch rows in pieces of `most` or a step's more; the rows of a step are never parted."""
+        start, length = len(self.text), len(self.text)
+        for step in self.steps:
+            end = max(step.rows.values(), default=0) + 1
+            if end - start > most and length > start:
+                yield range(start, length)
+                start = length
+            length = max(length, end)
+        if length > start:
+            yield range(start, length)
+
+    def add(self, part: RequestStep, where: Reference, position: int) -> None:
+        """One more step to judge; its root is the text's token at `position`."""
+        own: dict[tuple[int, int], int] = {}  # (row, token) to the row after it: of this step's branches
+        rows = {ROOT: position}
+        inner = {int(above) for above in part.tree.parent.tolist()}
+        if part.verdict is not None:
+            inner.update(part.verdict.path.tolist())
+        for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
+            if node in inner:
+                rows[node] = self._after(rows[above], token, own)
+        self.steps.append(Judged(part, where, rows))
+
+    def _after(self, row: int, token: int, own: dict[tuple[int, int], int]) -> int:
+        """The row of a token after a row: the text's own where the text goes on so."""
+        if row + 1 < len(self.text) and self.text[row + 1] == token:
+            return row + 1
+        if (row, token) not in own:
+            own[row, token] = len(self.text) + len(self.token)
+            self.token.append(token)
+            self.parent.append(row)
+        return own[row, token]
+
+
+def contexts_of(request: RequestHistory, places: Sequence[int], steps: Sequence[int]) -> Contexts | None:
+    """What it takes to judge the steps at `places` of a request; None where its prompt is not known.
+
+    `steps`: the engine's step number of each of its steps. A step whose root is not the text's last token is unknown.
+    """
+    info = request.info
+    if info is None or not len(info.prompt_tokens) or not request.steps or request.steps[0].index != 0:
+        return None
+    prompt: list[int] = info.prompt_tokens.tolist()
+    found = Contexts(request.id, info.params, [*prompt, *(t for t, _ in request.output())], len(prompt))
+    wanted, length = set(places), len(prompt)
+    for place, part in enumerate(request.steps):
+        if place in wanted and part.verdict is not None:
+            where = Reference(request.id, part.index, steps[place])
+            if length == part.position + 1:
+                found.add(part, where, part.position)
+            else:
+                found.unknown.append(where)
+        length += len(part.output())
+    return found

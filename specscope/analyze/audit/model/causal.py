@@ -1,0 +1,148 @@
+"""Plain transformers over a request's contexts: its text as one causal pass, then the branches beside it.
+
+No paging, no tree kernels, nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. The
+text is fed in pieces, in order. A branch row sees the text up to where it leaves it, its own ancestors and itself, by a
+mask; the cache is cropped after each piece. `alone` runs a context by itself, which the rest is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.options import Source
+from specscope.errors import UserError, first_line
+
+PIECE = 256  # rows of a pass
+
+Rows = tuple[list[int], Tensor]  # row numbers, and the logits there, float32 [rows, V]
+
+
+class Causal:
+    """A causal language model as transformers runs it."""
+
+    def __init__(self, source: Source, dtype: str, device: str) -> None:
+        """Loads it. Raises UserError."""
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            self.model: Any = AutoModelForCausalLM.from_pretrained(
+                source.path, dtype=getattr(torch, dtype), attn_implementation="sdpa", **source.arguments
+            )
+        except Exception as error:
+            raise UserError(f"cannot load {source.name}: {first_line(error)}") from error
+        self.model = self.model.to(device).eval().requires_grad_(False)
+        self.name = source.name
+        self.config = self.model.config.get_text_config()
+
+    @property
+    def vocab(self) -> int:
+        """Tokens that it knows."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def device(self) -> Any:  # noqa: ANN401
+        """Where it runs."""
+        return self.model.device
+
+    def exact(self) -> None:
+        """Go on in float32: the weights are as they were loaded, and sums are not rounded any more."""
+        self.model = self.model.float()
+
+    @torch.inference_mode()
+    def alone(self, tokens: Sequence[int], layers: Sequence[int | str] = ()) -> tuple[Tensor, Tensor | None]:
+        """One sequence by itself, without a cache or a mask: logits [L, V] and the features of `layers` [L, F]."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        out = self.model(input_ids=ids, use_cache=False, output_hidden_states=bool(layers))
+        return out.logits[0].float(), self._features(out, layers) if layers else None
+
+    @torch.inference_mode()
+    def rows(self, contexts: Contexts, layers: Sequence[int | str] = ()) -> Iterator[tuple[Rows, Tensor | None]]:
+        """The logits of all rows that are asked for, a piece at a time; features of each piece of the text with them.
+
+        Of the text only what the last judged step needs is fed.
+        """
+        from transformers import DynamicCache
+
+        asked = contexts.asked()
+        text = contexts.text[: max((r for r in asked if r < len(contexts.text)), default=-1) + 1]
+        text = contexts.text if contexts.token else text
+        cache = DynamicCache()
+        for start in range(0, len(text), PIECE):
+            end = min(start + PIECE, len(text))
+            here = [row for row in asked if start <= row < end]
+            out = self._pass(text[start:end], [r - start for r in here], layers, past_key_values=cache, use_cache=True)
+            yield (here, out[0]), out[1]
+        for rows in contexts.branches(PIECE):
+            here = [row for row in asked if row in rows]
+            tokens = [contexts.token[row - len(contexts.text)] for row in rows]
+            out = self._pass(
+                tokens,
+                [row - rows.start for row in here],
+                (),
+                past_key_values=cache,
+                use_cache=True,
+                **self._branch_mask(contexts, rows),
+            )
+            cache.crop(-len(rows))
+            yield (here, out[0]), None
+
+    def _pass(
+        self,
+        tokens: Sequence[int],
+        keep: list[int],
+        layers: Sequence[int | str],
+        **arguments: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, Tensor | None]:
+        ids = torch.tensor([list(tokens)], device=self.device)
+        wanted = torch.tensor(keep, dtype=torch.long, device=self.device)
+        out = self.model(input_ids=ids, logits_to_keep=wanted, output_hidden_states=bool(layers), **arguments)
+        logits = out.logits[0] if out.logits.shape[1] == len(keep) else out.logits[0][wanted]
+        return logits.float(), self._features(out, layers) if layers else None
+
+    def _features(self, out: Any, layers: Sequence[int | str]) -> Tensor:  # noqa: ANN401
+        """Layer j: what enters it. `final`: what enters the head, after the last norm."""
+        states = out.hidden_states
+        return torch.cat([states[-1 if layer == "final" else int(layer)][0] for layer in layers], dim=-1).float()
+
+    def _branch_mask(self, contexts: Contexts, rows: range) -> dict[str, Any]:
+        """Mask and positions of branch rows behind the text, as transformers takes them."""
+        length = len(contexts.text)
+        positions = torch.zeros(length + len(rows), dtype=torch.long)
+        positions[:length] = torch.arange(length)
+        seen = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
+        for at, row in enumerate(rows):
+            above = contexts.parent[row - length]
+            if above >= length:
+                seen[at] = seen[above - rows.start]
+                positions[length + at] = positions[length + above - rows.start] + 1
+            else:
+                seen[at, : above + 1] = True
+                positions[length + at] = above + 1
+            seen[at, length + at] = True
+        own = positions[length:]
+        return {
+            "attention_mask": self._masks(seen, own[:, None] - positions[None]),
+            "position_ids": own[None].to(self.device),
+        }
+
+    def _masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401
+        """[1, 1, rows, keys], added to the scores; one for each kind of layer where the model has several."""
+        window = getattr(self.config, "sliding_window", None)
+        kinds = set(getattr(self.config, "layer_types", None) or ())
+        full = self._added(seen)
+        if window is None or getattr(self.config, "use_sliding_window", True) is False or int(distance.max()) < window:
+            return full
+        near = self._added(seen & (distance < window))
+        return {"full_attention": full, "sliding_attention": near} if len(kinds) > 1 else near
+
+    def _added(self, seen: Tensor) -> Tensor:
+        dtype = self.model.dtype
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+        return mask[None, None].to(self.device)

@@ -1,0 +1,208 @@
+"""An EAGLE head in plain torch, from its published checkpoint: what it says along a text's true features.
+
+Written apart from the engine's head, from the published convention: pairs of the target's feature at t and the token
+at t + 1 give the token at t + 2. In a tree below the root a node's feature is what the head made at its parent. Dense
+attention over the whole text; no paging, no fused parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.model.judge import Ask
+from specscope.analyze.audit.options import Source
+from specscope.errors import UserError, first_line
+from specscope.trace.tree import ROOT
+
+STEPS = 64  # steps whose trees are run together
+
+
+class Head:
+    """A head's weights, and one decoder layer over them."""
+
+    def __init__(self, source: Source, target: Any) -> None:  # noqa: ANN401
+        """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses. Raises UserError."""
+        folder = Path(source.path)
+        try:
+            self.weights = _read(folder)
+            self.config = _config(folder)
+            self._set_up(target)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"cannot load the head {source.name}: {first_line(error)}") from error
+
+    def _set_up(self, target: Any) -> None:  # noqa: ANN401
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        self.three = "midlayer.hidden_norm.weight" in self.weights
+        own = self.weights.get("embed_tokens.weight")
+        self.embedding = target.get_input_embeddings().weight if own is None else own
+        self.output = self.weights["lm_head.weight"] if self.three else target.get_output_embeddings().weight
+        self.vocab = int(target.get_output_embeddings().weight.shape[0])
+        drafted = torch.arange(len(self.output))
+        self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
+        config = LlamaConfig.from_dict({**self.config, "num_hidden_layers": 1})
+        self.heads = int(config.num_attention_heads)
+        self.eps = float(config.rms_norm_eps)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.act = functional.silu
+        self.layers = (
+            _layers(self.config, int(target.config.get_text_config().num_hidden_layers)) if self.three else ("final",)
+        )
+
+    def to(self, dtype: torch.dtype) -> Head:
+        """In another dtype."""
+        self.weights = {n: x.to(dtype) if x.is_floating_point() else x for n, x in self.weights.items()}
+        self.embedding, self.output = self.embedding.to(dtype), self.output.to(dtype)
+        return self
+
+    def combine(self, features: Tensor) -> Tensor:
+        """Features [..., F] as hidden states [..., width]."""
+        return self._linear("fc", features) if self.three else features
+
+    def prepare(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(the residual stream, what attention projects) of tokens [N] and hidden states [N, width]."""
+        embedding = self.embedding[tokens]
+        if not self.three:
+            joined = self._linear("fc", torch.cat([embedding, hidden], dim=-1))
+            return joined, joined
+        normed = self._norm("midlayer.hidden_norm", hidden)
+        both = torch.cat([self._norm("midlayer.input_layernorm", embedding), normed], dim=-1)
+        return (normed if self.config.get("norm_before_residual") else hidden), both
+
+    def keys(self, projected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values, [N, KV heads, size] each."""
+        key, value = self._split("k", projected), self._split("v", projected)
+        return self._turn(key, positions), value
+
+    def layer(
+        self, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """The decoder layer: hidden states [N, width]. seen [N, K]: which of the K keys a row sees."""
+        query = self._turn(self._split("q", projected), positions)
+        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in kv)
+        scores = torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
+        mixed = torch.einsum("hnk,khd->nhd", weights, value).flatten(1)
+        x = residual + self._linear("midlayer.self_attn.o_proj", mixed)
+        y = self._norm("midlayer.post_attention_layernorm", x)
+        gate, up = (self._linear(f"midlayer.mlp.{part}_proj", y) for part in ("gate", "up"))
+        return x + self._linear("midlayer.mlp.down_proj", self.act(gate) * up)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the target's whole vocabulary, float32 [N, V]: least where the head does not know a token."""
+        rows = functional.linear(self._norm("norm", hidden) if self.three else hidden, self.output).float()
+        return rows.new_full((len(rows), self.vocab), -torch.inf).index_copy_(1, self.tokens, rows)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weights[name + ".weight"] * normed.to(x.dtype)
+
+    def _split(self, part: str, projected: Tensor) -> Tensor:
+        size = self.weights["midlayer.self_attn.q_proj.weight"].shape[0] // self.heads
+        return self._linear(f"midlayer.self_attn.{part}_proj", projected).unflatten(-1, (-1, size))
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = (y[0][:, None] for y in self.rotary(x, positions[None]))
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+    @torch.inference_mode()
+    def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
+        """The logits at the parents that are asked for. features [L, F]: the target's, along the text."""
+        text = torch.tensor(contexts.text[: len(features) + 1])
+        pairs = min(len(features), len(text) - 1)
+        slots = torch.arange(pairs)
+        residual, projected = self.prepare(text[1 : pairs + 1], self.combine(features[:pairs].to(self.embedding.dtype)))
+        kv = self.keys(projected, slots)
+        out = torch.cat(
+            [
+                self.layer(residual[s], projected[s], slots[s], slots[None] <= slots[s][:, None], kv)
+                for s in (slice(at, at + 512) for at in range(0, pairs, 512))
+            ]
+        )
+        by_step: dict[int, list[Ask]] = {}
+        for ask in asked:
+            if ask[0].rows[ROOT] >= 1:
+                by_step.setdefault(id(ask[0]), []).append(ask)
+        groups = list(by_step.values())
+        for at in range(0, len(groups), STEPS):
+            yield from self._trees([ask for group in groups[at : at + STEPS] for ask in group], out, kv)
+
+    def _trees(
+        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Iterator[tuple[list[Ask], Tensor]]:
+        """Of some steps, level by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
+        roots = [ask for ask in asked if ask[1] == ROOT]
+        hidden = out[[_slot(step) for step, _ in roots]]
+        yield roots, self.logits(hidden)
+        place = {(id(step), ROOT): at for at, (step, _) in enumerate(roots)}
+        before, grown = len(kv[0]), list[Ask]()
+        depth = 1
+        while level := [(step, node) for step, node in asked if node != ROOT and step.part.tree.depth[node] == depth]:
+            above = [place[id(step), int(step.part.tree.parent[node])] for step, node in level]
+            tokens = torch.tensor([int(step.part.tree.token[node]) for step, node in level])
+            positions = torch.tensor([_slot(step) + depth for step, _ in level])
+            residual, projected = self.prepare(tokens, hidden[above])
+            kv = tuple(torch.cat([x, y]) for x, y in zip(kv, self.keys(projected, positions), strict=True))  # type: ignore[assignment]
+            grown += level
+            hidden = self.layer(residual, projected, positions, _seen(level, grown, before), kv)
+            yield level, self.logits(hidden)
+            place = {(id(step), node): at for at, (step, node) in enumerate(level)}
+            depth += 1
+
+
+def _slot(step: Judged) -> int:
+    """Of the pair whose token is the step's root."""
+    return step.rows[ROOT] - 1
+
+
+def _seen(level: Sequence[Ask], grown: Sequence[Ask], before: int) -> Tensor:
+    """bool [rows of the level, keys]."""
+    keys = {(id(step), node): before + at for at, (step, node) in enumerate(grown)}
+    seen = torch.zeros(len(level), before + len(grown), dtype=torch.bool)
+    for row, (step, node) in enumerate(level):
+        seen[row, : _slot(step) + 1] = True
+        seen[row, [keys[id(step), one] for one in step.part.tree.path_to(node)]] = True
+    return seen
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """Its tensors by the authors' names, float32."""
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    raw = load_file(path) if path.is_file() else torch.load(folder / "pytorch_model.bin", "cpu", weights_only=True)
+    found = {}
+    for name, tensor in raw.items():
+        name = name.removeprefix("model.")
+        name = "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+        found[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return found
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    flat = {**raw, **(raw.get("transformer_layer_config") or {})}
+    return {name: value for name, value in flat.items() if name not in ("architectures", "torch_dtype", "dtype")}
+
+
+def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """Which of the target's layers feed it: vLLM's ids, SGLang's (which count what leaves a layer), or the authors'."""
+    if ids := config.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(ids)
+    if ids := (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(one + 1 for one in ids)
+    return 2, layers // 2, layers - 3

@@ -1,0 +1,232 @@
+"""What a model says at the rows of a request's contexts, held against what the capture says it said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.model.rules import Rules
+from specscope.analyze.audit.tally import Tally, conditional, span, within
+from specscope.trace.records import FinalKind, ParentNotes
+from specscope.trace.tree import Drawn
+
+Ask = tuple[Judged, int]  # a step, and the parent whose children's probabilities are asked for
+
+
+class _Judge:
+    """Of one request. `slack`: how far rounding may move a logit against the others."""
+
+    def __init__(self, contexts: Contexts, slack: float) -> None:
+        self.contexts = contexts
+        self.params = contexts.params
+        self.rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
+        self.raw_slack = slack
+        penalty = self.params.repetition_penalty
+        self.slack = slack * max(penalty, 1 / penalty)
+        self.sampled_slack = self.slack if self.params.greedy else self.slack / self.params.temperature
+
+    def shaped(self, rows: Sequence[int], logits: Tensor) -> Tensor:
+        """After logit bias and penalties along each row's own context."""
+        penalised = self.params.penalised
+        return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if penalised else ())
+
+    def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> tuple[float, float]:
+        """What p of a token may have been, by rounding; of a row [V]. Borders are looked at where that decides."""
+        allowed = span(float(p[token]), self.sampled_slack)
+        if within(recorded, allowed) or not self.rules.truncates:
+            return allowed
+        low, high = self.rules.bounds(shaped, self.slack)
+        ends = [span(float(x[token]), self.sampled_slack) for x in (low, high)]
+        return ends[0][0], ends[1][1]
+
+
+class TargetJudge(_Judge):
+    """The target's part."""
+
+    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally]) -> None:
+        super().__init__(contexts, slack)
+        self.tallies = tallies
+        self.asks: dict[int, list[Ask]] = defaultdict(list)
+        for step in contexts.steps:
+            for parent, row in step.rows.items():
+                self.asks[row].append((step, parent))
+
+    def take(self, rows: Sequence[int], logits: Tensor) -> None:
+        """Compare all that is asked at these rows; logits float32 [rows, V]."""
+        shaped = self.shaped(rows, logits)
+        raw = logits.softmax(-1) if any(s.part.parents is not None for row in rows for s, _ in self.asks[row]) else None
+        p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
+        for at, row in enumerate(rows):
+            for step, parent in self.asks[row]:
+                if p is None:
+                    self._greedy(step, parent, shaped[at])
+                else:
+                    self._sampled(step, parent, shaped[at], p[at])
+                if raw is not None and step.part.parents is not None:
+                    self._raw(step, parent, raw[at], step.part.parents)
+
+    def _greedy(self, step: Judged, parent: int, shaped: Tensor) -> None:
+        verdict, tree = step.part.verdict, step.part.tree
+        assert verdict is not None
+        best = shaped.topk(2)
+        choice, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
+        for child in tree.children(parent):
+            token, recorded = int(tree.token[child]), float(verdict.p[child])
+            self._choice("target p", step, child, token, choice, gap, recorded, shaped)
+        if parent == step.leaf and len(tree) not in verdict.forced:
+            self._choice("final token", step, None, verdict.token, choice, gap, 1.0, shaped)
+
+    def _choice(
+        self,
+        name: str,
+        step: Judged,
+        node: int | None,
+        token: int,
+        choice: int,
+        gap: float,
+        recorded: float,
+        row: Tensor,
+    ) -> None:
+        """A greedy target: p is 1 at its choice and 0 elsewhere. A near tie may go either way."""
+        judged = float(token == choice)
+        differs = recorded != judged
+        behind = gap if token == choice else float(row[choice] - row[token])
+        tally = self.tallies[name]
+        if differs and behind <= self.slack:
+            tally.excused += 1
+            return
+        text = f"token {token} has p {recorded:g}, not {judged:g}: the model chooses {choice}, by {behind:.3g}"
+        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text if differs else "")
+
+    def _sampled(self, step: Judged, parent: int, shaped: Tensor, p: Tensor) -> None:
+        verdict, tree = step.part.verdict, step.part.tree
+        assert verdict is not None
+        children, taken = tree.children(parent), []
+        for child in children:
+            token, recorded = int(tree.token[child]), float(verdict.p[child])
+            allowed = self.bounds(shaped, p, token, recorded)
+            taken.append(allowed)
+            self._p("target p", step, child, recorded, float(p[token]), allowed)
+        known = verdict.kind is not FinalKind.RECOVERED or all(tree.drawn[c] == Drawn.DETERMINISTIC for c in children)
+        if parent == step.leaf and known and len(tree) not in verdict.forced:
+            self._final(step, shaped, p, [(tree.token[c], a) for c, a in zip(children, taken, strict=True)])
+
+    def _final(self, step: Judged, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]) -> None:
+        """The final token's p, in what its rejected siblings left; of sampled siblings that takes their whole q."""
+        verdict = step.part.verdict
+        assert verdict is not None
+        token, recorded = verdict.token, verdict.final_p
+        rejected = dict(taken) if verdict.kind is FinalKind.RECOVERED else {}
+        left = 1 - sum(float(p[t]) for t in rejected)
+        allowed = self.bounds(shaped, p, token, recorded)
+        judged = float(p[token]) / left if left > 0 else 0.0
+        self._p("final p", step, None, recorded, judged, conditional(allowed, list(rejected.values())))
+
+    def _p(
+        self, name: str, step: Judged, node: int | None, recorded: float, judged: float, allowed: tuple[float, float]
+    ) -> None:
+        differs = not within(recorded, allowed)
+        text = f"p {recorded:.4g}, the model says {judged:.4g}"
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+
+    def _raw(self, step: Judged, parent: int, raw: Tensor, notes: ParentNotes) -> None:
+        """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
+        place = np.flatnonzero(notes.node == parent)
+        children = step.part.tree.children(parent)
+        if not len(place) or not children:
+            return
+        for child in children:
+            judged = float(raw[int(step.part.tree.token[child])])
+            self._p("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
+        at = int(place[0])
+        for token, recorded in zip(notes.top[at].tolist(), notes.top_p[at].tolist(), strict=True):
+            judged = float(raw[token])
+            if not within(recorded, span(judged, self.raw_slack)):
+                break
+        self._p("target top tokens", step, children[0], recorded, judged, span(judged, self.raw_slack))
+
+
+class DrafterJudge(_Judge):
+    """The drafter's part, where it is a model: its tokens, and how likely it held them."""
+
+    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally]) -> None:
+        super().__init__(contexts, slack)
+        self.tallies = tallies
+
+    def asks(self) -> dict[int, list[Ask]]:
+        """By row, the parents whose children are asked for."""
+        found: dict[int, list[Ask]] = defaultdict(list)
+        for step in self.contexts.steps:
+            for parent, row in step.rows.items():
+                if step.part.tree.children(parent):
+                    found[row].append((step, parent))
+        return found
+
+    def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
+        """Compare the children of these parents; logits float32 [parents, V], of the whole vocabulary."""
+        if not asked:
+            return
+        shaped = self.shaped([step.rows[parent] for step, parent in asked], logits)
+        sampled = [
+            step.part.tree.drawn[step.part.tree.children(parent)[0]] != Drawn.DETERMINISTIC for step, parent in asked
+        ]
+        q = self.rules.scores(shaped).softmax(-1) if any(sampled) else None
+        thought = shaped.softmax(-1)
+        for at, (step, parent) in enumerate(asked):
+            if sampled[at] and q is not None:
+                self._drawn(step, parent, shaped[at], q[at])
+            else:
+                self._likeliest(step, parent, shaped[at], thought[at])
+            self._top(step, parent, logits[at])
+
+    def _drawn(self, step: Judged, parent: int, shaped: Tensor, q: Tensor) -> None:
+        """Siblings drawn from q. What is recorded is q before any of them was taken out."""
+        tree = step.part.tree
+        for child in tree.children(parent):
+            token, recorded = int(tree.token[child]), float(tree.q[child])
+            self._add("drafter p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
+
+    def _likeliest(self, step: Judged, parent: int, shaped: Tensor, thought: Tensor) -> None:
+        """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
+        tree, notes = step.part.tree, step.part.notes
+        children = tree.children(parent)
+        best = shaped.topk(min(len(children), len(shaped)))
+        tokens, values = best.indices.tolist(), best.values.tolist()
+        for rank, child in enumerate(children):
+            token = int(tree.token[child])
+            if notes is not None:
+                judged = float(thought[token])
+                self._add("drafter p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
+            differs = rank >= len(tokens) or abs(float(shaped[token]) - values[rank]) > self.slack
+            text = f"token {token}, but choice {rank + 1} of the drafter is {tokens[rank]}" if differs else ""
+            self.tallies["drafter tokens"].add(
+                step.at(child),
+                differs=differs,
+                recorded=float(token),
+                judged=float(tokens[min(rank, len(tokens) - 1)]),
+                text=text,
+            )
+
+    def _top(self, step: Judged, parent: int, logits: Tensor) -> None:
+        notes = step.part.parents
+        place = np.flatnonzero(notes.node == parent) if notes is not None else ()
+        if notes is None or not len(place) or not notes.draft_top.shape[1]:
+            return
+        at, raw = int(place[0]), logits.softmax(-1)
+        for token, recorded in zip(notes.draft_top[at].tolist(), notes.draft_top_p[at].tolist(), strict=True):
+            judged = float(raw[token])
+            if not within(recorded, span(judged, self.raw_slack)):
+                break
+        child = step.part.tree.children(parent)[0]
+        self._add("drafter top tokens", step, child, recorded, judged, span(judged, self.raw_slack))
+
+    def _add(
+        self, name: str, step: Judged, node: int, recorded: float, judged: float, allowed: tuple[float, float]
+    ) -> None:
+        differs = not within(recorded, allowed)
+        text = f"{recorded:.4g}, the drafter run afresh says {judged:.4g}"
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)

@@ -1,0 +1,103 @@
+"""A request's sampling rules a second time, by transformers' own processors: independent of what the engine runs.
+
+The order is that of the captures: logit bias, penalties, temperature, min-p, top-k, top-p.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specscope.trace.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What shapes a request's logits."""
+
+    params: SamplingParams
+    prompt: Sequence[int]
+
+    def shaped(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [R, V] after logit bias and penalties; `outputs`: what each row's penalties count as output."""
+        params, rows = self.params, logits.float()
+        if params.logit_bias:
+            bias = {(token,): value for token, value in params.logit_bias.items() if token < rows.shape[1]}
+            rows = (
+                SequenceBiasLogitsProcessor(bias)(torch.zeros(len(rows), 1, dtype=torch.long), rows) if bias else rows
+            )
+        if params.penalised:
+            rows = torch.cat([self._penalised(row[None], output) for row, output in zip(rows, outputs, strict=True)])
+        return rows
+
+    def _penalised(self, row: Tensor, output: Sequence[int]) -> Tensor:
+        params = self.params
+        if params.repetition_penalty != 1:
+            seen = torch.tensor([[*self.prompt, *output]], device=row.device)
+            row = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, row)
+        if params.frequency_penalty or params.presence_penalty:  # transformers has neither
+            row = row.clone()
+            for token, times in Counter(output).items():
+                row[0, token] -= params.frequency_penalty * times + params.presence_penalty
+        return row
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are left out: then which ones may hang on rounding."""
+        params = self.params
+        return not params.greedy and (params.min_p > 0 or params.top_k > 0 or params.top_p < 1)
+
+    def scores(self, shaped: Tensor) -> Tensor:
+        """Shaped logits [R, V] over the temperature, the largest 0; minus infinity where a rule leaves a token out."""
+        rows = shaped - shaped.amax(-1, keepdim=True)
+        rows = TemperatureLogitsWarper(float(self.params.temperature))(None, rows)
+        return _truncated(rows, self.params)
+
+    def bounds(self, shaped: Tensor, slack: float) -> tuple[Tensor, Tensor]:
+        """The least and the largest p [V] of each token of one row [V] when logits may be off by `slack`.
+
+        Rounding decides for tokens at the border of top-k, top-p and min-p whether they are in; then all others move.
+        """
+        params, off = self.params, slack / self.params.temperature
+        row = (shaped - shaped.max()) / params.temperature
+        share = min(off / 4, 0.5)  # what p can be off by
+        loose = replace(
+            params,
+            top_p=min(1.0, params.top_p + share) if params.top_p < 1 else 1.0,
+            min_p=params.min_p / (1 + share),
+        )
+        tight = replace(
+            params,
+            top_p=max(1e-9, params.top_p - share) if params.top_p < 1 else 1.0,
+            min_p=min(params.min_p * (1 + share), 0.999999),
+        )
+        low, high = torch.ones_like(row), torch.zeros_like(row)
+        for rules, border in ((loose, -off), (params, 0.0), (tight, off)):
+            kept = _truncated(row[None], rules)[0]
+            last = kept[kept > -torch.inf].min() + border
+            inside = (row >= last) | (row == row.max())
+            p = torch.where(inside, row, -torch.inf).softmax(-1)
+            low, high = torch.minimum(low, p), torch.maximum(high, p)
+        return low, high
+
+
+def _truncated(rows: Tensor, params: SamplingParams) -> Tensor:
+    if params.min_p > 0:
+        rows = MinPLogitsWarper(params.min_p)(None, rows)
+    if 0 < params.top_k < rows.shape[-1]:
+        rows = TopKLogitsWarper(params.top_k)(None, rows)
+    if params.top_p < 1:
+        rows = TopPLogitsWarper(params.top_p)(None, rows)
+    return rows

@@ -1,0 +1,160 @@
+"""An audit's passes: load, find out how far rounding goes, then judge request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
+from specscope.analyze.audit.options import Source
+from specscope.analyze.audit.tally import Tally
+from specscope.trace.records import ROUNDING
+
+REQUESTS, TOKENS, STEPS = 4, 128, 16  # that rounding is measured on: so many, and so much of each
+WIDEST = 8  # tokens of a row that are compared
+SAFETY = 4.0  # the largest deviation seen, times this, is still rounding
+LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
+
+Step = Callable[[int], None]  # so many more steps are judged
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an EAGLE head is judged over: the target's features along each request's text."""
+
+    head: Head
+    features: list[Tensor]  # of each plan
+    short: list[Contexts]  # what rounding is measured on, with features in the capture's dtype
+    rounded: list[Tensor | None]
+
+
+def judge_target(
+    source: Source,
+    dtype: str,
+    device: str,
+    plans: Sequence[Contexts],
+    tallies: dict[str, Tally],
+    done: Step,
+    head: Source | None = None,
+) -> tuple[float, Features | None]:
+    """Judge the target at every plan's rows: how far rounding goes, and what an EAGLE head is judged over."""
+    causal = Causal(source, dtype, device)
+    below = None if head is None else Head(head, causal.model)
+    layers = () if below is None else below.layers
+    short = [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
+    rounded = [causal.alone(one.text, layers)[1] for one in short] if layers else []
+    slack = calibrate(causal, dtype, short)
+    features = []
+    for contexts in plans:
+        judge, found = TargetJudge(contexts, slack, tallies), []
+        for (rows, logits), piece in causal.rows(contexts, layers):
+            if rows:
+                judge.take(rows, logits.cpu())
+            if piece is not None:
+                found.append(piece.cpu())
+        features.append(torch.cat(found) if found else torch.zeros(0))
+        done(len(contexts.steps))
+    return slack, None if below is None else Features(below, features, short, rounded)
+
+
+def judge_draft_model(
+    source: Source, dtype: str, device: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step
+) -> float:
+    """Judge a drafter that is a causal LM; returns how far rounding goes."""
+    causal = Causal(source, dtype, device)
+    slack = calibrate(causal, dtype, [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]])
+    for contexts in plans:
+        judge = DrafterJudge(contexts, slack, tallies)
+        asks = judge.asks()
+        for (rows, logits), _ in causal.rows(contexts):
+            asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
+            if asked:
+                judge.take([ask for _, ask in asked], logits[[at for at, _ in asked]].cpu())
+        done(len(contexts.steps))
+    return slack
+
+
+def judge_head(over: Features, dtype: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step) -> float:
+    """Judge an EAGLE head over the target's true features; returns how far rounding goes."""
+    slack = calibrate_head(over, dtype, plans)
+    for contexts, along in zip(plans, over.features, strict=True):
+        judge = DrafterJudge(contexts, slack, tallies)
+        asked = [ask for asks in judge.asks().values() for ask in asks]
+        for some, logits in over.head.rows(contexts, along, asked):
+            judge.take(some, logits)
+        done(len(contexts.steps))
+    return slack
+
+
+def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
+    """How far rounding moves a token's log probability. Afterwards the model runs in float32.
+
+    Some contexts are run twice: each by itself in the capture's dtype, and packed in float32 as the audit runs them.
+    """
+    alone = [_alone(causal, one) for one in short]
+    causal.exact()
+    largest = 0.0
+    for contexts, known in zip(short, alone, strict=True):
+        for (rows, logits), _ in causal.rows(contexts):
+            for row, found in zip(rows, logits.log_softmax(-1), strict=True):
+                tokens, values = known[row]
+                largest = max(largest, float((found[tokens] - values).abs().max()))
+    return _slack(dtype, largest)
+
+
+def calibrate_head(over: Features, dtype: str, plans: Sequence[Contexts]) -> float:
+    """The same of a head: in the capture's dtype over features of that dtype, and in float32 over those judged by."""
+    whole = {contexts.request: along for contexts, along in zip(plans, over.features, strict=True)}
+    low = over.head.to(getattr(torch, dtype))
+    known = [_head_rows(low, one, along) for one, along in zip(over.short, over.rounded, strict=True)]
+    exact = over.head.to(torch.float32)
+    largest = 0.0
+    for contexts, rows in zip(over.short, known, strict=True):
+        found = _head_rows(exact, contexts, whole[contexts.request])
+        for key, logits in rows.items():
+            best = logits.topk(min(WIDEST, int((logits > -torch.inf).sum())))
+            largest = max(largest, float((found[key][best.indices] - best.values).abs().max()))
+    return _slack(dtype, largest)
+
+
+def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[tuple[int, int], Tensor]:
+    assert features is not None
+    asked = [ask for asks in DrafterJudge(contexts, 0.0, {}).asks().values() for ask in asks]
+    return {
+        (step.part.index, node): row
+        for some, logits in head.rows(contexts, features[: len(contexts.text)], asked)
+        for (step, node), row in zip(some, logits.log_softmax(-1), strict=True)
+    }
+
+
+def _slack(dtype: str, largest: float) -> float:
+    return max(4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN]), SAFETY * largest)
+
+
+def _beginning(contexts: Contexts) -> Contexts:
+    """The first steps of a request, and as much of its text as they see."""
+    steps = [step for step in contexts.steps if step.part.position + 1 < TOKENS][:STEPS] or contexts.steps[:1]
+    last = max((step.part.position + 1 for step in steps), default=0)
+    short = Contexts(contexts.request, contexts.params, contexts.text[:last], min(contexts.prompt_len, last))
+    for step in steps:
+        short.add(step.part, step.where, step.part.position)
+    return short
+
+
+def _alone(causal: Causal, contexts: Contexts) -> dict[int, tuple[Tensor, Tensor]]:
+    """For each row that is asked for its likeliest tokens and their log probabilities, of a run by itself."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    if not contexts.text:
+        return found
+    text = causal.alone(contexts.text)[0].log_softmax(-1)
+    for row in contexts.asked():
+        logits = text[row] if row < len(contexts.text) else causal.alone(contexts.context(row))[0][-1].log_softmax(-1)
+        best = logits.topk(min(WIDEST, len(logits)))
+        found[row] = best.indices, best.values
+    return found

@@ -1,0 +1,29 @@
+"""What an audit is told: which models judge, how many steps, and what else the capture does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Progress = Callable[[str, int, int], None]  # what is done now; steps done, of how many
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model lies, as from_pretrained takes it; an EAGLE head's folder."""
+
+    path: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to audit."""
+
+    target: Source
+    draft: Source | None = None  # None: the drafter is no model, or its model is not at hand
+    sample: int | None = None  # judge so many steps, evenly spread; None: all
+    device: str = "cpu"
+    why_no_draft: str = ""  # why `draft` is missing where the drafter is a model

@@ -1,0 +1,307 @@
+"""The shortest condition that tells items that differ from those that agree, over everything that is known of them.
+
+A small search over rules: single tests first (a fact against one of its values), then up to two more tests, each
+joined by `and` or `or`. A rule is scored by the correlation of "it holds" with "differs" (phi), less a price for each
+further test. A rule that chance could have found, with so many to choose from, is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.wording import plural
+
+Facts = Mapping[str, Sequence[Any] | NDArray[Any]]  # by name, a value for each item: numbers, strings or booleans
+Bools = NDArray[np.bool_]
+
+LONGEST = 3  # tests in a condition
+PRICE = 0.03  # what a further test must add to the correlation
+WEAKEST = 0.1  # a correlation below this explains nothing, however certain it is
+CERTAIN = 0.01  # the chance that noise gives any condition at all
+BEAM = 12  # rules of one length that are made longer
+SEARCHED = 20_000  # items that the search looks at; the figures are of all
+OPERATORS = (">=", "<=", "==", "!=")  # the first of those that do equally well is taken
+
+
+@dataclass(frozen=True)
+class Test:
+    """A fact against a value."""
+
+    fact: str
+    operator: str
+    value: Any
+
+    def holds(self, facts: Facts) -> Bools:
+        """[items] where it holds."""
+        column = np.asarray(facts[self.fact])
+        compare = {">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal}[self.operator]
+        return np.asarray(compare(column, self.value), dtype=np.bool_)
+
+    def __str__(self) -> str:
+        if isinstance(self.value, bool):
+            return self.fact if self.value == (self.operator == "==") else _negated(self.fact)
+        if isinstance(self.value, str):
+            return f"{self.fact} is {'' if self.operator == '==' else 'not '}{self.value or 'empty'}"
+        value = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
+        return f"{self.fact} {self.operator} {value}"
+
+
+def _negated(fact: str) -> str:
+    """`the parent is the root` to `the parent is not the root`; what has no verb that we know gets `not:` before it."""
+    for verb in (" is ", " are ", " was ", " were ", " has ", " had "):
+        if verb in fact:
+            before, after = fact.split(verb, 1)
+            return f"{before}{verb}{'no ' if verb in (' has ', ' had ') else 'not '}{after}"
+    return f"not: {fact}"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What tells those that differ from the rest. Filled by `find`."""
+
+    tests: tuple[Test, ...]  # none: everything differs
+    joins: tuple[str, ...]  # and, or: before each test but the first; the first two belong together
+    hits_in: int  # items that differ, of those for which it holds
+    total_in: int
+    hits_out: int  # items that differ, of the others
+    total_out: int
+    p_value: float  # the chance that noise gives one as good, over all rules of this length
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if not self.tests:
+            return "everywhere"
+        texts = [str(test) for test in self.tests]
+        out = texts[0]
+        for at, (join, text) in enumerate(zip(self.joins, texts[1:], strict=True)):
+            mixed = at == 1 and join != self.joins[0]
+            out = f"({out}) {join} {text}" if mixed else f"{out} {join} {text}"
+        return out
+
+    def holds(self, facts: Facts) -> Bools:
+        """[items] where it holds."""
+        if not self.tests:
+            return np.ones(len(next(iter(facts.values()))), np.bool_)
+        found = self.tests[0].holds(facts)
+        for join, test in zip(self.joins, self.tests[1:], strict=True):
+            found = found & test.holds(facts) if join == "and" else found | test.holds(facts)
+        return found
+
+    def sentence(self, what: str = "differs", noun: str = "node") -> str:
+        """`p differs at 212 of 212 nodes where depth >= 2, at 0 of 1,904 others`."""
+        if not self.tests:
+            return f"{what} at all {plural(self.total_in, noun)}"
+        inside = f"{self.hits_in:,} of {plural(self.total_in, noun)}"
+        return f"{what} at {inside} where {self.text}, at {self.hits_out:,} of {self.total_out:,} others"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            "text": self.text,
+            "hits_in": self.hits_in,
+            "total_in": self.total_in,
+            "hits_out": self.hits_out,
+            "total_out": self.total_out,
+            "p_value": self.p_value,
+        }
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Facts by item as facts by name. All items must have the same names."""
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def find(facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] | None = None) -> Condition | None:
+    """The shortest condition that tells the items that differ; None where nothing differs or noise would do as well.
+
+    `clusters`: items of one cluster (a step, a request) may differ together, and count as one against chance.
+    """
+    label = np.asarray(differs, dtype=np.bool_)
+    if not label.any():
+        return None
+    if label.all():
+        return Condition((), (), len(label), len(label), 0, 0, 0.0)
+    table = {name: column for name, values in facts.items() if (column := _Column.of(name, values)) is not None}
+    if not table:
+        return None
+    search = _Search(list(table.values()), label)
+    groups = np.arange(len(label)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
+    best: tuple[float, Condition] | None = None
+    for rules in search.by_length():
+        for rule in rules[:3]:
+            condition = _judged(rule, facts, label, groups, search.tried)
+            score = _phi(condition) - PRICE * (len(condition.tests) - 1)
+            good = condition.p_value < CERTAIN and _phi(condition) >= WEAKEST
+            if good and (best is None or score > best[0] + 1e-9):
+                best = score, condition
+    return None if best is None else best[1]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A fact of all items: its different values, ascending, and which of them each item has."""
+
+    name: str
+    values: list[Any]
+    code: NDArray[np.int64]
+    operators: tuple[str, ...]
+
+    @staticmethod
+    def of(name: str, values: Sequence[Any] | NDArray[Any]) -> _Column | None:
+        """None where all items have the same value."""
+        array = np.asarray(values)
+        found, code = np.unique(array, return_inverse=True)
+        if len(found) < 2:
+            return None
+        if array.dtype == np.bool_:
+            return _Column(name, [False, True], code, ("==",))
+        operators = ("==", "!=") if array.dtype.kind in "US" else OPERATORS
+        return _Column(name, found.tolist(), code, operators)
+
+    def counts(self, chosen: NDArray[Any], label: Bools) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+        """For each operator the chosen items that pass it at each value: how many differ, and how many there are."""
+        size = len(self.values)
+        code = self.code[chosen]
+        here = np.bincount(code, minlength=size).astype(np.float64)
+        hits = np.bincount(code[label[chosen]], minlength=size).astype(np.float64)
+        whole, differ = here.sum(), hits.sum()
+        for operator in self.operators:
+            if operator == "==":
+                yield operator, hits, here
+            elif operator == "!=":
+                yield operator, differ - hits, whole - here
+            elif operator == "<=":
+                yield operator, hits.cumsum(), here.cumsum()
+            else:
+                yield operator, differ - hits.cumsum() + hits, whole - here.cumsum() + here
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Tests, and how they are joined; how good it is over the items that are searched."""
+
+    tests: tuple[Test, ...]
+    joins: tuple[str, ...]
+    score: float
+
+
+class _Search:
+    """Over items drawn from all: every kind of item in its share, at most SEARCHED of them."""
+
+    def __init__(self, table: list[_Column], label: Bools) -> None:
+        chosen = _sampled(label)
+        self.table = [_Column(c.name, c.values, c.code[chosen], c.operators) for c in table]
+        self.label = label[chosen]
+        self.items = len(self.label)
+        self.differ = int(self.label.sum())
+        self.tried = sum(len(c.values) * len(c.operators) for c in table)
+        self._code = {c.name: c for c in self.table}
+
+    def by_length(self) -> Iterator[list[_Rule]]:
+        """The best rules of one test, of two, of three; best first."""
+        rules = self._extended(None)
+        yield rules
+        for _ in range(LONGEST - 1):
+            if not rules or rules[0].score >= 1 - 1e-9:
+                return
+            longer = [rule for base in rules[:BEAM] for rule in self._extended(base)]
+            rules = sorted(longer, key=lambda rule: -rule.score)[: 3 * BEAM]
+            yield rules
+
+    def _extended(self, base: _Rule | None) -> list[_Rule]:
+        """The best rules that one more test makes of `base`: with `and` inside it, with `or` outside."""
+        if base is None:
+            return self._best(None, "", np.arange(self.items), 0, 0)
+        held = self._holds(base)
+        inside, outside = np.flatnonzero(held), np.flatnonzero(~held)
+        hits = int(self.label[inside].sum())
+        return [*self._best(base, "and", inside, 0, 0), *self._best(base, "or", outside, hits, len(inside))]
+
+    def _best(self, base: _Rule | None, join: str, chosen: NDArray[Any], hits: int, held: int) -> list[_Rule]:
+        """The best test of each fact and operator among the chosen items, with those that hold already beside."""
+        found = []
+        for column in self.table:
+            for operator, differ, there in column.counts(chosen, self.label):
+                score = phi(differ + hits, there + held, self.differ, self.items)
+                at = int(score.argmax())
+                test = Test(column.name, operator, column.values[at])
+                tests = (test,) if base is None else (*base.tests, test)
+                joins = () if base is None else (*base.joins, join)
+                found.append(_Rule(tests, joins, float(score[at])))
+        return sorted(found, key=lambda rule: -round(rule.score, 9))[: BEAM if base is not None else 4 * BEAM]
+
+    def _holds(self, rule: _Rule) -> Bools:
+        found = self._passes(rule.tests[0])
+        for join, test in zip(rule.joins, rule.tests[1:], strict=True):
+            found = found & self._passes(test) if join == "and" else found | self._passes(test)
+        return found
+
+    def _passes(self, test: Test) -> Bools:
+        column = self._code[test.fact]
+        at = column.values.index(test.value)
+        code = column.code
+        found: Bools = {">=": code >= at, "<=": code <= at, "==": code == at, "!=": code != at}[test.operator]
+        return found
+
+
+def _sampled(label: Bools) -> NDArray[Any]:
+    """Items to search: all, or so many of each kind that both are well seen. In order."""
+    if len(label) <= SEARCHED:
+        return np.arange(len(label))
+    draw = np.random.default_rng(0)
+    yes, no = np.flatnonzero(label), np.flatnonzero(~label)
+    few = min(len(yes), len(no), SEARCHED // 2)
+    most = SEARCHED - few
+    wanted = (few, most) if len(yes) <= len(no) else (most, few)
+    parts = [
+        draw.choice(part, min(count, len(part)), replace=False) for part, count in zip((yes, no), wanted, strict=True)
+    ]
+    return np.sort(np.concatenate(parts))
+
+
+def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDArray[Any]:
+    """The correlation of "it holds" with "differs": hits of the `held` items differ, and `differ` of all items."""
+    below = held * (items - held) * float(differ) * float(items - differ)
+    return np.where(below > 0, (items * hits - held * differ) / np.sqrt(np.maximum(below, 1)), 0.0)
+
+
+def _phi(condition: Condition) -> float:
+    held, items = condition.total_in, condition.total_in + condition.total_out
+    differ = condition.hits_in + condition.hits_out
+    return float(phi(np.array([condition.hits_in]), np.array([held]), differ, items)[0])
+
+
+def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried: int) -> Condition:
+    """The rule with its figures over all items, and the chance that noise gives one as good."""
+    holds = Condition(rule.tests, rule.joins, 0, 0, 0, 0, 0.0).holds(facts)
+    cells = [len(np.unique(groups[a & b])) for a in (holds, ~holds) for b in (label, ~label)]
+    choices = len(rule.tests) * math.log(max(tried, 1))
+    chance = min(0.0, log_fisher(*cells) + choices)
+    return Condition(
+        tests=rule.tests,
+        joins=rule.joins,
+        hits_in=int((holds & label).sum()),
+        total_in=int(holds.sum()),
+        hits_out=int((~holds & label).sum()),
+        total_out=int((~holds).sum()),
+        p_value=math.exp(max(chance, -700.0)),
+    )
+
+
+def log_fisher(a: int, b: int, c: int, d: int) -> float:
+    """Fisher's exact test, one-sided: the log of the chance of `a` or more in the table [[a, b], [c, d]]."""
+    row, column, n = a + b, a + c, a + b + c + d
+    factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    x = np.arange(a, min(row, column) + 1)
+    known = factorial[row] + factorial[n - row] + factorial[column] + factorial[n - column] - factorial[n]
+    cells = factorial[x] + factorial[row - x] + factorial[column - x] + factorial[n - row - column + x]
+    terms = known - cells
+    top = float(terms.max())
+    return top + math.log(float(np.exp(terms - top).sum()))

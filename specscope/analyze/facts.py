@@ -1,0 +1,238 @@
+"""All that a capture says of a decode step and of a node in its tree, by name: what conditions.find looks through.
+
+The names are phrases: a condition is read aloud with them. The first of two that tell the same is taken, so what
+people think of first stands first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.walk import Visit, visits
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import Outcome, RequestStep, StepRecord, Verdict
+from specscope.trace.tree import ROOT, DraftTree, Drawn
+
+BLOCK = 16  # where the capture does not say
+MOST_REQUESTS = 200  # with more of them, none is a condition
+
+
+def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[Any]]:
+    """The facts of steps, or of nodes where the references have one, as columns in the order of `items`."""
+    wanted = {(item.request, item.index) for item in items}
+    found: dict[tuple[str, int], _Step] = {}
+    for step in _steps(history):
+        key = (step.visit.request.id, step.visit.part.index)
+        if key in wanted:
+            found[key] = step
+    rows = [found[item.request, item.index].facts(item.node) for item in items]
+    table = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    if "request" in table and len(set(table["request"])) > MOST_REQUESTS:
+        del table["request"]
+    return table
+
+
+@dataclass
+class _Known:
+    """What is known of a request between its steps."""
+
+    chunks: int = 0  # prefill chunks of its prompt
+    preempted: int = 0
+    output: int = 0
+    decoded: int = 0  # decode steps so far
+    row: int = -1  # its place in the batch then
+    step: int = -1  # the engine's step
+    seen: Counter[int] = field(default_factory=Counter)  # tokens of its output
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A decode step with what lies around it."""
+
+    visit: Visit
+    here: Mapping[str, Any]  # facts of the step
+    block_size: int
+    special: frozenset[int]
+    prompt: frozenset[int]
+    output: frozenset[int]  # different tokens of the output before the step
+
+    def facts(self, node: int | None) -> dict[str, Any]:
+        """Of the step, or of a node in it."""
+        return dict(self.here) if node is None else {**self._node(node), **self.here}
+
+    def _node(self, node: int) -> dict[str, Any]:
+        part = self.visit.part
+        tree, verdict = part.tree, part.verdict
+        assert verdict is not None
+        token, above = int(tree.token[node]), int(tree.parent[node])
+        path, ranks = tree.path_to(node), _ranks(tree)
+        before = [int(tree.token[i]) for i in path[:-1]]
+        position = part.position + len(path)
+        return {
+            "depth": len(path),
+            "the parent is the root": above == ROOT,
+            "sibling": ranks[node],
+            "the parent is a first sibling": above == ROOT or ranks[above] == 0,
+            "the path to its parent is all first siblings": not any(ranks[i] for i in path[:-1]),
+            "the path is all first siblings": not any(ranks[i] for i in path),
+            "the nodes before its parent are its ancestors": above == ROOT or above == len(path) - 2,
+            "parent's sibling": -1 if above == ROOT else ranks[above],
+            "the parent": "root" if above == ROOT else _outcome(verdict, above),
+            "outcome": _outcome(verdict, node),
+            "node": node,
+            "siblings": len(tree.children(above)),
+            "drawn": Drawn(int(tree.drawn[node])).name.lower().replace("_", " "),
+            "position of the node": position,
+            "position of the node in its block": position % self.block_size,
+            "slot of the node in its block": (part.position + 1 + node) % self.block_size,
+            "slot of its parent in its block": (part.position + 1 + above) % self.block_size,
+            "the token is on its path already": token in before,
+            "the token is in the output already": token in self.output,
+            "the token is in the prompt": token in self.prompt,
+            "the token is special": token in self.special,
+            "token id": token,
+        }
+
+
+def _ranks(tree: DraftTree) -> list[int]:
+    """Of each node among its siblings, from 0."""
+    seen: Counter[int] = Counter()
+    ranks = []
+    for above in tree.parent.tolist():
+        ranks.append(seen[above])
+        seen[above] += 1
+    return ranks
+
+
+def _outcome(verdict: Verdict, node: int) -> str:
+    return Outcome(int(verdict.outcome[node])).name.lower()
+
+
+def _steps(history: History) -> Iterator[_Step]:
+    """Every decode step on the path, in the engine's order."""
+    known: dict[str, _Known] = defaultdict(_Known)
+    labels = sorted({name for one in history.requests.values() if one.info for name in one.info.labels})
+    special = frozenset(history.vocabulary.special) | frozenset(history.run.eos_tokens if history.run else ())
+    block_size = (history.run.block_size if history.run else 0) or BLOCK
+    shared: set[int] = set()
+    record: StepRecord | None = None
+    last: StepRecord | None = None
+    for visit in visits(history):
+        now = known[visit.request.id]
+        if visit.record is not record:
+            last, record = record, visit.record
+            shared = _shared_blocks(record)
+        now.preempted += visit.preempted
+        part, info = visit.part, visit.request.info
+        if part.verdict is None:
+            now.chunks += 1
+        else:
+            here = {
+                **_request_facts(visit, now),
+                **_batch_facts(visit, now, last, shared),
+                **_param_facts(info.params if info else SamplingParams()),
+                **{f"label {name}": str((info.labels if info else {}).get(name, "")) for name in labels},
+                "position of the root in its block": part.position % block_size,
+                "request": visit.request.id,
+            }
+            prompt = frozenset(info.prompt_tokens.tolist() if info else ())
+            yield _Step(visit, here, block_size, special, prompt, frozenset(now.seen))
+            now.decoded += 1
+            now.seen.update(part.output())
+            now.output += part.emitted
+        now.row, now.step = visit.row, visit.record.step
+
+
+def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
+    """The request as it stands, and what its step before did."""
+    part, before = visit.part, visit.before
+    accepted = before.verdict.accepted if before is not None and before.verdict is not None else -1
+    drafted = len(before.tree) if before is not None else 0
+    info = visit.request.info
+    return {
+        "the step before": preceded(visit),
+        "accepted in the step before": accepted,
+        "the path of the step before was moved": before is not None and _moves(before),
+        "nodes of the step before": drafted,
+        "the request was preempted just before": visit.preempted,
+        "preemptions of the request": now.preempted,
+        "prefill chunks": now.chunks + (1 if part.prefill_tokens else 0),
+        "prefill tokens in the step": part.prefill_tokens,
+        "context length": part.context_len,
+        "position of the root": part.position,
+        "decode step of the request": now.decoded,
+        "output tokens before": now.output,
+        "prompt tokens": len(info.prompt_tokens) if info else -1,
+        "nodes": len(part.tree),
+        "depth of the tree": part.tree.max_depth,
+        "the tree is a chain": part.tree.parent.tolist() == list(range(-1, len(part.tree) - 1)),
+        "rule": part.rule,
+        "drafter": part.drafter,
+        "tokens in the drafter's cache": part.notes.cached if part.notes is not None else -1,
+    }
+
+
+def _batch_facts(visit: Visit, now: _Known, last: StepRecord | None, shared: set[int]) -> dict[str, Any]:
+    """The requests around it."""
+    record, part = visit.record, visit.part
+    same = last is not None and [p.request for p in last.requests] == [p.request for p in record.requests]
+    return {
+        "batch size": len(record.requests),
+        "place in the batch": visit.row,
+        "the place in the batch is the same as before": now.row in (-1, visit.row),
+        "the batch is the same as in the step before": same,
+        "the batch has a prefill": any(p.verdict is None or p.prefill_tokens for p in record.requests),
+        "steps since the request's last": record.step - now.step if now.step >= 0 else 0,
+        "a block is held by two requests": bool(shared.intersection(part.blocks.tolist())),
+        "engine step": record.step,
+        "waiting requests": record.waiting,
+        "free blocks": record.blocks_free,
+        "speculation is on": record.speculation,
+    }
+
+
+def _param_facts(params: SamplingParams) -> dict[str, Any]:
+    return {
+        "temperature": float(params.temperature),
+        "top_k": params.top_k,
+        "top_p": float(params.top_p),
+        "min_p": float(params.min_p),
+        "repetition penalty": float(params.repetition_penalty),
+        "presence penalty": float(params.presence_penalty),
+        "frequency penalty": float(params.frequency_penalty),
+        "the request has penalties": params.penalised,
+        "the request has a logit bias": bool(params.logit_bias),
+    }
+
+
+def preceded(visit: Visit) -> str:
+    """What came before a decode step, as records.Preceded says it: as recorded, or as it follows from the steps."""
+    if visit.part.preceded is not None:
+        return visit.part.preceded.value
+    before = visit.before
+    if visit.preempted:
+        return "preemption"
+    if before is None or before.verdict is None:
+        return "prefill"
+    if not len(before.tree):
+        return "no draft"
+    if not before.verdict.accepted:
+        return "nothing"
+    leaf = int(before.verdict.path[-1])
+    return "partial" if before.tree.children(leaf) else "full"
+
+
+def _moves(part: RequestStep) -> bool:
+    """Whether the accepted path did not lie in the slots after the root."""
+    return part.verdict is not None and part.verdict.path.tolist() != list(range(part.verdict.accepted))
+
+
+def _shared_blocks(record: StepRecord) -> set[int]:
+    """Blocks that two requests of a step write to."""
+    times = Counter(block for part in record.requests for block in set(part.blocks.tolist()))
+    return {block for block, count in times.items() if count > 1}
