@@ -10,6 +10,7 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
+from specscope.cli.captures import read_branch, text_console
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -21,6 +22,7 @@ from specscope.cli.options import (
 )
 from specscope.cli.streams import need_terminal, say
 from specscope.cli.train import train
+from specscope.cli.verify import verify
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -46,6 +48,7 @@ def cli(context: click.Context) -> None:
       specscope capture prompts.txt -o run.jsonl   record without a screen
       specscope replay run.jsonl                   look at a recording
       specscope report run.jsonl                   print its acceptance figures
+      specscope verify run.jsonl                   check that it is consistent
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
     if context.invoked_subcommand is None:
@@ -242,16 +245,10 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
     Pooled, by position and by request, the worst requests first.
     """
     from specscope.analyze.report import build_report
-    from specscope.trace.reading import read_capture
 
     if html is not None:
         check_output(html, "--html", (file,), PAGE)
-    reader = read_capture(file)
-    if branch is not None:
-        if branch not in reader.history.branches:
-            known = ", ".join(map(str, reader.history.branches))
-            raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
-        reader.history.show(branch)
+    reader = read_branch(file, branch)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
         _write_page(figures, html)
@@ -262,17 +259,9 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
         for warning in reader.warnings:
             _warn(warning)
     elif html is None:
-        from rich.console import Console
-
         from specscope.analyze.text import render_text
 
-        class Pipe(Console):
-            """A console that leaves a closed pipe to `main`."""
-
-            def on_broken_pipe(self) -> None:
-                raise BrokenPipeError
-
-        render_text(figures, Pipe())
+        render_text(figures, text_console())
 
 
 def _write_page(figures: Report, html: str) -> None:
@@ -350,6 +339,7 @@ def doctor(*, step: bool) -> None:
 
 cli.add_command(bench)
 cli.add_command(train)
+cli.add_command(verify)
 
 
 def _warn(text: str) -> None:

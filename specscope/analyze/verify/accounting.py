@@ -1,0 +1,246 @@
+"""From step to step: positions, tokens and requests. Nothing is lost, emitted twice, or mixed up between requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.findings import Check, Result
+from specscope.analyze.verify.blocks import blocks_kept, blocks_shared
+from specscope.analyze.walk import Visit, visits
+from specscope.trace.history import History
+from specscope.trace.records import FinishReason, Preceded, RequestEnd, followed_by
+
+Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
+
+
+@dataclass(frozen=True)
+class Account:
+    """One request's steps, and what is known of the run."""
+
+    visits: Sequence[Visit]  # of one request, in order
+    history: History
+    ours: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether its steps are known from the first."""
+        return self.visits[0].part.index == 0
+
+    @property
+    def ended(self) -> RequestEnd | None:
+        """Its end, where all its steps before are known."""
+        return self.visits[0].request.end if self.whole and not self.gaps else None
+
+    @property
+    def gaps(self) -> bool:
+        """Whether steps are known to be missing: then a jump says nothing."""
+        return bool(self.history.dropped)
+
+    def pairs(self) -> Iterator[tuple[Visit | None, Visit]]:
+        """Each step with the one before it; None for the first, and after a gap."""
+        before = None
+        for visit in self.visits:
+            gap = before is not None and self.gaps and visit.part.index != before.part.index + 1
+            yield None if gap else before, visit
+            before = visit
+
+
+def accounting_checks(history: History, *, ours: bool) -> list[Check]:
+    """All of them."""
+    by_request: dict[str, list[Visit]] = {}
+    for visit in visits(history):
+        by_request.setdefault(visit.part.request, []).append(visit)
+    accounts = [Account(found, history, ours) for found in by_request.values()]
+    return [_check(*what, accounts) for what in CHECKS] + [
+        *(blocks_shared(history), blocks_kept(history)),
+    ]
+
+
+def _check(name: str, about: str, look: Callable[[Account], Looked], accounts: Sequence[Account]) -> Check:
+    tested, wrong = 0, 0
+    first: Visit | None = None
+    detail = ""
+    for account in accounts:
+        for visit, problem in look(account):
+            tested += 1
+            if problem:
+                wrong += 1
+                if first is None or visit.record.step < first.record.step:
+                    first, detail = visit, problem
+    if not tested:
+        return Check(name, Result.SKIPPED, about, note="nothing to test")
+    if first is None:
+        return Check(name, Result.PASSED, about, tested)
+    return Check(name, Result.FAILED, about, tested, wrong, first.reference(), detail)
+
+
+def step_numbers(account: Account) -> Looked:
+    """A request's steps are numbered one by one."""
+    for before, visit in account.pairs():
+        if before is not None:
+            due = before.part.index + 1
+            yield visit, "" if visit.part.index == due else f"step {visit.part.index} where {due} was due"
+
+
+def once_in_a_batch(account: Account) -> Looked:
+    """A request has one part in a step, and none after its end."""
+    last = -1
+    for visit in account.visits:
+        yield visit, "twice in one step" if visit.record.step == last else ""
+        last = visit.record.step
+
+
+def cached(account: Account) -> Looked:
+    """A step begins with the KV that the one before it left; with none at first and after a preemption."""
+    for before, visit in account.pairs():
+        here = visit.part.context_len
+        if visit.preempted or (before is None and visit.part.index == 0):
+            if account.ours:  # others share the KV of a common prefix
+                yield visit, f"{here} tokens in the cache before any was fed" if here else ""
+        elif before is not None:
+            part = before.part
+            left = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
+            yield visit, "" if here == left else f"begins with {here} tokens in the cache, the step before left {left}"
+
+
+def positions(account: Account) -> Looked:
+    """The root is the last token: behind the prompt at first, then behind what the steps committed."""
+    info = account.visits[0].request.info
+    due: int | None = None
+    if account.whole and info is not None and len(info.prompt_tokens):
+        due = len(info.prompt_tokens) - 1
+    for before, visit in account.pairs():
+        if before is None and visit.part.index:
+            due = None
+        if visit.part.verdict is not None:
+            here = visit.part.position
+            if due is not None:
+                yield visit, "" if here == due else f"the root is at {here}, the tokens before put it at {due}"
+            due = here + 1 + visit.part.verdict.accepted
+
+
+def emitted(account: Account) -> Looked:
+    """All that was committed is emitted, but for what lies behind the request's end."""
+    last = account.visits[-1]
+    for visit in account.visits:
+        verdict, count = visit.part.verdict, visit.part.emitted
+        if verdict is None:
+            continue
+        committed = verdict.accepted + 1
+        fine = count == committed or (visit is last and 0 < count < committed)
+        yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
+
+
+def outputs(account: Account) -> Looked:
+    """The output is what the steps emitted, one after the other; no longer than was asked for."""
+    end, last = account.ended, account.visits[-1]
+    if end is None or not account.history.run or not account.history.run.text:
+        return
+    made = [token for visit in account.visits for token in visit.part.output()]
+    output = end.output.tolist()
+    most = end.info.params.max_tokens
+    if made != output:
+        parted = [i for i, (a, b) in enumerate(zip(made, output, strict=False)) if a != b]
+        same = parted[0] if parted else min(len(made), len(output))
+        yield last, f"the steps emitted {len(made)} tokens, the output has {len(output)}; they part at token {same}"
+    else:
+        yield last, f"{len(output)} tokens where {most} were allowed" if len(output) > most else ""
+
+
+def ends(account: Account) -> Looked:
+    """A request ends where its reason says, and no sooner: at EOS, a stop string or a length."""
+    end, run = account.ended, account.history.run
+    if end is None or run is None or not run.text:
+        return
+    yield account.visits[-1], _wrong_end(account, end)
+
+
+def _wrong_end(account: Account, end: RequestEnd) -> str:
+    run, params, output = account.history.run, end.info.params, end.output.tolist()
+    assert run is not None
+    eos = [] if params.ignore_eos else [i for i, token in enumerate(output) if token in run.eos_tokens]
+    if eos and eos[0] < len(output) - 1:
+        return f"{len(output) - 1 - eos[0]} tokens after the end of sequence"
+    if eos and end.reason is not FinishReason.EOS:
+        return f"ended as `{end.reason}` with the end of sequence"
+    if end.reason is FinishReason.EOS and not eos:
+        return "ended at the end of sequence, which is not in the output"
+    full = len(output) >= params.max_tokens or len(end.info.prompt_tokens) + len(output) >= run.max_context
+    if end.reason is FinishReason.LENGTH and not full:
+        return f"ended at the length limit with {len(output)} of {params.max_tokens} tokens"
+    if end.reason is FinishReason.STOP:
+        text = account.history.vocabulary.text(output)
+        if end.stop not in text:
+            return f"ended at the stop string {end.stop!r}, which is not in the output"
+        if end.stop in account.history.vocabulary.text(output[:-1]):
+            return f"went on behind the stop string {end.stop!r}"
+    return ""
+
+
+def prefill(account: Account) -> Looked:
+    """What is fed before a request's first token is its prompt, each token once."""
+    info = account.visits[0].request.info
+    if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
+        return
+    fed = 0
+    for visit in account.visits:
+        if visit.preempted:
+            return  # it began anew
+        fed += visit.part.prefill_tokens
+        if visit.part.verdict is not None:
+            due = len(info.prompt_tokens) - 1 - (account.visits[0].part.context_len if not account.ours else 0)
+            yield visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
+            return
+
+
+def preceded(account: Account) -> Looked:
+    """Each step says what its request did before."""
+    last: Visit | None = None  # its last decode step
+    lost = gap = False
+    for before, visit in account.pairs():
+        lost |= visit.preempted
+        gap |= before is None and visit.part.index > 0
+        if visit.part.verdict is None:
+            continue
+        if visit.part.preceded is not None and not gap:
+            due = _preceded(last, lost)
+            yield visit, "" if visit.part.preceded is due else f"says `{visit.part.preceded}`, it was `{due}`"
+        last, lost, gap = visit, False, False
+
+
+def _preceded(last: Visit | None, lost: bool) -> Preceded:
+    if lost:
+        return Preceded.PREEMPTION
+    verdict = None if last is None else last.part.verdict
+    return Preceded.PREFILL if verdict is None else followed_by(verdict)
+
+
+def moved(account: Account) -> Looked:
+    """Accepted nodes whose KV lay elsewhere are moved to the slots behind the root."""
+    for visit in account.visits:
+        part = visit.part
+        if part.verdict is None or not len(part.blocks):
+            continue
+        path = part.verdict.path
+        elsewhere = path[path != np.arange(len(path))].tolist()
+        if elsewhere or len(part.moved):
+            moved = part.moved.tolist()
+            fine = elsewhere and set(elsewhere) <= set(moved) <= set(path.tolist())
+            yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
+
+
+CHECKS = (
+    ("step numbers", "a request's steps are numbered one by one", step_numbers),
+    ("requests in a batch", "a request has one part in a step", once_in_a_batch),
+    ("tokens in the cache", "a step begins with the KV that the one before left, or none when it was lost", cached),
+    ("positions", "the root lies where the tokens before it put it", positions),
+    ("prompt fed", "before the first token the prompt is fed, each token once", prefill),
+    ("tokens emitted", "all that was committed is emitted, but for what lies behind the end", emitted),
+    ("outputs", "the output is what the steps emitted, and no longer than allowed", outputs),
+    ("ends", "a request ends where its reason says, and no sooner", ends),
+    ("what preceded", "each step says what its request did before", preceded),
+    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", moved),
+)

@@ -1,0 +1,118 @@
+"""The sums over a run: what verification decided and drew, against the chances that it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
+from specscope.analyze.verify.sums import Sum
+from specscope.trace.tree import Bools, Doubles, Drawn
+
+FLAT = 1e-4  # nats^2: a distribution of less varentropy is all but one token, and rounding outweighs chance
+SPENT = 0.01  # of q: where less is left, what is said of the rest is rounding
+
+
+@dataclass(frozen=True)
+class Chances:
+    """The columns with what several sums need."""
+
+    c: Columns
+
+    def free(self) -> Bools:
+        """[S] steps whose coins were not known before."""
+        return self.c.fresh & self.c.standard
+
+    def acceptance(self) -> tuple[Indices, Doubles, Doubles]:
+        """Nodes that chance decided: which, accepted minus a, and a (1 - a)."""
+        c = self.c
+        a = c.accept_prob
+        nodes = np.flatnonzero(c.tried & ~c.forced & self.free()[c.step] & (a > 0) & (a < 1))
+        return nodes, c.accepted[nodes] - a[nodes], a[nodes] * (1 - a[nodes])
+
+    def final_draws(self, recovered: bool) -> Sum:
+        """Surprisal of final tokens against the entropy of what they were drawn from; numbered by step."""
+        c, e = self.c, self.c.parents
+        of_kind = (c.kind == RECOVERED) if recovered else (c.kind == BONUS) | (c.kind == TARGET)
+        steps = np.flatnonzero(of_kind & self.free() & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
+        return _surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
+
+    def _untouched(self) -> Bools:
+        """[rows] of free steps, where neither a child nor the final token was forced."""
+        c = self.c
+        rows = np.zeros(c.rows, np.bool_)
+        rows[c.root_row] = self.free()
+        rows[c.own_row] = self.free()[c.step]
+        rows[c.row[c.forced]] = False
+        rows[c.final_row[c.forced_final]] = False
+        return rows
+
+    def emitted(self) -> Sum:
+        """Surprisal of every committed token in the target's p at its place, whatever drew it; numbered by step."""
+        c, e = self.c, self.c.parents
+        rows = self._untouched() & (e.at_row >= 0)
+        nodes = np.flatnonzero(c.accepted & rows[c.row])
+        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row])
+        others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row])
+        at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+        p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
+        entropy = np.concatenate([e.entropy[at], e.final_entropy[others]])
+        varentropy = np.concatenate([e.varentropy[at], e.final_varentropy[others]])
+        steps = np.concatenate([c.step[nodes], ends, others])
+        kept = varentropy > FLAT
+        return _surprisal(p[kept], entropy[kept], varentropy[kept], steps[kept])
+
+    def top_token(self) -> Sum:
+        """Whether the target's first choice came out, against its p; numbered by step."""
+        c, e = self.c, self.c.parents
+        rows = self._untouched() & (e.at_row >= 0)
+        nodes = np.flatnonzero(c.accepted & rows[c.row])
+        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row])
+        at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+        token = np.concatenate([c.token[nodes], c.final[ends]])
+        steps = np.concatenate([c.step[nodes], ends])
+        chance = e.choice_p[at]
+        kept = (chance > 0) & (chance < 1)
+        difference, variance = (e.choice[at] == token) - chance, chance * (1 - chance)
+        return Sum.of(difference[kept], variance[kept], 1.0, steps[kept])
+
+    def drafted(self) -> tuple[Sum, Sum]:
+        """Surprisal of sampled drafts against the entropy of q: first siblings, and later ones; numbered by node."""
+        parts = list(self._draws())
+        nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*parts, strict=True))
+        first = self.c.sibling[nodes] == 0
+        return tuple(_surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first))  # type: ignore[return-value]
+
+    def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
+        """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
+
+        Without replacement the sums over q of log q and log^2 q lose a term with each draw; that gives both.
+        """
+        c, e = self.c, self.c.parents
+        at = e.at_row[c.row]
+        sums = np.zeros((2, c.rows))
+        rows = np.flatnonzero(e.at_row >= 0)
+        k = e.at_row[rows]
+        sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
+        usable = c.sampled & (at >= 0) & self.free()[c.step] & (c.q > 0)
+        for place in range(int(c.sibling[usable].max(initial=0)) + 1):
+            nodes = np.flatnonzero(usable & (c.sibling == place))
+            left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                log = np.log(left)
+                entropy = log - first / left
+                varentropy = second / left - 2 * log * first / left + log**2 - entropy**2
+            fine = (left > SPENT) & (varentropy > 10 * FLAT)
+            yield nodes[fine], c.q[nodes[fine]] / left[fine], entropy[fine], varentropy[fine]
+            gone = nodes[c.drawn[nodes] == Drawn.WITHOUT_REPLACEMENT]
+            q = c.q[gone]
+            sums[:, c.row[gone]] -= np.stack([q * np.log(q), q * np.log(q) ** 2])
+
+
+def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
+    """Of tokens drawn with these probabilities. The bound is the largest that was seen."""
+    difference = -np.log(np.maximum(p, 1e-45)) - entropy
+    return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)

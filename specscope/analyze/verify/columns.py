@@ -1,0 +1,365 @@
+"""The decode steps of a history laid out as arrays: a hundred thousand steps are checked in a few numpy calls.
+
+Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: its root, then its nodes; a
+row stands for the place at which its children are tried. Rows number the trees end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.walk import Visit, visits
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
+from specscope.trace.tree import Bools, Doubles, Drawn
+
+Indices = NDArray[np.int64]
+KINDS = tuple(FinalKind)
+TREE = {"token": np.int64, "parent": np.int64, "q": np.float64, "drawn": np.uint8}
+VERDICT = {
+    "outcome": np.uint8,
+    "p": np.float64,
+    "p_trial": np.float64,
+    "q_trial": np.float64,
+    "accept_prob": np.float64,
+    "coin": np.float64,
+    "residual_mass": np.float64,
+}
+PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+NODE_NOTES = {"raw_p": np.float64, "rank": np.int64, "q_rank": np.int64}
+PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
+
+
+def _join(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """S decode steps with N nodes, and K parents where the evidence has them."""
+
+    visits: list[Visit]  # [S]
+    start: Indices  # [S + 1] the first node of each step
+    token: Indices  # [N] and so on: fields of DraftTree and Verdict
+    parent: Indices
+    q: Doubles
+    drawn: NDArray[np.uint8]
+    outcome: NDArray[np.uint8]
+    p: Doubles
+    p_trial: Doubles
+    q_trial: Doubles
+    accept_prob: Doubles
+    coin: Doubles
+    residual_mass: Doubles
+
+    @staticmethod
+    def of(history: History) -> Columns:
+        """Of the steps on the path on which the history stands."""
+        found = [visit for visit in visits(history) if visit.part.verdict is not None]
+        trees = [visit.part.tree for visit in found]
+        verdicts = [verdict for visit in found if (verdict := visit.part.verdict) is not None]
+        start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
+        columns = {name: _join([getattr(tree, name) for tree in trees], kind) for name, kind in TREE.items()}
+        columns |= {name: _join([getattr(one, name) for one in verdicts], kind) for name, kind in VERDICT.items()}
+        return Columns(found, start, **columns)
+
+    # Steps
+
+    def __len__(self) -> int:
+        return len(self.visits)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """[S]"""
+        return [verdict for visit in self.visits if (verdict := visit.part.verdict) is not None]
+
+    @cached_property
+    def kind(self) -> NDArray[np.uint8]:
+        """[S] of the final token, its place in KINDS."""
+        place = {kind: i for i, kind in enumerate(KINDS)}
+        return np.array([place[verdict.kind] for verdict in self.verdicts], np.uint8)
+
+    @cached_property
+    def final(self) -> Indices:
+        """[S] the final token."""
+        return np.array([verdict.token for verdict in self.verdicts], np.int64)
+
+    @cached_property
+    def final_p(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_p for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def final_coin(self) -> Doubles:
+        """[S]"""
+        return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
+
+    @cached_property
+    def standard(self) -> Bools:
+        """[S] whether the standard rule judged it: under others a later coin can accept past one that fails."""
+        return np.array([visit.part.rule == "standard" for visit in self.visits], np.bool_)
+
+    @cached_property
+    def params(self) -> list[SamplingParams]:
+        """[S] of the request; PLAIN where they are not known."""
+        return [PLAIN if visit.request.info is None else visit.request.info.params for visit in self.visits]
+
+    @cached_property
+    def known(self) -> Bools:
+        """[S] whether the request's parameters are known."""
+        return np.array([visit.request.info is not None for visit in self.visits], np.bool_)
+
+    @cached_property
+    def greedy(self) -> Bools:
+        """[S] by the request's parameters."""
+        return np.array([params.greedy for params in self.params], np.bool_) & self.known
+
+    @cached_property
+    def position(self) -> Indices:
+        """[S] of the root."""
+        return np.array([visit.part.position for visit in self.visits], np.int64)
+
+    @cached_property
+    def last(self) -> Indices:
+        """[S] the node behind the accepted path as a number over all nodes; -1 where nothing was accepted."""
+        ends = [int(verdict.path[-1]) if len(verdict.path) else -1 for verdict in self.verdicts]
+        last = np.array(ends, np.int64)
+        return np.where(last < 0, -1, self.start[:-1] + last)
+
+    @cached_property
+    def final_row(self) -> Indices:
+        """[S] the row at which the final token was drawn."""
+        root = self.root_row
+        return np.where(self.last < 0, root, self.last + np.arange(len(self)) + 1)
+
+    @cached_property
+    def root_row(self) -> Indices:
+        """[S]"""
+        return self.start[:-1] + np.arange(len(self))
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of all steps."""
+        return len(self.token) + len(self)
+
+    @cached_property
+    def fresh(self) -> Bools:
+        """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
+
+        What hangs on coins that are known already is no chance any more, and sums over chance leave it out.
+        """
+        seen: set[tuple[object, int]] = set()
+        fresh = []
+        for visit, position in zip(self.visits, self.position.tolist(), strict=True):
+            info = visit.request.info
+            key = (visit.request.id if info is None else info.params.seed, position)
+            fresh.append(key not in seen)
+            seen.add(key)
+        return np.array(fresh, np.bool_)
+
+    # Nodes
+
+    @cached_property
+    def step(self) -> Indices:
+        """[N] the step of each node."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    @cached_property
+    def node(self) -> Indices:
+        """[N] its number in its own tree."""
+        return np.arange(len(self.token)) - self.start[self.step]
+
+    @cached_property
+    def row(self) -> Indices:
+        """[N] of its parent: siblings share it."""
+        return self.root_row[self.step] + 1 + self.parent
+
+    @cached_property
+    def own_row(self) -> Indices:
+        """[N] its own: that of its children."""
+        return np.arange(len(self.token)) + self.step + 1
+
+    @cached_property
+    def above(self) -> Indices:
+        """[N] its parent as a number over all nodes; -1 for the root."""
+        return np.where(self.parent < 0, -1, self.start[self.step] + self.parent)
+
+    @cached_property
+    def elder(self) -> Indices:
+        """[N] the sibling that was drawn just before it, as a number over all nodes; -1 for the first."""
+        order = np.argsort(self.row, kind="stable")
+        row, elder = self.row[order], np.full(len(order), -1)
+        same = np.flatnonzero(row[1:] == row[:-1])
+        elder[order[same + 1]] = order[same]
+        return elder
+
+    @cached_property
+    def sibling(self) -> Indices:
+        """[N] its place among its siblings, from 0."""
+        return _levels(self.elder) - 1
+
+    @cached_property
+    def q_left(self) -> Doubles:
+        """[N] what earlier siblings, which were not put back, left of q when the node was drawn: its q is over that."""
+        left = np.ones(len(self.token))
+        gone = np.where(self.drawn == Drawn.WITHOUT_REPLACEMENT, self.q, 0.0)
+        for place in range(1, int(self.sibling.max(initial=0)) + 1):
+            nodes = np.flatnonzero(self.sibling == place)
+            left[nodes] = left[self.elder[nodes]] - gone[self.elder[nodes]]
+        return left
+
+    @cached_property
+    def depth(self) -> Indices:
+        """[N] the root's children at 1."""
+        return _levels(self.above)
+
+    @cached_property
+    def tried(self) -> Bools:
+        """[N]"""
+        return np.not_equal(self.outcome, Outcome.UNTRIED)
+
+    @cached_property
+    def accepted(self) -> Bools:
+        """[N]"""
+        return np.equal(self.outcome, Outcome.ACCEPTED)
+
+    @cached_property
+    def rejected(self) -> Bools:
+        """[N]"""
+        return np.equal(self.outcome, Outcome.REJECTED)
+
+    @cached_property
+    def sampled(self) -> Bools:
+        """[N] whether its token was drawn from q."""
+        return np.not_equal(self.drawn, Drawn.DETERMINISTIC)
+
+    @cached_property
+    def on_path(self) -> Bools:
+        """[N] whether the accepted path names it."""
+        mask = np.zeros(len(self.token), np.bool_)
+        mask[_join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
+        return mask
+
+    @cached_property
+    def forced(self) -> Bools:
+        """[N] whether its outcome was forced."""
+        return self._forced[0]
+
+    @cached_property
+    def forced_final(self) -> Bools:
+        """[S] whether the final token was."""
+        return self._forced[1]
+
+    @cached_property
+    def _forced(self) -> tuple[Bools, Bools]:
+        nodes, finals = np.zeros(len(self.token), np.bool_), np.zeros(len(self), np.bool_)
+        for s, verdict in enumerate(self.verdicts):
+            if len(verdict.forced):
+                count = self.start[s + 1] - self.start[s]
+                nodes[self.start[s] + verdict.forced[verdict.forced < count]] = True
+                finals[s] = bool((verdict.forced == count).any())
+        return nodes, finals
+
+    @cached_property
+    def has_coins(self) -> bool:
+        """Whether there are any: an engine of others may not tell them."""
+        return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
+
+    def children_at(self, nodes: Bools) -> Bools:
+        """[rows] whether any of these nodes is a child of the row."""
+        found = np.zeros(self.rows, np.bool_)
+        found[self.row[nodes]] = True
+        return found
+
+    @cached_property
+    def parents(self) -> Parents:
+        """What the evidence says of the parents that were tried."""
+        return Parents.of(self)
+
+    def at_node(self, node: int) -> Reference:
+        """Where to look at a node."""
+        return self.visits[int(self.step[node])].reference(int(self.node[node]))
+
+    def at_step(self, step: int) -> Reference:
+        """Where to look at a step."""
+        return self.visits[step].reference()
+
+
+@dataclass(frozen=True)
+class Parents:
+    """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
+
+    step: Indices  # [K]
+    row: Indices  # [K]
+    choice: Indices  # [K] and so on: fields of ParentNotes
+    choice_p: Doubles
+    entropy: Doubles
+    varentropy: Doubles
+    q_entropy: Doubles
+    q_varentropy: Doubles
+    top: Indices  # [K, t] the target's likeliest tokens, raw
+    top_p: Doubles  # [K, t]
+    at_row: Indices  # [rows] the parent at each row, -1 where there is none
+    there: Bools  # [S] whether the step's evidence has parents
+    final_entropy: Doubles  # [S]
+    final_varentropy: Doubles  # [S]
+    final_p: Doubles  # [S] of the final token in p, before any rejection
+    raw_p: Doubles  # [N] fields of ParentNotes; 0 where there are none
+    rank: Indices
+    q_rank: Indices
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @staticmethod
+    def of(columns: Columns) -> Parents:
+        """Of all steps."""
+        notes = [visit.part.parents for visit in columns.visits]
+        there = np.array([one is not None for one in notes], np.bool_)
+        found: list[ParentNotes] = [one for one in notes if one is not None]
+        steps = np.flatnonzero(there)
+        step = np.repeat(steps, [len(one.node) for one in found]) if found else np.zeros(0, np.int64)
+        row = columns.root_row[step] + 1 + _join([one.node for one in found], np.int64)
+        at_row = np.full(columns.rows, -1)
+        at_row[row] = np.arange(len(row))
+        final = np.zeros((3, len(columns)))
+        told = [(one.final_entropy, one.final_varentropy, one.final_target_p) for one in found]
+        final[:, there] = np.array(told, np.float64).reshape(-1, 3).T
+        of_nodes = {}
+        for name, kind in NODE_NOTES.items():
+            of_nodes[name] = np.zeros(len(columns.token), kind)
+            of_nodes[name][there[columns.step]] = _join([getattr(one, name) for one in found], kind)
+        kinds = {"choice": np.int64}
+        arrays = {n: _join([getattr(one, n) for one in found], kinds.get(n, np.float64)) for n in PARENT}
+        some = [one for one in found if len(one.node)]
+        width = min((one.top.shape[1] for one in some), default=0)
+        return Parents(
+            step,
+            row,
+            **arrays,
+            top=_join([one.top[:, :width] for one in some], np.int64).reshape(len(row), width),
+            top_p=_join([one.top_p[:, :width] for one in some], np.float64).reshape(len(row), width),
+            at_row=at_row,
+            there=there,
+            final_entropy=final[0],
+            final_varentropy=final[1],
+            final_p=final[2],
+            **of_nodes,
+        )
+
+
+def _levels(above: Indices) -> Indices:
+    """How many steps up, by `above`, lead out of the array (-1): 1 for those at the top."""
+    level, at = np.zeros(len(above), np.int64), np.arange(len(above))
+    while (inside := at >= 0).any():
+        level += inside
+        at = np.where(inside, above[at], -1)
+    return level

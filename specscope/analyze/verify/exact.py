@@ -1,0 +1,281 @@
+"""Every step by itself: the verdict's arithmetic, done again from what was recorded.
+
+Only steps of the standard rule, and of what was forced nothing that follows from being forced. p and q were float32:
+what is computed again from them may differ by rounding, which residuals magnify; `Tolerance` follows it through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.verify.columns import KINDS, Columns, Indices
+from specscope.trace.coins import Stream, coins_at
+from specscope.trace.records import FinalKind, Outcome
+from specscope.trace.tree import Bools, Doubles, Drawn
+
+RELATIVE = 1e-5  # of a probability: float32, and sums over a vocabulary of it
+LEAST = 1e-6  # of any figure
+WHOLE = 3e-5  # by which a sum of float32 over a vocabulary may miss 1: 5e-6 was seen with 49,152 tokens
+HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is said
+BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
+
+
+def exact_checks(columns: Columns, *, ours: bool) -> list[Check]:
+    """All of them. `ours`: whether our engine drew the coins."""
+    return [
+        accept_probability(columns),
+        outcomes(columns),
+        trial_order(columns),
+        target_at_trial(columns),
+        draft_at_trial(columns),
+        residual_mass(columns),
+        siblings(columns),
+        paths(columns),
+        final_kinds(columns),
+        final_tokens(columns),
+        recomputed_coins(columns, ours=ours),
+    ]
+
+
+def found(
+    name: str,
+    about: str,
+    bad: Bools,
+    tested: Bools,
+    where: Callable[[int], Reference],
+    detail: Callable[[int], str],
+    *,
+    note: str = "",
+) -> Check:
+    """A check over places (nodes, steps, parents), each right or wrong by itself; the first wrong one is shown."""
+    count, wrong = int(tested.sum()), np.flatnonzero(bad & tested)
+    if not count:
+        return Check(name, Result.SKIPPED, about, note=note or "nothing to test")
+    if not len(wrong):
+        return Check(name, Result.PASSED, about, count, note=note)
+    first = int(wrong[0])
+    return Check(name, Result.FAILED, about, count, len(wrong), where(first), detail(first), note)
+
+
+def accept_probability(c: Columns) -> Check:
+    """min(1, p / q) at the trial."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
+    bad = ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST)
+    return found(
+        "accept probability",
+        "a = min(1, p / q), with p and q as tried",
+        bad,
+        c.tried & c.standard[c.step],
+        c.at_node,
+        lambda i: f"a = {c.accept_prob[i]:.6g}, but p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}",
+    )
+
+
+def outcomes(c: Columns) -> Check:
+    """Accepted where the coin is below a."""
+    name, about = "outcomes", "accepted where coin < a, rejected elsewhere"
+    if not c.has_coins:
+        return Check(name, Result.SKIPPED, about, note="the capture has no coins")
+    near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
+    bad = (c.accepted != (c.coin < c.accept_prob)) & ~near
+    return found(
+        name,
+        about,
+        bad,
+        c.tried & ~c.forced & c.standard[c.step],
+        c.at_node,
+        lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
+    )
+
+
+def trial_order(c: Columns) -> Check:
+    """Below an accepted node or the root: one after the other until one is accepted; nowhere else."""
+    reached = (c.above < 0) | c.accepted[c.above]
+    turn = (c.elder < 0) | c.rejected[c.elder]
+    due = reached & turn
+    if not len(c.token):
+        due = np.zeros(0, np.bool_)
+    return found(
+        "trial order",
+        "siblings are tried in draw order until one is accepted, and only below accepted nodes",
+        due != c.tried,
+        c.standard[c.step],
+        c.at_node,
+        lambda i: f"{'was not' if due[i] else 'was'} tried, out of turn",
+    )
+
+
+def target_at_trial(c: Columns) -> Check:
+    """p_1 = p; p_(i+1) = max(p_i - q_i, 0) / mass, or p_i without the token."""
+    expected, error = _residual_p(c)
+    clear = error < HOPELESS
+    bad = np.abs(c.p_trial - expected) > error + LEAST + RELATIVE * expected
+    return found(
+        "p at later trials",
+        "p as tried follows from p, and after a rejection from the renormalised residual",
+        bad,
+        c.tried & clear & c.standard[c.step],
+        c.at_node,
+        lambda i: f"p as tried is {c.p_trial[i]:.6g}, from p and the trials before it {expected[i]:.6g}",
+    )
+
+
+def _residual_p(c: Columns) -> tuple[Doubles, Doubles]:
+    """[N] each tried node's p in what its elder siblings left of p, from p itself; and how far rounding may move it."""
+    expected, error = c.p.copy(), RELATIVE * c.p
+    for rank in range(1, int(c.sibling[c.tried].max(initial=0)) + 1):
+        mine = np.flatnonzero(c.tried & (c.sibling == rank))
+        elders = [mine]
+        for _ in range(rank):
+            elders.append(c.elder[elders[-1]])
+        p, slack = c.p[mine], error[mine]
+        for elder in elders[:0:-1]:  # the first sibling first
+            mass, left = np.maximum(c.residual_mass[elder], 0), np.maximum(c.q_left[elder], 1e-12)
+            some = mass > 0
+            with np.errstate(divide="ignore", invalid="ignore"):
+                q = np.where(c.sampled[elder], c.q[mine] / left, 0.0)
+                off = np.where(c.sampled[elder], q * (RELATIVE + WHOLE / left), 0.0)
+                lower = np.where(c.sampled[elder], np.maximum(p - q, 0), p)
+                p, slack = np.where(some, lower / mass, p), np.where(some, (slack + off + LEAST) / mass, slack)
+            same = (c.token[elder] == c.token[mine]) & some
+            p, slack = np.where(same, 0.0, p), np.where(same, LEAST, slack)
+        expected[mine], error[mine] = p, slack
+    return expected, np.nan_to_num(error, nan=1.0)
+
+
+def draft_at_trial(c: Columns) -> Check:
+    """q as drawn is q as tried: 1 for a point mass, renormalised where nothing was put back."""
+    left = np.maximum(c.q_left, 1e-12)
+    error = RELATIVE + WHOLE / left
+    expected = np.where(c.sampled, c.q / left, 1.0)
+    bad = (np.abs(c.q_trial - expected) > error * expected + LEAST) | (c.q_trial <= 0) | (c.q_trial > 1 + 1e-4)
+    return found(
+        "q at trials",
+        "q as tried is q over what earlier siblings left of it, and 1 where the draft is deterministic",
+        bad,
+        c.tried & (error < HOPELESS) & c.standard[c.step],
+        c.at_node,
+        lambda i: f"q as tried is {c.q_trial[i]:.6g}, from q = {c.q[i]:.6g} and what was left it is {expected[i]:.6g}",
+    )
+
+
+def residual_mass(c: Columns) -> Check:
+    """Of a point mass 1 - p exactly; of a sampled node between what its token shows and 1 - p."""
+    mass, p, q = c.residual_mass, c.p_trial, c.q_trial
+    slack = WHOLE
+    high = 1 - p
+    low = np.where(c.sampled, q - p, high)
+    bad = (mass > high + slack) | (mass < low - slack)
+    return found(
+        "residual mass",
+        "what is left of p after a rejection has the mass that p and q allow",
+        bad,
+        c.rejected & c.standard[c.step],
+        c.at_node,
+        lambda i: (
+            f"mass {mass[i]:.6g}, but p = {p[i]:.6g} and q = {q[i]:.6g} as tried allow {low[i]:.6g} to {high[i]:.6g}"
+        ),
+    )
+
+
+def siblings(c: Columns) -> Check:
+    """Distinct where nothing is put back; their p sum to at most 1."""
+    distinct = c.drawn != Drawn.WITH_REPLACEMENT
+    order = np.lexsort((c.token, c.row))
+    row, token = c.row[order], c.token[order]
+    again = np.zeros(len(order), np.bool_)
+    again[order[1:]] = (row[1:] == row[:-1]) & (token[1:] == token[:-1])
+    total = np.bincount(c.row[distinct], c.p[distinct], c.rows) if len(c.row) else np.zeros(c.rows)
+    over = distinct & (total[c.row] > 1 + 1e-4) & ~again
+    bad = (again & distinct) | over
+    return found(
+        "siblings",
+        "siblings are distinct tokens, and the target's probabilities of them sum to at most 1",
+        bad,
+        c.standard[c.step] & distinct,
+        c.at_node,
+        lambda i: f"token {c.token[i]} came twice" if again[i] else f"siblings' p sum to {total[c.row[i]]:.6g}",
+    )
+
+
+def paths(c: Columns) -> Check:
+    """The path is all accepted nodes, each the child of the one before."""
+    bad = np.zeros(len(c), np.bool_)
+    bad[c.step[c.on_path != c.accepted]] = True
+    chained = c.on_path & ~((c.above < 0) | c.on_path[c.above]) if len(c.token) else c.on_path
+    bad[c.step[chained]] = True
+    return found(
+        "paths",
+        "the path holds every accepted node and no other",
+        bad,
+        c.standard,
+        c.at_step,
+        lambda s: f"path {c.verdicts[s].path.tolist()}, accepted {np.flatnonzero(c.verdicts[s].outcome == 1).tolist()}",
+    )
+
+
+def final_kinds(c: Columns) -> Check:
+    """Bonus at a leaf, recovered where all children were rejected, target where nothing was drafted."""
+    expected = np.full(len(c), BONUS)
+    expected[np.diff(c.start) == 0] = TARGET
+    if len(c.token):
+        expected[c.children_at(np.ones(len(c.token), np.bool_))[c.final_row]] = RECOVERED
+    return found(
+        "kind of final token",
+        "bonus behind an accepted leaf, recovered behind a rejection, target where nothing was drafted",
+        c.kind != expected,
+        c.standard,
+        c.at_step,
+        lambda s: f"says {KINDS[c.kind[s]].value}, the verdict makes it {KINDS[expected[s]].value}",
+    )
+
+
+def final_tokens(c: Columns) -> Check:
+    """Drawn with a probability above 0; never a token that was rejected just before: the residual has none of it."""
+    bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
+    again = np.zeros(len(c), np.bool_)
+    same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
+    again[c.step[same]] = True
+    return found(
+        "final tokens",
+        "the final token had a probability above 0, and is none that was rejected at its place",
+        bad | again,
+        c.standard & ~c.forced_final,
+        c.at_step,
+        lambda s: (
+            f"token {c.final[s]} was rejected at this place and came out all the same"
+            if again[s]
+            else f"drawn with probability {c.final_p[s]:.6g}"
+        ),
+    )
+
+
+def recomputed_coins(c: Columns, *, ours: bool) -> Check:
+    """Each coin from its key."""
+    name, about = "coins", "every coin follows from the request's seed, the stream and the root's position"
+    if not ours:
+        return Check(name, Result.SKIPPED, about, note="the coins are another engine's")
+    known: Indices = np.flatnonzero(c.known)
+    count = np.diff(c.start)[known] + 1
+    seeds = np.array([c.params[s].seed for s in known], np.uint64)
+    expected = coins_at(seeds, Stream.VERIFY, c.position[known], count)
+    ends = np.cumsum(count)
+    is_final = np.zeros(len(expected), np.bool_)
+    is_final[ends - count] = True
+    bad = np.zeros(len(c), np.bool_)
+    bad[known] = c.final_coin[known] != expected[is_final]
+    nodes = np.flatnonzero(c.known[c.step])
+    bad[c.step[nodes[c.coin[nodes] != expected[~is_final]]]] = True
+    return found(
+        name,
+        about,
+        bad,
+        c.known,
+        c.at_step,
+        lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
+        note="a coin that was set by hand in the debugger counts as one that does not follow" if bad.any() else "",
+    )

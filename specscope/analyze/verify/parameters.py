@@ -1,0 +1,219 @@
+"""p against the sampling parameters, at every node along its own path: what these parameters can never give.
+
+After all rules p is still, among the tokens that are kept, the raw distribution to the power 1 / temperature, with
+logit bias and penalties before it; so any two kept tokens tell. Top-p's border takes the raw distribution itself, and
+is looked at where the temperature is 1. Repetition penalty depends on a logit's sign, which nobody recorded: where a
+token was seen before, only its direction is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.findings import Check
+from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.exact import LEAST, found
+from specscope.analyze.verify.parents import LACKING
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestStep
+from specscope.trace.tree import Bools, Doubles
+
+TIES = 8  # tokens that may share a probability at top-p's border
+FAINT = 1e-30  # raw probabilities below it have lost their digits
+
+
+def parameter_checks(c: Columns) -> list[Check]:
+    """All of them."""
+    node = Nodes.of(c)
+    return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node)]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The parameters of each node's request, by name; and the parent that told of it."""
+
+    temperature: Doubles  # [N]
+    top_k: Indices
+    top_p: Doubles
+    min_p: Doubles
+    shaped: Bools  # whether bias or penalties move logits
+    judged: Bools  # sampled requests of known parameters, at parents that the evidence has
+    at: Indices  # its parent among Columns.parents, -1 for none
+    choice_p: Doubles  # the likeliest token's p there
+
+    @staticmethod
+    def of(c: Columns) -> Nodes:
+        """Of each."""
+
+        def each(name: str, kind: type) -> np.ndarray:
+            return np.array([getattr(params, name) for params in c.params], kind)[c.step]
+
+        shaped = np.array([params.penalised or bool(params.logit_bias) for params in c.params], np.bool_)[c.step]
+        at = c.parents.at_row[c.row]
+        judged = (at >= 0) & (c.known & ~c.greedy)[c.step] & c.standard[c.step]
+        choice_p = c.parents.choice_p[at] if len(c.parents) else np.zeros(len(at))
+        return Nodes(
+            each("temperature", np.float64),
+            each("top_k", np.int64),
+            each("top_p", np.float64),
+            each("min_p", np.float64),
+            shaped,
+            judged,
+            at,
+            choice_p,
+        )
+
+
+def _note(c: Columns, what: str, asked: Bools) -> str:
+    """Why nothing was tested."""
+    if not (c.known & ~c.greedy).any():
+        return "no request was sampled"
+    if not asked.any():
+        return f"no request has {what}"
+    return "" if len(c.parents) else LACKING
+
+
+def top_k(c: Columns, n: Nodes) -> Check:
+    """A token that is kept has fewer than k before it."""
+    asked = n.top_k > 0
+    bad = (c.p > 0) & (c.parents.rank > n.top_k)
+    return found(
+        "top-k",
+        "no token beyond the k likeliest has a probability, at any depth",
+        bad,
+        asked & n.judged,
+        c.at_node,
+        lambda i: f"p = {c.p[i]:.6g} at rank {c.parents.rank[i]}, with top_k {n.top_k[i]}, at depth {c.depth[i]}",
+        note=_note(c, "top_k", asked),
+    )
+
+
+def min_p(c: Columns, n: Nodes) -> Check:
+    """A token that is kept has at least its share of the likeliest one's p."""
+    asked = n.min_p > 0
+    bad = (c.p > 0) & (c.p < n.min_p * n.choice_p * (1 - 1e-3) - LEAST)
+    return found(
+        "min-p",
+        "no token below its share of the likeliest has a probability, at any depth",
+        bad,
+        asked & n.judged,
+        c.at_node,
+        lambda i: (
+            f"p = {c.p[i]:.6g} where the likeliest has {n.choice_p[i]:.6g}, with min_p {n.min_p[i]}, "
+            f"at depth {c.depth[i]}"
+        ),
+        note=_note(c, "min_p", asked),
+    )
+
+
+def _raw_choice(c: Columns) -> Doubles:
+    """[K] the raw probability of p's likeliest token; NaN where it is none of the listed ones."""
+    e = c.parents
+    same = e.top == e.choice[:, None]
+    return np.where(same.any(axis=1), np.where(same, e.top_p, 0).sum(axis=1), np.nan)
+
+
+def top_p(c: Columns, n: Nodes) -> Check:
+    """At temperature 1, raw over p is the mass that was kept: at least top_p, and not without its last token."""
+    asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & (n.top_k == 0) & (n.min_p == 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = (_raw_choice(c) / c.parents.choice_p)[n.at] if len(c.parents) else np.ones(len(n.at))
+    short = kept < n.top_p - 1e-3
+    beyond = (c.p > 0) & (kept - TIES * c.parents.raw_p > n.top_p + 1e-3)
+    return found(
+        "top-p",
+        "the tokens with a probability are the fewest that reach top_p, at any depth",
+        short | beyond,
+        asked & n.judged & np.isfinite(kept),
+        c.at_node,
+        lambda i: (
+            f"the tokens kept have {kept[i]:.6g} of the raw mass, with top_p {n.top_p[i]}, at depth {c.depth[i]}; "
+            f"this one has {c.parents.raw_p[i]:.3g}"
+        ),
+        note=_note(c, "top_p alone at temperature 1", asked),
+    )
+
+
+def temperature(c: Columns, n: Nodes) -> Check:
+    """log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties."""
+    e = c.parents
+    raw = _raw_choice(c)[n.at] if len(e) else np.full(len(n.at), np.nan)
+    told = n.judged & (c.p > 0) & (e.raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = n.temperature * np.log(c.p / n.choice_p)
+        expected = np.log(e.raw_p / raw)
+    low, high = np.zeros(len(n.at)), np.zeros(len(n.at))
+    _shape(c, n, told, low, high)
+    slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * n.temperature
+    with np.errstate(invalid="ignore"):
+        bad = (ratio < expected + low - slack) | (ratio > expected + high + slack)
+    asked = (c.known & ~c.greedy)[c.step]
+    return found(
+        "temperature and penalties",
+        "p follows from the raw p by temperature, bias and penalties, at any depth",
+        bad,
+        told,
+        c.at_node,
+        lambda i: (
+            f"log p / p of the choice, times temperature {n.temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
+            f"after bias and penalties {_range(expected[i] + low[i], expected[i] + high[i])}; at depth {c.depth[i]}"
+        ),
+        note=_note(c, "parameters", asked),
+    )
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _shape(c: Columns, n: Nodes, told: Bools, low: Doubles, high: Doubles) -> None:
+    """What bias and penalties add to the log ratio of each node's token and the choice: between low and high."""
+    seen = _Seen(c)
+    for i in np.flatnonzero(told & n.shaped).tolist():
+        s = int(c.step[i])
+        counts, path = seen.before(s), Counter(_path(c.visits[s].part, int(c.parent[i])))
+        params = c.params[s]
+        prompt = seen.prompt(s)
+        tokens = int(c.token[i]), int(c.parents.choice[n.at[i]])
+        (a, b), (x, y) = (_moved(token, params, counts + path, prompt) for token in tokens)
+        low[i], high[i] = a - y, b - x
+
+
+def _moved(token: int, params: SamplingParams, output: Counter[int], prompt: set[int]) -> tuple[float, float]:
+    """How far a token's logit is moved: between these."""
+    times = output[token]
+    by = params.logit_bias.get(token, 0.0) - params.frequency_penalty * times - params.presence_penalty * bool(times)
+    if params.repetition_penalty != 1 and (times or token in prompt):
+        return (-np.inf, by) if params.repetition_penalty > 1 else (by, np.inf)
+    return by, by
+
+
+def _path(part: RequestStep, parent: int) -> list[int]:
+    return part.tree.token[part.tree.path_to(parent)].tolist() if parent >= 0 else []
+
+
+class _Seen:
+    """How often each token is in a request's output before a step; asked in the order of steps."""
+
+    def __init__(self, c: Columns) -> None:
+        self.c = c
+        self._counts: dict[str, tuple[int, Counter[int]]] = {}  # by request: its steps counted, and its tokens
+        self._prompts: dict[str, set[int]] = {}
+
+    def before(self, s: int) -> Counter[int]:
+        visit = self.c.visits[s]
+        done, counts = self._counts.get(visit.request.id, (0, Counter()))
+        while visit.request.steps[done].index < visit.part.index:
+            counts.update(visit.request.steps[done].output())
+            done += 1
+        self._counts[visit.request.id] = done, counts
+        return counts
+
+    def prompt(self, s: int) -> set[int]:
+        request = self.c.visits[s].request
+        if request.id not in self._prompts:
+            self._prompts[request.id] = set() if request.info is None else set(request.info.prompt_tokens.tolist())
+        return self._prompts[request.id]

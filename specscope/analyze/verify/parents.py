@@ -1,0 +1,181 @@
+"""What the evidence says of the parents that were tried must agree with itself: ranks, likeliest tokens, entropies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specscope.analyze.findings import Check
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, found
+from specscope.trace.tree import Doubles
+
+NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
+LACKING = "the capture does not tell of the parents that were tried"
+
+
+def parent_checks(c: Columns) -> list[Check]:
+    """All of them; skipped where the capture has no such evidence."""
+    return [
+        likeliest_tokens(c),
+        ranks(c),
+        raw_probabilities(c),
+        entropies(c),
+        greedy_tokens(c),
+        final_entropies(c),
+        final_shares(c),
+    ]
+
+
+def likeliest_tokens(c: Columns) -> Check:
+    """No drafted token has more than the target's choice; the choice, where it was drafted, has exactly that."""
+    at = c.parents.at_row[c.row]
+    told = at >= 0
+    choice_p = _at(c.parents.choice_p, at)
+    is_choice = told & (_at(c.parents.choice, at) == c.token)
+    bad = c.p > choice_p * (1 + RELATIVE) + LEAST
+    bad |= is_choice & ~np.isclose(c.p, choice_p, rtol=1e-4, atol=LEAST)
+    return found(
+        "target's choice",
+        "no drafted token is likelier than the target's first choice",
+        bad,
+        told & c.standard[c.step],
+        c.at_node,
+        lambda i: f"p = {c.p[i]:.6g}, the choice (token {c.parents.choice[at[i]]}) has {choice_p[i]:.6g}",
+        note="" if len(c.parents) else LACKING,
+    )
+
+
+def ranks(c: Columns) -> Check:
+    """A token of rank r has at most 1 / r; rank 1 is the likeliest; no rank where p is 0."""
+    at, rank = c.parents.at_row[c.row], c.parents.rank
+    told = at >= 0
+    bad = (c.p * rank > 1 + 1e-4) | ((rank == 0) != (c.p == 0))
+    bad |= (rank == 1) & (c.p < _at(c.parents.choice_p, at) * (1 - 1e-4) - LEAST)
+    first = c.sampled & (c.sibling == 0)
+    bad |= first & (c.q * c.parents.q_rank > 1 + 1e-4)
+    return found(
+        "ranks",
+        "a token of rank r has at most 1 / r of p, and rank 1 the most",
+        bad,
+        told & c.standard[c.step],
+        c.at_node,
+        lambda i: f"rank {rank[i]} with p = {c.p[i]:.6g}; rank {c.parents.q_rank[i]} in q with q = {c.q[i]:.6g}",
+        note="" if len(c.parents) else LACKING,
+    )
+
+
+def raw_probabilities(c: Columns) -> Check:
+    """The likeliest tokens in falling order, with a sum of 1 at most; a drafted one among them has their raw p."""
+    e = c.parents
+    at = e.at_row[c.row]
+    told = at >= 0
+    note = "" if len(e) else LACKING
+    if not e.top.size:
+        told = np.zeros(len(told), np.bool_)
+        bad = told
+    else:
+        disordered = (np.diff(e.top_p, axis=1) > LEAST).any(axis=1) | (e.top_p.sum(axis=1) > 1 + 1e-4)
+        same = e.top[at] == c.token[:, None]
+        top_p = np.where(same, e.top_p[at], 0).sum(axis=1)
+        listed = same.any(axis=1)
+        bad = disordered[at] | (listed & ~np.isclose(e.raw_p, top_p, rtol=1e-4, atol=LEAST))
+        bad |= ~listed & (e.raw_p > e.top_p[at, -1] * (1 + 1e-4) + LEAST)
+    return found(
+        "raw probabilities",
+        "the target's raw probability of a drafted token agrees with its likeliest tokens",
+        bad,
+        told & c.standard[c.step],
+        c.at_node,
+        lambda i: f"raw p = {e.raw_p[i]:.6g}, likeliest {_listed(e.top[at[i]], e.top_p[at[i]])}",
+        note=note,
+    )
+
+
+def _listed(tokens: np.ndarray, probs: np.ndarray) -> str:
+    return ", ".join(f"{token}: {p:.4g}" for token, p in zip(tokens.tolist(), probs.tolist(), strict=True))
+
+
+def entropies(c: Columns) -> Check:
+    """An entropy is at least that of the choice's share against one other token, and 0 where the choice has all."""
+    e = c.parents
+    one = e.choice_p >= 1
+    bad = (e.entropy < least_entropy(e.choice_p) - NATS) | (one & (e.entropy > NATS)) | (e.varentropy < 0)
+    return found(
+        "entropies",
+        "the entropy of p fits the likeliest token's share",
+        bad,
+        c.standard[e.step],
+        lambda k: c.at_step(int(e.step[k])),
+        lambda k: f"entropy {e.entropy[k]:.6g} nats where the likeliest token has {e.choice_p[k]:.6g}",
+        note="" if len(e) else LACKING,
+    )
+
+
+def least_entropy(p: Doubles) -> Doubles:
+    """Of a distribution in which some token has p: all the rest on one other, in nats."""
+    p = np.clip(p, 1e-300, 1.0)
+    rest = np.clip(1 - p, 1e-300, 1.0)
+    return -(p * np.log(p) + rest * np.log(rest))
+
+
+def greedy_tokens(c: Columns) -> Check:
+    """At temperature 0 every p is 0 or 1, and what comes out is the target's choice."""
+    e = c.parents
+    bad = np.zeros(len(c), np.bool_)
+    uncertain = ~np.isin(c.p, (0, 1))
+    bad[c.step[uncertain]] = True
+    bad |= (c.final_p != 1) & ~c.forced_final
+    parent = e.at_row[c.final_row] if len(c) else np.zeros(0, np.int64)
+    chosen = (parent < 0) | (_at(e.choice, parent) == c.final)
+    bad |= (c.kind == RECOVERED) & ~chosen & ~c.forced_final
+    return found(
+        "greedy tokens",
+        "at temperature 0 every p is 0 or 1, and the target's first choice comes out",
+        bad,
+        c.greedy & c.standard,
+        c.at_step,
+        lambda s: f"final p {c.final_p[s]:.6g}, p {np.round(c.verdicts[s].p, 6).tolist()}",
+        note="" if c.greedy.any() else "no request was greedy",
+    )
+
+
+def final_entropies(c: Columns) -> Check:
+    """The final token's share bounds the entropy of what it was drawn from."""
+    e = c.parents
+    bad = e.final_entropy < least_entropy(np.minimum(c.final_p, 1.0)) - NATS
+    return found(
+        "entropy of the final draw",
+        "the entropy of what the final token was drawn from fits that token's share",
+        bad,
+        e.there & c.standard & ~c.forced_final,
+        c.at_step,
+        lambda s: f"entropy {e.final_entropy[s]:.6g} nats, the token had {c.final_p[s]:.6g}",
+        note="" if e.there.any() else LACKING,
+    )
+
+
+def final_shares(c: Columns) -> Check:
+    """What the final token was drawn with, from its p: over the mass that rejections left, less what q took."""
+    e = c.parents
+    left = np.ones(c.rows)
+    gone = c.rejected & (c.residual_mass > 0)
+    np.multiply.at(left, c.row[gone], c.residual_mass[gone])
+    left = left[c.final_row]
+    most = np.where(c.greedy, e.final_p, e.final_p / left)
+    exact = ~c.children_at(c.sampled & c.rejected)[c.final_row]
+    slack = 1e-4 * most + WHOLE / left
+    bad = (c.final_p > most + slack) | (exact & (c.final_p < most - slack))
+    return found(
+        "share of the final token",
+        "the final token was drawn with its p, over the mass that rejections left",
+        bad,
+        e.there & c.standard & ~c.forced_final & (slack < HOPELESS),
+        c.at_step,
+        lambda s: f"drawn with {c.final_p[s]:.6g}, from its p of {e.final_p[s]:.6g} it would be {most[s]:.6g}",
+        note="" if e.there.any() else LACKING,
+    )
+
+
+def _at(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Values by place; what stands for -1 means nothing, and is 0 where there are none at all."""
+    return values[at] if len(values) else np.zeros(len(at), values.dtype)

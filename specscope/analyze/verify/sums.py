@@ -1,0 +1,116 @@
+"""Sums that are 0 on average whatever the text was, and what they prove.
+
+A martingale difference is a number whose mean is 0 given all that came before it, with a known variance. Sums of them
+are judged by Bernstein's inequality as Freedman has it: for differences below b with a total variance V,
+
+    P(|sum| >= t) <= 2 exp(-t^2 / (2 (V + b t / 3))).
+
+It holds for three numbers as for three million, so that a short run raises no false alarm; against the normal law it
+gives away a sixth of the power.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.verify.columns import Indices
+from specscope.trace.tree import Doubles
+
+POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
+FEWEST = 20  # differences
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum of martingale differences."""
+
+    total: float
+    variance: float
+    count: int
+    bound: float  # on each of them
+    worst: int = -1  # which of them speaks loudest for the sum's sign, as the caller numbers them
+
+    @staticmethod
+    def of(difference: Doubles, variance: Doubles, bound: float, places: Indices) -> Sum:
+        """Of these; `places`: how the caller numbers them."""
+        total = float(difference.sum())
+        worst = int(places[np.argmax(difference * math.copysign(1, total))]) if len(difference) else -1
+        return Sum(total, float(variance.sum()), len(difference), bound, worst)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are enough to say anything."""
+        return self.count >= FEWEST and self.variance > 0
+
+    @property
+    def z(self) -> float:
+        """The sum in standard deviations."""
+        return self.total / math.sqrt(self.variance)
+
+    @property
+    def bias(self) -> float:
+        """The mean."""
+        return self.total / self.count
+
+    @property
+    def p_value(self) -> float:
+        """At most how likely a sum so far from 0 is."""
+        t = abs(self.total)
+        return min(1.0, 2 * math.exp(-t * t / (2 * (self.variance + self.bound * t / 3))))
+
+    def least_bias(self, alpha: float) -> float:
+        """The smallest mean that a test at this level would have seen with 95 % power."""
+        log = math.log(2 / alpha)
+        limit = self.bound * log / 3
+        limit += math.sqrt(limit * limit + 2 * self.variance * log)
+        return (limit + POWER * math.sqrt(self.variance)) / self.count
+
+
+def holm(p_values: list[float], alpha: float) -> list[bool]:
+    """Which are rejected when all are tested with a family-wise error of alpha (Holm 1979)."""
+    rejected = [False] * len(p_values)
+    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[at] > alpha / (len(p_values) - rank):
+            break
+        rejected[at] = True
+    return rejected
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far numbers are from uniform on (0, 1): Kolmogorov's distance, judged by Massart's bound 2 exp(-2 n d^2)."""
+
+    bias: float
+    count: int
+    worst: int = -1
+
+    @staticmethod
+    def of(values: Doubles) -> Distance:
+        """Of these."""
+        ordered, n = np.sort(values), len(values)
+        if not n:
+            return Distance(0.0, 0)
+        at = np.arange(n)
+        return Distance(float(max((ordered - at / n).max(), ((at + 1) / n - ordered).max())), n)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are enough to say anything."""
+        return self.count >= FEWEST
+
+    @property
+    def z(self) -> float:
+        """The distance in units of 1 / sqrt(count)."""
+        return self.bias * math.sqrt(self.count)
+
+    @property
+    def p_value(self) -> float:
+        """At most how likely a distance so large is."""
+        return min(1.0, 2 * math.exp(-2 * self.count * self.bias**2))
+
+    def least_bias(self, alpha: float) -> float:
+        """The smallest distance that a test at this level would have seen with 95 % power, roughly."""
+        return (math.sqrt(math.log(2 / alpha) / 2) + POWER / 2) / math.sqrt(self.count)

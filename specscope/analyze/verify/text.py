@@ -1,0 +1,66 @@
+"""A trial in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.verify.trial import Trial
+from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
+
+MARKS = {Result.PASSED: ("✓", "green"), Result.FAILED: ("✗", "bold red"), Result.SKIPPED: ("–", "dim")}
+NAME = 26
+
+
+def render_trial(trial: Trial, console: Console) -> None:
+    """Print it: what was wrong last, where it is read."""
+    counts = f"{plural(trial.steps, 'decode step')}, {plural(trial.tokens, 'token')} committed"
+    console.print(Text(f"{printable(trial.source)}: {counts}"))
+    for note in trial.notes:
+        console.print(Text(f"! {printable(note)}", style="yellow"))
+    for group in trial.groups:
+        console.print(Text(f"\n{group.title}", style="bold cyan"))
+        for check in group.checks:
+            _check(check, trial.source, console)
+    console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"))
+
+
+def verdict(trial: Trial) -> str:
+    """The whole in a line."""
+    checks = trial.checks
+    passed = sum(check.result is Result.PASSED for check in checks)
+    skipped = sum(check.result is Result.SKIPPED for check in checks)
+    rest = f"{plural(passed, 'check')} passed, {skipped} skipped"
+    if trial.exit is Exit.INCONSISTENT:
+        names = ", ".join(check.name for check in trial.failed)
+        return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}"
+    if trial.exit is Exit.NOT_JUDGED:
+        return f"CANNOT BE JUDGED: {rest}"
+    return f"consistent: {rest}"
+
+
+def _check(check: Check, source: str, console: Console) -> None:
+    mark, style = MARKS[check.result]
+    line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not Result.PASSED else "")
+    line.append(f" {_figures(check)}")
+    console.print(line)
+    if check.result is not Result.FAILED:
+        return
+    for text in (f"expected: {check.about}", check.detail, check.note):
+        if text:
+            console.print(Text(f"    {printable(text)}"))
+    if check.example is not None:
+        console.print(Text(f"    {check.example}: {check.example.command(source)}"), soft_wrap=True)
+
+
+def _figures(check: Check) -> str:
+    if check.result is Result.SKIPPED:
+        return f"skipped: {check.note}"
+    if check.statistic is not None:
+        figures = f"z = {check.statistic:+.2f} over {check.tested:,}"
+        return figures + (f"; {check.note}" if check.result is Result.PASSED else f", p = {check.p_value:.2g}")
+    if check.failed:
+        return f"{check.failed:,} of {check.tested:,}"
+    return f"{check.tested:,}"

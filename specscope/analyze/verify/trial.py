@@ -1,0 +1,115 @@
+"""A capture on trial: every check that needs no model, and what follows from them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.verify.accounting import accounting_checks
+from specscope.analyze.verify.coins import unequal
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.exact import exact_checks
+from specscope.analyze.verify.parameters import parameter_checks
+from specscope.analyze.verify.parents import parent_checks
+from specscope.analyze.verify.statistical import statistical_checks
+from specscope.trace.history import History
+from specscope.trace.wording import plural
+
+ALPHA = 0.01  # how often a healthy run may be found guilty by chance
+
+
+@dataclass(frozen=True)
+class Group:
+    """Checks of one kind."""
+
+    title: str
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All checks of a capture. Made by `judge`."""
+
+    source: str
+    groups: tuple[Group, ...]
+    steps: int  # decode steps
+    tokens: int  # committed
+    alpha: float
+    notes: tuple[str, ...]  # what a reader must know
+
+    @property
+    def checks(self) -> list[Check]:
+        """Of all groups."""
+        return [check for group in self.groups for check in group.checks]
+
+    @property
+    def failed(self) -> list[Check]:
+        """Those that speak against the run."""
+        return [check for check in self.checks if check.result is Result.FAILED]
+
+    @property
+    def exit(self) -> Exit:
+        """What the command ends with."""
+        if self.failed:
+            return Exit.INCONSISTENT
+        judged = self.steps and any(check.result is Result.PASSED for check in self.checks)
+        return Exit.CONSISTENT if judged else Exit.NOT_JUDGED
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {
+            "source": self.source,
+            "exit": int(self.exit),
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "alpha": self.alpha,
+            "notes": list(self.notes),
+            "groups": [
+                {"title": group.title, "checks": [check.to_dict() for check in group.checks]} for group in self.groups
+            ],
+        }
+
+
+def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequence[str] = ()) -> Trial:
+    """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
+    run = history.run
+    ours = run is not None and "specscope" in run.versions
+    columns = Columns.of(history)
+    groups = (
+        Group("Each step", tuple(exact_checks(columns, ours=ours))),
+        Group("The evidence", tuple(parent_checks(columns))),
+        Group("The sampling parameters", tuple(parameter_checks(columns))),
+        Group("From step to step", tuple(accounting_checks(history, ours=ours))),
+        Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha))),
+    )
+    tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
+    return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)))
+
+
+def _notes(history: History, c: Columns) -> list[str]:
+    notes = []
+    if not len(c):
+        notes.append("the capture has no decode step, so that nothing can be judged")
+    elif not c.parents.there.any():
+        notes.append(
+            "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
+            "made with --evidence lean): much is skipped"
+        )
+    others = sorted({visit.part.rule for visit in c.visits} - {"standard"})
+    if others:
+        count, names = int((~c.standard).sum()), ", ".join(others)
+        notes.append(f"{plural(count, 'step')} under another rule ({names}) left out: only `standard` is checked")
+    forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
+    if forced:
+        notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")
+    again = int((~c.fresh & c.known & ~c.greedy).sum())
+    if again:
+        notes.append(
+            f"{plural(again, 'step')} of sampled requests had the coins of another request (same seed and position): "
+            "sums over chance leave them out"
+        )
+    if len(history.branches) > 1:
+        notes.append(f"the run was edited and has {len(history.branches)} branches: this is branch {history.branch}")
+    return notes

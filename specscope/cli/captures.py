@@ -1,0 +1,38 @@
+"""What the commands that judge a capture have in common: reading it, and a console for their text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specscope.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specscope.trace.reading import CaptureReader
+
+
+def read_branch(file: str, branch: int | None) -> CaptureReader:
+    """A whole capture, its history at the end of a branch; of the last where it is None. Raises UserError."""
+    from specscope.trace.reading import read_capture
+
+    reader = read_capture(file)
+    if branch is not None:
+        if branch not in reader.history.branches:
+            known = ", ".join(map(str, reader.history.branches))
+            raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
+        reader.history.show(branch)
+    return reader
+
+
+def text_console() -> Console:
+    """A console on standard output that leaves a closed pipe to `main`."""
+    from rich.console import Console
+
+    class Pipe(Console):
+        """Such a one."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Pipe()

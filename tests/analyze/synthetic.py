@@ -1,0 +1,248 @@
+"""A sampler in numpy that leaves whole evidence behind: healthy, or with one mistake put in.
+
+Every place has a target distribution p and a drafter's q of its own, over a small vocabulary; a step drafts a tree,
+judges it by the standard rule and draws the final token. Nothing of the engine is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import (
+    FinalKind,
+    FinishReason,
+    Outcome,
+    ParentNotes,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    Verdict,
+)
+from specscope.trace.tree import DraftTree, Drawn, parse_tree
+from tests.analyze.histories import RUN, record
+
+PROMPT = np.array([1, 2, 3], np.int32)
+FAULTS = {
+    "noise reused": "the noise that drew a draft draws the recovered token too (vLLM 47386)",
+    "accepts more": "a coin is divided by 1.1 before it is compared, and recorded as it was",
+    "ratio by p": "q is left out of the ratio test",
+    "not renormalised": "later siblings are tried against a residual that was not renormalised",
+    "final from p": "after a rejection the final token is drawn from p",
+    "sorted": "siblings are sorted by q after they were drawn",
+    "pruned": "of one sibling more than the tree has, the least likely is dropped",
+    "coins shared": "all siblings have one coin",
+    "coin twice": "the coin that drew the draft draws the final token",
+    "coins low": "coins are squared",
+    "coins in series": "each coin is half the one before",
+}
+
+
+@dataclass
+class Synthetic:
+    """A sampler. `run` makes a history of so many requests and steps."""
+
+    seed: int = 0
+    tree: str = "2x2"
+    drawn: Drawn = Drawn.WITHOUT_REPLACEMENT
+    fault: str = ""
+    vocab: int = 8
+    p: tuple[float, ...] = ()  # everywhere, where it is given
+    q: tuple[float, ...] = ()
+    notes: bool = True  # whether the evidence tells of parents
+    params: Mapping[str, object] = field(default_factory=lambda: {"temperature": 1.0})
+
+    def __post_init__(self) -> None:
+        assert self.fault in ("", *FAULTS)
+        self.rng = np.random.default_rng(self.seed)
+        self.shape = parse_tree(self.tree)
+
+    def run(self, requests: int, steps: int) -> History:
+        """Requests one after another: a prefill of the prompt's last token, then decode steps."""
+        # Not our engine's: its coins come from numpy's generator
+        history = History(run=dataclasses.replace(RUN, versions={}, eos_tokens=(), dtype="float32"))
+        number = 0
+        for r in range(requests):
+            params = SamplingParams(max_tokens=10**6, seed=r, **self.params)
+            info = RequestInfo(f"r{r}", 0, 1, "", PROMPT, params, {})
+            output: list[int] = []
+            context, fed = 0, len(PROMPT) - 1
+            for index in range(steps):
+                part = dataclasses.replace(self.step(), request=info.id, index=index, context_len=context)
+                part = dataclasses.replace(part, prefill_tokens=fed, emitted=part.verdict.accepted + 1)
+                context, fed = part.position + part.verdict.accepted + 1, 0
+                output += part.tokens()
+                ends = index == steps - 1
+                end = RequestEnd(info, 2, FinishReason.CANCELLED, "", np.array(output, np.int32))
+                more = {"admitted": (info,) if not index else (), "finished": (end,) if ends else ()}
+                history.append(record(number, [part], **more))
+                number += 1
+        return history
+
+    def _p(self) -> np.ndarray:
+        p = np.array(self.p) if self.p else self.rng.dirichlet(np.full(self.vocab, 0.5))
+        return np.maximum(p, 1e-6).astype(np.float32).astype(np.float64) / np.maximum(p, 1e-6).sum()
+
+    def _q(self, p: np.ndarray) -> np.ndarray:
+        if self.q:
+            return np.array(self.q)
+        q = 0.6 * p + 0.4 * self.rng.dirichlet(np.full(self.vocab, 0.7))
+        return np.maximum(q, 1e-6) / np.maximum(q, 1e-6).sum()
+
+    def step(self) -> RequestStep:
+        """One decode step."""
+        n, rng = len(self.shape), self.rng
+        coin = self._coins(n + 1)
+        p = [self._p() for _ in range(n + 1)]  # by row: the root's, then each node's
+        q = [self._q(one) for one in p]
+        noise = rng.gumbel(size=(n + 1, len(p[0])))
+        draft_coin = rng.random(n + 1)
+        token = np.zeros(n, np.int32)
+        for row in range(-1, n):
+            children = self.shape.children(row)
+            if children:
+                token[children] = self._siblings(q[row + 1], len(children), noise[row + 1], draft_coin[row + 1])
+        parent = np.array(self.shape.parent, np.int32)
+        sampled = self.drawn != Drawn.DETERMINISTIC
+        drawn_q = np.array([q[above + 1][t] for above, t in zip(parent, token, strict=True)]) if sampled else np.ones(n)
+        tree = DraftTree(token, parent, drawn_q.astype(np.float32), np.full(n, self.drawn, np.uint8))
+        return self._judge(tree, p, q, coin, noise, draft_coin)
+
+    def _coins(self, count: int) -> np.ndarray:
+        coin = self.rng.random(count)
+        if self.fault == "coins low":
+            return coin**2
+        if self.fault == "coins shared":
+            return np.full(count, coin[0])
+        if self.fault == "coins in series":
+            for i in range(1, count):
+                coin[i] = (coin[i - 1] + coin[i]) % 1 if i % 2 else coin[i - 1] * 0.5 + coin[i] * 0.5
+        return coin
+
+    def _siblings(self, q: np.ndarray, count: int, noise: np.ndarray, coin: float) -> list[int]:
+        if self.drawn == Drawn.DETERMINISTIC:
+            return np.argsort(-q)[:count].tolist()
+        if self.drawn == Drawn.WITH_REPLACEMENT:
+            return self.rng.choice(len(q), count, p=q).tolist()
+        if self.fault == "coin twice" and count == 1:
+            return [_inverse(q, coin)]
+        drawn = np.argsort(-(np.log(q) + noise))  # Gumbel's trick: without replacement
+        if self.fault == "pruned":
+            return [t for t in drawn[: count + 1] if t != min(drawn[: count + 1], key=lambda t: q[t])]
+        drawn = drawn[:count]
+        return sorted(drawn, key=lambda t: -q[t]) if self.fault == "sorted" else drawn.tolist()
+
+    def _judge(self, tree, p, q, coin, noise, draft_coin) -> RequestStep:
+        n = len(tree)
+        row = -1
+        zero = np.zeros((5, n))
+        p_trial, q_trial, accept, mass, of_p = zero
+        outcome = np.zeros(n, np.uint8)
+        for node in range(n):
+            of_p[node] = p[tree.parent[node] + 1][tree.token[node]]
+        path, tried, recovered = [], [], False
+        while (children := tree.children(row)) and not recovered:
+            tried.append(row)
+            left, of_q = p[row + 1], q[row + 1].copy()
+            recovered = True
+            for node in children:
+                token = tree.token[node]
+                q_trial[node] = 1.0 if self.drawn == Drawn.DETERMINISTIC else of_q[token]
+                p_trial[node] = left[token]
+                accept[node] = min(1.0, left[token] / q_trial[node])
+                limit = min(1.0, left[token]) if self.fault == "ratio by p" else accept[node]
+                value = coin[node + 1] / 1.1 if self.fault == "accepts more" else coin[node + 1]
+                if value < limit:
+                    outcome[node], recovered, row = Outcome.ACCEPTED, False, node
+                    path.append(node)
+                    break
+                outcome[node] = Outcome.REJECTED
+                left, mass[node] = self._residual(left, of_q, token)
+                if self.drawn == Drawn.WITHOUT_REPLACEMENT and node != children[-1]:
+                    of_q[token] = 0
+                    of_q /= of_q.sum()
+        final = left if recovered and self.fault != "final from p" else p[row + 1]
+        final_token = self._final(final, coin[0], noise[row + 1], draft_coin[row + 1], recovered)
+        verdict = Verdict(
+            outcome,
+            *(one.astype(np.float32) for one in (of_p, p_trial, q_trial)),
+            accept,
+            coin[1:].copy(),
+            mass,
+            np.array(path, np.int32),
+            final_token,
+            FinalKind.RECOVERED if recovered else FinalKind.BONUS if path else FinalKind.TARGET,
+            float(final[final_token]),
+            float(draft_coin[row + 1] if self.fault == "coin twice" else coin[0]),
+        )
+        parents = self._parents(tree, p, q, tried, final, p[row + 1], final_token) if self.notes else None
+        return RequestStep("", 0, 0, 0, "synthetic", tree, verdict, 0, parents=parents)
+
+    def _residual(self, left: np.ndarray, q: np.ndarray, token: int) -> tuple[np.ndarray, float]:
+        rest = left.copy()
+        if self.drawn == Drawn.DETERMINISTIC:
+            rest[token] = 0
+        else:
+            rest = np.maximum(left - q, 0)
+        mass = float(rest.sum())
+        if mass <= 0:
+            return left, mass
+        return (rest if self.fault == "not renormalised" else rest / mass), mass
+
+    def _final(self, final: np.ndarray, coin: float, noise: np.ndarray, draft_coin: float, recovered: bool) -> int:
+        if self.fault == "noise reused" and recovered:
+            with np.errstate(divide="ignore"):
+                return int(np.argmax(np.log(final) + noise))
+        return _inverse(final / final.sum(), draft_coin if self.fault == "coin twice" else coin)
+
+    def _parents(self, tree, p, q, tried, final, here, final_token) -> ParentNotes:
+        n, k = len(tree), len(tried)
+        of_p, of_q = [p[row + 1] for row in tried], [q[row + 1] for row in tried]
+        sampled = self.drawn != Drawn.DETERMINISTIC
+        entropy = np.array([_entropy(one) for one in of_p]).reshape(k, 2)
+        q_entropy = np.array([_entropy(one) if sampled else (0, 0) for one in of_q]).reshape(k, 2)
+        top = np.array([np.argsort(-one)[:4] for one in of_p], np.int32).reshape(k, -1)
+        rank, q_rank, raw = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.float32)
+        for row in tried:
+            for node in tree.children(row):
+                raw[node] = p[row + 1][tree.token[node]]
+                rank[node] = 1 + (p[row + 1] > p[row + 1][tree.token[node]]).sum()
+                q_rank[node] = 1 + (q[row + 1] > q[row + 1][tree.token[node]]).sum() if sampled else 0
+        single = np.float32
+        return ParentNotes(
+            node=np.array(tried, np.int32),
+            top=top,
+            top_p=np.array([one[t] for one, t in zip(of_p, top, strict=True)], single).reshape(k, -1),
+            choice=top[:, 0] if k else np.zeros(0, np.int32),
+            choice_p=np.array([one.max() for one in of_p], single),
+            entropy=entropy[:, 0].astype(single),
+            varentropy=entropy[:, 1].astype(single),
+            q_entropy=q_entropy[:, 0].astype(single),
+            q_varentropy=q_entropy[:, 1].astype(single),
+            draft_top=np.zeros((k, 0), np.int32),
+            draft_top_p=np.zeros((k, 0), single),
+            choice_rank=np.zeros(k, np.int32),
+            choice_q=np.zeros(k, single),
+            outside=np.zeros(k, single),
+            raw_p=raw,
+            rank=rank,
+            q_rank=q_rank,
+            final_entropy=_entropy(final / final.sum())[0],
+            final_varentropy=_entropy(final / final.sum())[1],
+            final_target_p=float(here[final_token]),
+        )
+
+
+def _inverse(probs: np.ndarray, coin: float) -> int:
+    return int(min(np.searchsorted(np.cumsum(probs), coin, "right"), np.flatnonzero(probs)[-1]))
+
+
+def _entropy(probs: np.ndarray) -> tuple[float, float]:
+    some = probs[probs > 0]
+    entropy = float(-(some * np.log(some)).sum())
+    return entropy, float((some * np.log(some) ** 2).sum()) - entropy**2
