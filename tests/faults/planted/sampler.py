@@ -19,7 +19,7 @@ def try_with(accept_prob=None, reject=None, final_from_p=False):
 
     def attempt(batch, row, children, p, found):
         trees, whole = batch.trees, p
-        q = None if trees.drawn[children[0]] == DETERMINISTIC else host.Drafter(batch.q[trees.q_row[row]])
+        q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
         for child in children:
             token = int(trees.token[child])
             p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
