@@ -74,6 +74,19 @@ class Condition:
     p_value: float  # the chance that noise gives one as good, over all rules of this length
 
     @property
+    def correlation(self) -> float:
+        """Of "it holds" with "differs", from 0 to 1; 1 where everything differs."""
+        if not self.total_out:
+            return 1.0
+        held, items = self.total_in, self.total_in + self.total_out
+        return float(phi(np.array([self.hits_in]), np.array([held]), self.hits_in + self.hits_out, items)[0])
+
+    @property
+    def score(self) -> float:
+        """The correlation, less the price of each test but the first."""
+        return self.correlation - PRICE * max(len(self.tests) - 1, 0)
+
+    @property
     def text(self) -> str:
         """In words."""
         if not self.tests:
@@ -133,15 +146,14 @@ def find(facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] 
         return None
     search = _Search(list(table.values()), label)
     groups = np.arange(len(label)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
-    best: tuple[float, Condition] | None = None
+    best: Condition | None = None
     for rules in search.by_length():
         for rule in rules[:3]:
             condition = _judged(rule, facts, label, groups, search.tried)
-            score = _phi(condition) - PRICE * (len(condition.tests) - 1)
-            good = condition.p_value < CERTAIN and _phi(condition) >= WEAKEST
-            if good and (best is None or score > best[0] + 1e-9):
-                best = score, condition
-    return None if best is None else best[1]
+            good = condition.p_value < CERTAIN and condition.correlation >= WEAKEST
+            if good and (best is None or condition.score > best.score + 1e-9):
+                best = condition
+    return best
 
 
 @dataclass(frozen=True)
@@ -270,12 +282,6 @@ def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDAr
     """The correlation of "it holds" with "differs": hits of the `held` items differ, and `differ` of all items."""
     below = held * (items - held) * float(differ) * float(items - differ)
     return np.where(below > 0, (items * hits - held * differ) / np.sqrt(np.maximum(below, 1)), 0.0)
-
-
-def _phi(condition: Condition) -> float:
-    held, items = condition.total_in, condition.total_in + condition.total_out
-    differ = condition.hits_in + condition.hits_out
-    return float(phi(np.array([condition.hits_in]), np.array([held]), differ, items)[0])
 
 
 def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried: int) -> Condition:

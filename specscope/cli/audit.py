@@ -24,7 +24,7 @@ FIRST = ", first "  # in the name of a model that is a target's first layers
 
 
 def audit_capture(
-    file: str, target: str | None, draft_model: str | None, sample: int | None, *, as_json: bool
+    file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
 ) -> int:
     """Audit a capture file and print what was found; returns the exit code. Raises UserError."""
     from specscope.interrupt import ends_at_once
@@ -34,9 +34,14 @@ def audit_capture(
     with ends_at_once():
         reader = read_capture(file)
         hush(gguf=True)
-        options = audit_options(reader.history, target, draft_model, sample)
         with progress_bar() as progress:
-            found = audit(reader.history, file, options, progress)
+            if again:
+                from specscope.cli.audit_again import audit_again
+
+                found = audit_again(reader.history, file, target, draft_model, sample, progress)
+            else:
+                options = audit_options(reader.history, target, draft_model, sample)
+                found = audit(reader.history, file, options, progress)
     _print(found, reader.warnings, as_json=as_json)
     return int(found.exit)
 
@@ -84,13 +89,13 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
-    named = target if target is not None else _named(run.target)
-    judge = _source(named, run.target, "--target")
-    draft, why = _draft(run, named, draft_model)
+    model = target if target is not None else named(run.target)
+    judge = _source(model, run.target, "--target")
+    draft, why = _draft(run, model, draft_model)
     return Options(target=judge, draft=draft, sample=sample, why_no_draft=why)
 
 
-def _named(name: str) -> str | None:
+def named(name: str) -> str | None:
     """What --target would be for the target that a capture names; None for the default one."""
     return None if name == NAME else name
 
@@ -131,7 +136,7 @@ def _draft(run: RunInfo, target: str | None, given: str | None) -> tuple[Source 
         arguments = {**whole.arguments, "num_hidden_layers": int(count)}
         return Source(whole.path, f"{whole.name}, first {count} layers", arguments), ""
     try:
-        return _source(given if given is not None else _named(before), name, "--draft-model"), ""
+        return _source(given if given is not None else named(before), name, "--draft-model"), ""
     except UserError as error:
         if given is not None:
             raise

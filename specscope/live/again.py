@@ -28,8 +28,8 @@ def run_again(
     `tokens`: prompt and output before the step, the root last. Raises UserError where no KV blocks are free.
     """
     try:
-        logits = _target(engine, part, tokens)
-        drafted = _drafter(engine, Context(SCRATCH, tokens, prompt_len, params)) if len(part.tree) else None
+        logits = target_again(engine, part, tokens)
+        drafted = drafter_again(engine, Context(SCRATCH, tokens, prompt_len, params)) if len(part.tree) else None
     except OutOfBlocksError as error:
         raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
@@ -42,7 +42,7 @@ def run_again(
     return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
 
 
-def _target(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
+def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
     """The target over the recorded tree, on a scratch table that shares what lies before the step."""
     cache, request, start = engine.runner.cache, engine.requests.get(part.request), part.context_len
     table, shared = BlockTable(), 0
@@ -59,7 +59,7 @@ def _target(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:
         cache.truncate(table, 0)
 
 
-def _drafter(engine: Engine, context: Context) -> Draft | None:
+def drafter_again(engine: Engine, context: Context) -> Draft | None:
     """What the drafter makes of the same context; None where there is nothing more to see in it than its tree."""
     drafter = engine.drafter
     if not isinstance(drafter, ModelDrafter):

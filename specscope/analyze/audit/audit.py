@@ -49,6 +49,7 @@ class Audit:
     draft_slack: float  # the drafter's; 0 where it is no model
     seconds: float
     findings: tuple[Finding, ...]
+    judge: str = "plain transformers in float32"
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -91,7 +92,8 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     run = history.run
     if run is None:
         raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
-    plans, total, notes = _plans(history, options.sample)
+    places, total = chosen_places(history, options.sample)
+    plans, notes = _plans(history, places)
     steps = sum(len(one.steps) for one in plans)
     if not steps:
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
@@ -133,31 +135,33 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     )
 
 
-def _plans(history: History, sample: int | None) -> tuple[list[Contexts], int, list[str]]:
-    """What is judged, request by request; how many decode steps there are; remarks."""
+def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[int]], int]:
+    """The places of the steps to judge, by request: all decode steps, or `sample` of them; and how many there are."""
     every = [
-        (request, place)
+        (request.id, place)
         for request in history.requests.values()
         for place, part in enumerate(request.steps)
         if part.verdict is not None
     ]
-    chosen = every
-    if sample is not None and sample < len(every):
-        chosen = [every[at * len(every) // sample] for at in range(sample)]
+    count = len(every) if sample is None else min(sample, len(every))
     places: dict[str, list[int]] = {}
-    for request, place in chosen:
-        places.setdefault(request.id, []).append(place)
-    plans, without = [], 0
-    for name, some in places.items():
-        request = history.requests[name]
-        numbers = [history.steps[at].step for at in request.engine_steps]
-        found = contexts_of(request, some, numbers)
-        if found is None:
-            without += 1
-        else:
-            plans.append(found)
+    for at in range(count):
+        name, place = every[at * len(every) // count]
+        places.setdefault(name, []).append(place)
+    return places, len(every)
+
+
+def step_numbers(history: History, name: str) -> list[int]:
+    """The engine's step number of each of a request's steps."""
+    return [history.steps[at].step for at in history.requests[name].engine_steps]
+
+
+def _plans(history: History, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
+    """What is judged, request by request; remarks."""
+    found = [contexts_of(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
+    without = sum(1 for one in found if one is None)
     notes = [f"{plural(without, 'request')} left out: the prompt, or the first steps, are not in the capture"]
-    return plans, len(every), notes if without else []
+    return [one for one in found if one is not None], notes if without else []
 
 
 def _context(plans: Sequence[Contexts]) -> Finding:

@@ -23,8 +23,8 @@ class Judged:
     @property
     def leaf(self) -> int:
         """Where the accepted path ends: the final token was drawn there."""
-        path = self.part.verdict.path if self.part.verdict is not None else ()
-        return int(path[-1]) if len(path) else ROOT
+        verdict = self.part.verdict
+        return int(verdict.path[-1]) if verdict is not None and len(verdict.path) else ROOT
 
     def at(self, node: int | None) -> Reference:
         """A node of it."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from specscope.analyze.conditions import Condition, find
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Check, Reference, Result
@@ -14,7 +16,9 @@ from specscope.trace.history import History
 from specscope.trace.wording import plural
 
 LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
+SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
+CLEARER = 0.05  # a condition of the first steps that differ is taken where its correlation is so much higher
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,14 @@ class Finding:
     noun: str  # what an item is: node, step
     condition: Condition | None = None  # None where all agree, or nothing tells those that differ
     examples: tuple[Difference, ...] = ()  # the first that differ
+    first_only: bool = False  # whether the condition is of each request up to its first step that differs
 
     @property
     def sentence(self) -> str:
         """The condition with its figures; "" where there is none."""
         if self.condition is not None:
-            return self.condition.sentence(f"{self.check.name} differs", self.noun)
+            said = self.condition.sentence(f"{self.check.name} differs", self.noun)
+            return said + (" (in each request up to the first step that differs)" if self.first_only else "")
         return "no condition tells those that differ from the others" if self.check.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,6 +60,7 @@ class Finding:
             "noun": self.noun,
             "condition": None if self.condition is None else self.condition.to_dict(),
             "sentence": self.sentence,
+            "first_only": self.first_only,
             "examples": [example.to_dict() for example in self.examples],
         }
 
@@ -93,11 +100,34 @@ class Tally:
         )
         if not failed:
             return Finding(check, self.noun)
-        clusters = [(item.request, item.index) for item in self.items]
-        numbers = {key: at for at, key in enumerate(dict.fromkeys(clusters))}
+        condition, first_only = self._condition(history)
+        return Finding(check, self.noun, condition, tuple(self.examples), first_only)
+
+    def _condition(self, history: History) -> tuple[Condition | None, bool]:
+        """What tells those that differ, and whether only the first step that differs of each request was looked at.
+
+        What is wrong in a cache stays wrong: steps after the first that differ then differ for that alone, and hide
+        what began it. So the condition is looked for with and without them, and the clearer one taken.
+        """
         facts = facts_table(history, self.items)
-        condition = find(facts, self.differs, [numbers[key] for key in clusters])
-        return Finding(check, self.noun, condition, tuple(self.examples))
+        steps = [(item.request, item.index) for item in self.items]
+        numbers = {key: at for at, key in enumerate(dict.fromkeys(steps))}
+        clusters = np.array([numbers[key] for key in steps])
+        differs = np.array(self.differs)
+        whole = find(facts, differs, clusters)
+        first: dict[str, int] = {}
+        for item, wrong in zip(self.items, self.differs, strict=True):
+            if wrong:
+                first[item.request] = min(first.get(item.request, item.index), item.index)
+        early = np.array([item.index <= first.get(item.request, item.index) for item in self.items])
+        if early.all():
+            return whole, False
+        kept = np.flatnonzero(early)
+        some = {name: [values[at] for at in kept] for name, values in facts.items()}
+        begun = find(some, differs[kept], clusters[kept])
+        if begun is not None and begun.tests and (whole is None or begun.score > whole.score + CLEARER):
+            return begun, True
+        return whole, False
 
 
 def skipped(name: str, about: str, note: str) -> Finding:
@@ -107,11 +137,12 @@ def skipped(name: str, about: str, note: str) -> Finding:
 
 def span(p: float, slack: float) -> tuple[float, float]:
     """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
+    near = LEAST + SUMMED * p
     if p <= 0 or p >= 1:
-        return max(p - LEAST, 0.0), min(p + LEAST, 1.0)
+        return max(p - near, 0.0), min(p + near, 1.0)
     odds = math.log(p) - math.log1p(-p)
     low, high = (1 / (1 + math.exp(-min(max(odds + off, -700), 700))) for off in (-slack, slack))
-    return max(low - LEAST, 0.0), min(high + LEAST, 1.0)
+    return max(low - near, 0.0), min(high + near, 1.0)
 
 
 def within(value: float, bounds: tuple[float, float]) -> bool:

@@ -48,7 +48,7 @@ def _header(found: Audit) -> Table:
     )
     for name, value in (
         ("capture", found.source),
-        ("judged by", f"{models}, plain transformers in float32"),
+        ("judged by", f"{models}, {found.judge}"),
         ("audited", f"{audited}, {plural(found.nodes, 'node')} in {found.seconds:.1f} s"),
         ("rounding", f"{found.dtype}: up to {rounding}"),
     ):

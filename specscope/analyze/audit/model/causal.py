@@ -32,12 +32,12 @@ class Causal:
 
         logging.disable_progress_bar()
         try:
-            self.model: Any = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 source.path, dtype=getattr(torch, dtype), attn_implementation="sdpa", **source.arguments
             )
         except Exception as error:
             raise UserError(f"cannot load {source.name}: {first_line(error)}") from error
-        self.model = self.model.to(device).eval().requires_grad_(False)
+        self.model = model.to(device).eval().requires_grad_(False)
         self.name = source.name
         self.config = self.model.config.get_text_config()
 

@@ -112,12 +112,14 @@ class Head:
 
     def _split(self, part: str, projected: Tensor) -> Tensor:
         size = self.weights["midlayer.self_attn.q_proj.weight"].shape[0] // self.heads
-        return self._linear(f"midlayer.self_attn.{part}_proj", projected).unflatten(-1, (-1, size))
+        split: Tensor = self._linear(f"midlayer.self_attn.{part}_proj", projected).unflatten(-1, (-1, size))
+        return split
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         cos, sin = (y[0][:, None] for y in self.rotary(x, positions[None]))
         half = x.shape[-1] // 2
-        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+        turned: Tensor = x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+        return turned
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:

@@ -111,6 +111,12 @@ class TargetJudge(_Judge):
             allowed = self.bounds(shaped, p, token, recorded)
             taken.append(allowed)
             self._p("target p", step, child, recorded, float(p[token]), allowed)
+        notes = step.part.parents
+        if parent == step.leaf and notes is not None:
+            recorded, judged = notes.final_target_p, float(p[verdict.token])
+            allowed = self.bounds(shaped, p, verdict.token, recorded)
+            self._p("final p", step, None, recorded, judged, allowed)
+            return
         known = verdict.kind is not FinalKind.RECOVERED or all(tree.drawn[c] == Drawn.DETERMINISTIC for c in children)
         if parent == step.leaf and known and len(tree) not in verdict.forced:
             self._final(step, shaped, p, [(tree.token[c], a) for c, a in zip(children, taken, strict=True)])
@@ -213,8 +219,10 @@ class DrafterJudge(_Judge):
 
     def _top(self, step: Judged, parent: int, logits: Tensor) -> None:
         notes = step.part.parents
-        place = np.flatnonzero(notes.node == parent) if notes is not None else ()
-        if notes is None or not len(place) or not notes.draft_top.shape[1]:
+        if notes is None or not notes.draft_top.shape[1]:
+            return
+        place = np.flatnonzero(notes.node == parent)
+        if not len(place):
             return
         at, raw = int(place[0]), logits.softmax(-1)
         for token, recorded in zip(notes.draft_top[at].tolist(), notes.draft_top_p[at].tolist(), strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +35,14 @@ class Rules:
         """Logits [R, V] after logit bias and penalties; `outputs`: what each row's penalties count as output."""
         params, rows = self.params, logits.float()
         if params.logit_bias:
-            bias = {(token,): value for token, value in params.logit_bias.items() if token < rows.shape[1]}
-            rows = (
-                SequenceBiasLogitsProcessor(bias)(torch.zeros(len(rows), 1, dtype=torch.long), rows) if bias else rows
-            )
+            rows = self._biased(rows)
         if params.penalised:
             rows = torch.cat([self._penalised(row[None], output) for row, output in zip(rows, outputs, strict=True)])
         return rows
+
+    def _biased(self, rows: Tensor) -> Tensor:
+        bias: Any = {(token,): value for token, value in self.params.logit_bias.items() if token < rows.shape[1]}
+        return SequenceBiasLogitsProcessor(bias)(_nothing(rows), rows) if bias else rows
 
     def _penalised(self, row: Tensor, output: Sequence[int]) -> Tensor:
         params = self.params
@@ -62,7 +64,7 @@ class Rules:
     def scores(self, shaped: Tensor) -> Tensor:
         """Shaped logits [R, V] over the temperature, the largest 0; minus infinity where a rule leaves a token out."""
         rows = shaped - shaped.amax(-1, keepdim=True)
-        rows = TemperatureLogitsWarper(float(self.params.temperature))(None, rows)
+        rows = TemperatureLogitsWarper(float(self.params.temperature))(_nothing(rows), rows)
         return _truncated(rows, self.params)
 
     def bounds(self, shaped: Tensor, slack: float) -> tuple[Tensor, Tensor]:
@@ -93,11 +95,16 @@ class Rules:
         return low, high
 
 
+def _nothing(rows: Tensor) -> Any:  # noqa: ANN401
+    """The tokens before, which these processors do not look at."""
+    return torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
+
+
 def _truncated(rows: Tensor, params: SamplingParams) -> Tensor:
     if params.min_p > 0:
-        rows = MinPLogitsWarper(params.min_p)(None, rows)
+        rows = MinPLogitsWarper(params.min_p)(_nothing(rows), rows)
     if 0 < params.top_k < rows.shape[-1]:
-        rows = TopKLogitsWarper(params.top_k)(None, rows)
+        rows = TopKLogitsWarper(params.top_k)(_nothing(rows), rows)
     if params.top_p < 1:
-        rows = TopPLogitsWarper(params.top_p)(None, rows)
+        rows = TopPLogitsWarper(params.top_p)(_nothing(rows), rows)
     return rows

@@ -16,9 +16,9 @@ from specscope.analyze.audit.options import Source
 from specscope.analyze.audit.tally import Tally
 from specscope.trace.records import ROUNDING
 
-REQUESTS, TOKENS, STEPS = 4, 128, 16  # that rounding is measured on: so many, and so much of each
+REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
 WIDEST = 8  # tokens of a row that are compared
-SAFETY = 4.0  # the largest deviation seen, times this, is still rounding
+SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 
 Step = Callable[[int], None]  # so many more steps are judged

@@ -1,0 +1,93 @@
+"""Runs of tiny engines, and what an audit by their own models makes of them."""
+
+from pathlib import Path
+
+from specscope import Engine, SamplingParams
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.options import Options, Source
+from specscope.trace.history import History
+from tests.engines import DRAFTERS, PROMPTS
+from tests.heads import head_tensors, write_head
+
+RULES = {
+    "greedy": {},
+    "temperature": {"temperature": 1.0},
+    "top-k": {"temperature": 0.8, "top_k": 20},
+    "top-p": {"temperature": 1.2, "top_p": 0.8},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "penalties": {
+        "temperature": 0.9,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.5,
+    },
+    "greedy penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.5},
+    "bias": {"temperature": 1.0, "logit_bias": {5: 4.0, 70: 3.0}},
+    "all": {
+        "temperature": 0.7,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "logit_bias": {100: 2.0},
+    },
+}
+SETTINGS = {
+    **DRAFTERS,
+    "same model": {"drafter": "draft_model", "draft_model": "same", "tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"},
+    "dynamic model": {"drafter": "draft_model", "draft_model": "self:5", "tree": "dynamic:8,depth=3,top=3"},
+}
+SMALL = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}
+
+
+class Bench:
+    """Engines over one tiny target, each built when it is first asked for."""
+
+    def __init__(self, target, folder):
+        self.target, self.head = str(target), str(write_head(Path(folder) / "head", head_tensors()))
+        self._made = {}
+
+    def fresh(self, name):
+        """An engine of its own, for a test that breaks it."""
+        how = dict(SETTINGS[name])
+        if how["drafter"] == "eagle":
+            how["draft_model"] = self.head
+        if how.get("draft_model") == "same":
+            how["draft_model"] = self.target
+        return Engine(target=self.target, **{**SMALL, **how})
+
+    def engine(self, name):
+        """One that several tests share."""
+        if name not in self._made:
+            self._made[name] = self.fresh(name)
+        return self._made[name]
+
+    def options(self, engine, sample=None):
+        """The models that judge it."""
+        draft = None
+        if engine.config.drafter == "eagle":
+            draft = Source(self.head, "head")
+        if engine.config.drafter == "draft_model":
+            layers = engine.config.draft_layers
+            draft = Source(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
+        return Options(Source(self.target, "tiny"), draft, sample)
+
+    def audit(self, engine, history, **how):
+        """By plain transformers."""
+        return audit(history, "run.jsonl", self.options(engine, **how))
+
+
+def run(engine, rule, tokens=24, prompts=PROMPTS):
+    """The history of a run of all prompts."""
+    history = History(engine.run_info, engine.vocabulary)
+    for seed, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=tokens, seed=seed, ignore_eos=True, **rule)
+        engine.add(prompt, params, labels={"kind": "even" if seed % 2 == 0 else "odd"})
+    while engine.busy:
+        history.append(engine.step())
+    return history
+
+
+def failed(found):
+    """The names of the checks that failed."""
+    return {finding.check.name for finding in found.findings if finding.check.failed}

@@ -1,0 +1,114 @@
+"""Healthy runs: every number that was recorded is the one that plain transformers gives."""
+
+import pytest
+
+from specscope.analyze.audit.options import Options, Source
+from specscope.analyze.findings import Exit, Result
+from specscope.errors import UserError
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
+
+
+@pytest.fixture(scope="module")
+def bench(deep, tmp_path_factory):
+    return Bench(deep, tmp_path_factory.mktemp("head"))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_healthy_run_has_no_difference(bench, name, rule):
+    engine = bench.engine(name)
+    history = run(engine, RULES[rule])
+    found = bench.audit(engine, history)
+    assert failed(found) == set()
+    assert found.exit is Exit.CONSISTENT
+    drafted = sum(len(part.tree) for record in history.steps for part in record.requests)
+    greedy = found.finding("final token") is not None
+    assert found.audited == sum(one.acceptance.steps for one in history.requests.values())
+    assert (found.finding("final token" if greedy else "final p").check.tested) >= 0.9 * found.audited
+    if drafted:
+        p = found.finding("target p")
+        assert p.check.tested + (p.check.note != "") >= 0.9 * drafted
+        drafter = found.finding("drafter tree" if name == "ngram" else "drafter p")
+        assert drafter.check.result is Result.PASSED
+        assert drafter.check.tested == (found.audited if name == "ngram" else drafted)
+
+
+@pytest.mark.parametrize("name", ["ngram", "same model", "eagle dynamic"])
+def test_preemption_and_chunks_change_nothing(bench, name):
+    engine = bench.fresh(name)
+    engine.runner.cache.pool.__init__(9)
+    history = run(engine, RULES["temperature"], prompts=["abcabcabcab " * 4, "hello hello hel", "x y z x y z " * 3])
+    assert sum(one.preempted for one in history.requests.values()) > 0
+    assert failed(bench.audit(engine, history)) == set()
+
+
+def test_a_capture_is_judged_as_the_run_was(bench, tmp_path):
+    engine = bench.engine("eagle")
+    history = run(engine, RULES["all"])
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    for record in history.steps:
+        writer(record)
+    writer.close()
+    read = read_capture(path).history
+    one, other = bench.audit(engine, history), bench.audit(engine, read)
+    tested = lambda found: [(f.check.name, f.check.tested, f.check.failed) for f in found.findings]  # noqa: E731
+    assert tested(one) == tested(other)
+    assert failed(other) == set()
+
+
+def test_a_sample_is_spread_evenly(bench):
+    engine = bench.engine("draft tree")
+    history = run(engine, RULES["top-k"])
+    found = bench.audit(engine, history, sample=20)
+    assert found.audited == 20
+    assert found.steps > 20
+    assert failed(found) == set()
+
+
+def test_a_long_text_is_fed_in_pieces(bench, monkeypatch):
+    from specscope.analyze.audit.model import causal
+
+    monkeypatch.setattr(causal, "PIECE", 7)
+    engine = bench.engine("same model")
+    assert failed(bench.audit(engine, run(engine, RULES["temperature"]))) == set()
+
+
+def test_another_target_differs_everywhere(bench, tiny):
+    engine = bench.engine("ngram")
+    found = bench.audit(engine, run(engine, RULES["temperature"]))
+    assert found.exit is Exit.CONSISTENT
+    history = run(engine, RULES["temperature"])
+    from specscope.analyze.audit.audit import audit
+
+    found = audit(history, "run.jsonl", Options(Source(str(tiny), "another")))
+    assert found.exit is Exit.INCONSISTENT
+    assert found.finding("final p").check.failed > 0.9 * found.finding("final p").check.tested
+    assert "final p" in found.finding("final p").sentence
+
+
+def test_what_cannot_be_audited_is_said(bench):
+    from specscope.analyze.audit.audit import audit
+
+    engine = bench.engine("ngram")
+    history = run(engine, {}, prompts=["abcabc"])
+    options = bench.options(engine)
+    with pytest.raises(UserError, match="header"):
+        audit(History(None, engine.vocabulary), "run.jsonl", options)
+    with pytest.raises(UserError, match="no decode step"):
+        audit(History(engine.run_info, engine.vocabulary), "run.jsonl", options)
+    with pytest.raises(UserError, match="cannot load nothing"):
+        audit(history, "run.jsonl", Options(Source("/nowhere", "nothing")))
+
+
+def test_the_result_is_plain_data(bench):
+    import orjson
+
+    engine = bench.engine("eagle")
+    found = bench.audit(engine, run(engine, RULES["temperature"]))
+    values = orjson.loads(orjson.dumps(found.to_dict()))
+    assert values["exit"] == 0
+    assert {one["name"] for one in values["findings"]} >= {"context", "target p", "final p", "drafter p"}
