@@ -30,7 +30,7 @@ from tests.analyze.histories import RUN, record
 PROMPT = np.array([1, 2, 3], np.int32)
 FAULTS = {
     "noise reused": "the noise that drew a draft draws the recovered token too (vLLM 47386)",
-    "accepts more": "a coin is divided by 1.1 before it is compared, and recorded as it was",
+    "accepts more": "a coin is divided by 1.25 before it is compared, and recorded as it was",
     "ratio by p": "q is left out of the ratio test",
     "not renormalised": "later siblings are tried against a residual that was not renormalised",
     "final from p": "after a rejection the final token is drawn from p",
@@ -156,7 +156,7 @@ class Synthetic:
                 p_trial[node] = left[token]
                 accept[node] = min(1.0, left[token] / q_trial[node])
                 limit = min(1.0, left[token]) if self.fault == "ratio by p" else accept[node]
-                value = coin[node + 1] / 1.1 if self.fault == "accepts more" else coin[node + 1]
+                value = coin[node + 1] / 1.25 if self.fault == "accepts more" else coin[node + 1]
                 if value < limit:
                     outcome[node], recovered, row = Outcome.ACCEPTED, False, node
                     path.append(node)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from specscope.analyze.findings import Check, Exit, Result
 from specscope.analyze.verify.accounting import accounting_checks
 from specscope.analyze.verify.coins import unequal
@@ -74,6 +76,11 @@ class Trial:
 
 def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequence[str] = ()) -> Trial:
     """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
+    with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
+        return _judge(history, source, alpha, warnings)
+
+
+def _judge(history: History, source: str, alpha: float, warnings: Sequence[str]) -> Trial:
     run = history.run
     ours = run is not None and "specscope" in run.versions
     columns = Columns.of(history)

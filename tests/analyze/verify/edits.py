@@ -1,0 +1,75 @@
+"""One edit of a real record: what a check must see."""
+
+import dataclasses
+
+import numpy as np
+
+from specscope.analyze.findings import Result
+from specscope.analyze.verify.trial import judge
+from specscope.trace.history import History
+from specscope.trace.records import Outcome
+
+
+def replaced(part, **change):
+    """A request's step with fields of its verdict, tree or parents replaced: `verdict__coin=...`."""
+    values = {}
+    for name, value in change.items():
+        where, _, inner = name.rpartition("__")
+        if where:
+            values[where] = dataclasses.replace(values.get(where, getattr(part, where)), **{inner: value})
+        else:
+            values[name] = value
+    return dataclasses.replace(part, **values)
+
+
+def put(array, at, value):
+    """A copy with one value replaced."""
+    copy = array.copy()
+    copy[at] = value
+    return copy
+
+
+def edited(history, change):
+    """The history with the first step replaced that `change` gives something for: a part, or None."""
+    out = History(run=history.run, vocabulary=history.vocabulary)
+    done = False
+    for record in history.steps:
+        parts = list(record.requests)
+        for row, part in enumerate(parts):
+            new = None if done or part.verdict is None else change(part)
+            if new is not None:
+                parts[row], done = new, True
+        out.append(dataclasses.replace(record, requests=tuple(parts)))
+    assert done, "no step to edit"
+    return out
+
+
+def failed(history, **options):
+    """The names of the checks that fail."""
+    return [check.name for check in judge(history, source="run.jsonl", **options).failed]
+
+
+def check(history, name):
+    """One check of a trial."""
+    return next(one for one in judge(history, source="run.jsonl").checks if one.name == name)
+
+
+def passed(history, name):
+    """Whether a check looked at something and found nothing."""
+    return check(history, name).result is Result.PASSED
+
+
+def node(part, outcome=None, where=lambda part, i: True):
+    """The first node with that outcome of which `where` holds; None where there is none."""
+    for i, found in enumerate(part.verdict.outcome.tolist()):
+        if (outcome is None or found == outcome) and where(part, i):
+            return i
+    return None
+
+
+def elder(part, i):
+    """Whether a node has an elder sibling."""
+    return bool(np.any(part.tree.parent[:i] == part.tree.parent[i]))
+
+
+TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)

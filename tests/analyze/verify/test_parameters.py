@@ -1,0 +1,97 @@
+"""p against the sampling parameters: a run judged under others is convicted, and so are rules left out at depth."""
+
+import dataclasses
+
+import pytest
+
+from specscope.analyze.findings import Result
+from specscope.speculate.sampling import LogitRows
+from specscope.trace.history import History
+from tests.analyze.verify.conftest import run
+from tests.analyze.verify.edits import check, failed, passed
+
+SAMPLED = {
+    "top-k": {"temperature": 1.3, "top_k": 20},
+    "min-p": {"temperature": 1.1, "min_p": 0.05},
+    "top-p": {"temperature": 1.0, "top_p": 0.7},
+    "temperature and penalties": {"temperature": 0.9, "presence_penalty": 0.5, "logit_bias": {65: 2.0}},
+}
+OTHER = {
+    "top-k": {"top_k": 2},
+    "min-p": {"min_p": 0.5},
+    "top-p": {"top_p": 0.2},
+    "temperature and penalties": {"presence_penalty": 0.0},
+}
+
+
+def under(history, **params):
+    """The same run, said to have had other parameters."""
+    out = History(run=history.run, vocabulary=history.vocabulary)
+    for record in history.steps:
+        admitted = tuple(
+            dataclasses.replace(info, params=dataclasses.replace(info.params, **params)) for info in record.admitted
+        )
+        out.append(dataclasses.replace(record, admitted=admitted))
+    return out
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("engine", ["draft tree", "eagle dynamic"])
+def test_each_rule_is_seen_and_passes(engines, name, engine):
+    history = run(engines[engine], **SAMPLED[name])
+    assert failed(history) == []
+    assert passed(history, name)
+    found = check(under(history, **OTHER[name]), name)
+    assert found.result is Result.FAILED
+    assert "at depth" in found.detail
+
+
+def test_another_temperature(runs):
+    assert passed(runs["sampled"], "temperature and penalties")
+    assert "temperature and penalties" in failed(under(runs["sampled"], temperature=1.2))
+
+
+def test_what_cannot_be_said_is_skipped(runs):
+    for name in ("top-k", "min-p", "top-p"):
+        assert check(runs["sampled"], name).note.startswith("no request has")
+    assert check(runs["greedy"], "temperature and penalties").note == "no request was sampled"
+
+
+def test_repetition_penalty_has_a_direction(engines):
+    """Where a token was seen before, p may only be less than without it."""
+    history = run(engines["draft tree"], temperature=0.9, repetition_penalty=1.3)
+    assert failed(history) == []
+    assert "temperature and penalties" in failed(under(history, repetition_penalty=1.0))
+    assert "temperature and penalties" in failed(under(history, repetition_penalty=0.7))
+
+
+def test_penalties_that_forget_the_path_are_convicted(engines, monkeypatch):
+    """The root's row is right, deeper ones count the output without the drafted tokens on the way."""
+
+    def forgets(context, draft, logits):
+        return LogitRows(logits, context.params, context.counts, [[]] * len(logits))
+
+    monkeypatch.setattr("specscope.speculate.verify.inputs._rows", forgets)
+    history = run(engines["draft tree"], max_tokens=120, temperature=0.7, frequency_penalty=1.5)
+    found = check(history, "temperature and penalties")
+    assert found.result is Result.FAILED
+    assert "at depth 2" in found.detail
+
+
+def test_rules_that_stop_at_the_root_are_convicted(engines, monkeypatch):
+    """top-k is applied to the root's row alone."""
+    from specscope.speculate import sampling
+
+    real = sampling._softmax_
+
+    def first_row(rows, params):
+        deeper = real(rows[1:].clone(), dataclasses.replace(params, top_k=0))
+        rows[1:] = deeper
+        real(rows[:1], params)
+        return rows
+
+    monkeypatch.setattr("specscope.speculate.sampling._softmax_", first_row)
+    history = run(engines["eagle dynamic"], temperature=0.8, top_k=3)
+    found = check(history, "top-k")
+    assert found.result is Result.FAILED
+    assert "at depth 1" not in found.detail

@@ -1,0 +1,119 @@
+"""A trial as a whole: exit codes, notes, the sample captures, any record that can be read."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rich.console import Console
+
+from specscope.analyze.findings import Exit, Result
+from specscope.analyze.verify.text import render_trial
+from specscope.analyze.verify.trial import judge
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from tests.analyze.histories import RUN
+from tests.analyze.synthetic import Synthetic
+from tests.analyze.verify.conftest import RUNS, run
+from tests.analyze.verify.edits import edited, failed, replaced
+from tests.engines import DRAFTERS, SMALL
+from tests.trace import strategies
+
+TRACES = Path(__file__).parents[3] / "traces"
+SAMPLING = {
+    "greedy": {"repetition_penalty": 1.3},
+    "sampled": {"temperature": 1.2},
+    "all": {
+        "temperature": 0.8,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -0.4,
+        "frequency_penalty": 0.2,
+        "logit_bias": {65: 2.0, 70: -3.0},
+    },
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_real_engines_raise_no_alarm(engines, drafter, sampling):
+    """With preemption: nine blocks for five requests."""
+    assert failed(run(engines[drafter], SMALL, **SAMPLING[sampling])) == []
+
+
+@pytest.mark.parametrize("name", ["eagle", "ngram", "sampled", "planted"])
+def test_the_sample_captures_are_consistent(name):
+    """The planted bug among them: it is a drafter's, and a bad draft costs acceptance, not losslessness."""
+    trial = judge(read_capture(TRACES / f"{name}.jsonl").history, source=name)
+    assert trial.exit is Exit.CONSISTENT
+    assert trial.failed == []
+    assert sum(check.result is Result.PASSED for check in trial.checks) > 20
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_capture_holds_gives_the_same_trial(runs, name, tmp_path):
+    """Written, read and judged: the codec loses nothing that a check needs."""
+    path = tmp_path / "run.jsonl"
+    history = runs[name]
+    writer = CaptureWriter(path, history.run, history.vocabulary)
+    for record in history.steps:
+        writer(record)
+    writer.close()
+    read = read_capture(path).history
+    assert judge(read, source="x").to_dict() == judge(history, source="x").to_dict()
+
+
+def test_exit_codes(runs):
+    assert judge(runs["sampled"], source="x").exit is Exit.CONSISTENT
+    bad = edited(runs["sampled"], lambda part: replaced(part, verdict__final_p=0.0))
+    assert judge(bad, source="x").exit is Exit.INCONSISTENT
+    empty = judge(History(run=RUN), source="x")
+    assert empty.exit is Exit.NOT_JUDGED
+    assert "no decode step" in empty.notes[0]
+
+
+def test_the_level_is_passed_on():
+    history = Synthetic(7).run(1, 300)
+    strict, loose = (judge(history, source="x", alpha=alpha) for alpha in (0.001, 0.2))
+    by_name = {check.name: check for check in loose.checks}
+    for check in strict.checks:
+        if check.least_bias is not None:
+            assert check.least_bias > by_name[check.name].least_bias
+
+
+def test_notes_say_what_is_left_out(runs):
+    other = edited(runs["sampled"], lambda part: dataclasses.replace(part, rule="block"))
+    assert any("1 step under another rule (block)" in note for note in judge(other, source="x").notes)
+    old = judge(Synthetic(notes=False).run(1, 30), source="x")
+    assert any("much is skipped" in note for note in old.notes)
+
+
+def test_the_text_names_each_check_and_how_to_see_it(runs):
+    bad = edited(runs["sampled"], lambda part: replaced(part, verdict__final_p=0.0))
+    console = Console(width=100, record=True, file=io.StringIO())
+    trial = judge(bad, source="run.jsonl", warnings=("a [warning]",))
+    render_trial(trial, console)
+    text = console.export_text()
+    for check in trial.checks:
+        assert check.name in text
+    assert "a [warning]" in text
+    assert "✗ final tokens" in text
+    assert f"specscope replay 'run.jsonl#{trial.failed[0].example}'" in text
+    assert "NOT CONSISTENT: " in text.splitlines()[-2]
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(strategies.runs())
+def test_any_run_that_can_be_read_is_judged(records):
+    """Whatever the numbers are: an answer, never an error."""
+    history = History(run=RUN)
+    for record in records:
+        history.append(record)
+    trial = judge(history, source="x")
+    assert trial.exit in Exit
+    assert orjson.loads(orjson.dumps(trial.to_dict()))["groups"]

@@ -1,0 +1,76 @@
+"""`specscope verify`: exit codes, files, and bad input in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.bad_inputs import PLANTED
+from tests.test_bad_input import run_here
+
+SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")
+
+
+def test_a_healthy_capture():
+    code, out, err = run_here(["verify", SAMPLED])
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("consistent: ")
+    assert "with 95 % power" in " ".join(out.split())
+
+
+def test_a_capture_that_was_tampered_with(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    lines = Path(SAMPLED).read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if "specscope.final.coin" in line)
+    cut = lines[at].index("specscope.final.coin")
+    start = lines[at].index('"doubleValue":', cut) + len('"doubleValue":')
+    end = lines[at].index("}", start)
+    lines[at] = lines[at][:start] + "0.125" + lines[at][end:]
+    path.write_text("".join(lines))
+    code, out, _ = run_here(["verify", str(path), "--json", str(tmp_path / "found.json")])
+    assert code == 1
+    assert "✗ coins" in out
+    assert f"specscope replay '{path}#r" in out.replace("\n", "")
+    found = json.loads((tmp_path / "found.json").read_text())
+    checks = {check["name"]: check for group in found["groups"] for check in group["checks"]}
+    assert found["exit"] == 1
+    assert checks["coins"]["result"] == "failed"
+    assert checks["coins"]["failed"] == 1
+    assert checks["outcomes"]["result"] == "passed"
+
+
+def test_a_capture_with_nothing_to_judge(tmp_path):
+    path = tmp_path / "head.jsonl"
+    path.write_text(Path(SAMPLED).read_text().splitlines(keepends=True)[0])
+    code, out, _ = run_here(["verify", str(path)])
+    assert code == 2
+    assert "CANNOT BE JUDGED" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["verify", "none.jsonl"], "none.jsonl"),
+        (["verify", SAMPLED, "--branch", "4"], "no such branch"),
+        (["verify", SAMPLED, "--alpha", "0"], "--alpha"),
+        (["verify", SAMPLED, "--json", SAMPLED], "would overwrite"),
+        (["verify", SAMPLED, "--json", ""], "--json"),
+        (["verify", SAMPLED, "--json", "/no/folder/x"], "cannot write"),
+    ],
+)
+def test_bad_input_is_one_line(words, says):
+    code, out, err = run_here(words)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_an_older_result_is_replaced_and_nothing_else(tmp_path):
+    path = tmp_path / "found.json"
+    for _ in range(2):
+        assert run_here(["verify", SAMPLED, "--json", str(path)])[0] == 0
+    other = shutil.copy(PLANTED, tmp_path / "other.jsonl")
+    assert run_here(["verify", SAMPLED, "--json", other])[0] == 2
+    assert Path(other).read_bytes() == Path(PLANTED).read_bytes()
