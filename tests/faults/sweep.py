@@ -33,8 +33,11 @@ def main() -> None:
             except Exception as error:
                 print(f"   {fault.name}: {type(error).__name__} {error}")
                 raise
-            print(f"   {fault.name}: {time.perf_counter() - start:.1f}s tau {a.tau or 0:.2f} "
-                  f"{[round(c, 2) if c is not None else None for c in a.conditional]}", flush=True)
+            print(
+                f"   {fault.name}: {time.perf_counter() - start:.1f}s tau {a.tau or 0:.2f} "
+                f"{[round(c, 2) if c is not None else None for c in a.conditional]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def _one_that_fits(case: Case, shift: int) -> Reference | None:
 
 def placeholders(case: Case) -> Suspect | None:
     """One token that is drafted over and over, by no drafter's choice, and never accepted."""
-    drafted, accepted, example = Counter[int](), Counter[int](), {}
+    drafted, accepted = Counter[int](), Counter[int]()
+    example: dict[int, Reference] = {}
     chosen = Counter[int]()  # drafted where the drafter's own notes have it among its likeliest
     noted = Counter[int]()
     for step in case.drafting:
@@ -128,6 +129,9 @@ def vocabulary_map(case: Case) -> Suspect | None:
                 example = example or where
     if as_map.total < LEAST or as_map.share < 2 * as_is.share or as_map.share < 0.3:
         return None
+    table = shift_table(case)
+    if max(table, key=lambda shift: table[shift].share) != 0 and max(rate.share for rate in table.values()) > 0.3:
+        return None  # the drafts are right at another place
     z = z_between(as_map, as_is)
     if z < SIGMAS:
         return None
@@ -165,8 +169,10 @@ def q_dropped(case: Case) -> Suspect | None:
     said = []
     if planned:
         temperature = "a temperature" if case.steps[0].params is None else f"{case.steps[0].params.temperature:g}"
-        said.append(f"the tree is to be sampled at temperature {temperature}, but is recorded as deterministic in "
-                    f"{planned:,} of {plural(len(case.drafting), 'step')}")
+        said.append(
+            f"the tree is to be sampled at temperature {temperature}, but is recorded as deterministic in "
+            f"{planned:,} of {plural(len(case.drafting), 'step')}"
+        )
     if unlikely:
         said.append(f"the first child is not the drafter's likeliest token at {unlikely:,} of {judged:,} parents")
     score = CERTAIN if planned and unlikely else CERTAIN - 0.05 if planned else CONDITION
@@ -228,7 +234,9 @@ def siblings_pruned(case: Case) -> Suspect | None:
             lacking += 1
             example = example or step.reference()
         leaves = [n for n in range(len(step.tree)) if n not in step.tree.parent]
-        kept = min([kept, *(float(step.tree.q[n]) for n in leaves if step.tree.children(int(step.tree.parent[n]))[0] != n)])
+        kept = min(
+            [kept, *(float(step.tree.q[n]) for n in leaves if step.tree.children(int(step.tree.parent[n]))[0] != n)]
+        )
         least = min(least, float(step.tree.q.min()))
     if lacking <= max(2, 0.02 * total):
         return None
@@ -262,7 +270,7 @@ def q_temperature(case: Case) -> Suspect | None:
     fit = fitted_temperature(case)
     draws = draws_against_q(case)
     said, score, example = [], 0.0, None
-    if fit is not None and abs(np.log(fit.found / fit.wanted)) > 0.03:
+    if fit is not None and abs(np.log(fit.found / fit.wanted)) > 0.1:
         said.append(
             f"the recorded q is the drafter's at temperature {fit.found:.2f}, and the requests' is {fit.wanted:g} "
             f"(over {plural(fit.count, 'parent')})"

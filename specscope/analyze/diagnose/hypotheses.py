@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from specscope.analyze.audit.audit import Audit
 from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, sampler
+from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.findings import Check
+from specscope.analyze.diagnose.diagnosis import CONDITION, Diagnosis, Suspect
+from specscope.analyze.findings import Result
+from specscope.analyze.verify.trial import Trial
 from specscope.trace.history import History
 
+OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
+OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
 Hypothesis = Callable[[Case], Suspect | None]
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
@@ -41,13 +46,52 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
 )
 
 
-def diagnose(history: History, *, checks: Iterable[Check] = ()) -> Diagnosis:
-    """Rank the causes of what is wrong in a run. `checks`: what verify found."""
-    case = Case.of(history, tuple(checks))
+def diagnose(
+    history: History,
+    *,
+    verify: Trial | None = None,
+    audit: Audit | None = None,
+    again: Sequence[Suspect] = (),
+    left_out: Sequence[str] = (),
+) -> Diagnosis:
+    """Rank the causes of what is wrong in a run. `again`: what models say that were run under named mistakes."""
+    case = Case.of(history, () if verify is None else verify.checks)
     found = [one for ask in HYPOTHESES if (one := ask(case)) is not None] if case.steps else []
-    suspects = ranked(found)
-    unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case)
-    return Diagnosis(tuple(suspects), unexplained, ("capture",), (), len(case.steps))
+    if audit is not None:
+        found += from_audit(case, audit)
+    suspects = settled(ranked([*found, *again]), case, audit)
+    unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case, audit)
+    looked_at = ["capture"] + ["verify"] * (verify is not None) + ["audit"] * (audit is not None)
+    return Diagnosis(tuple(suspects), unexplained, tuple(looked_at), tuple(left_out), len(case.steps))
+
+
+def settled(suspects: Sequence[Suspect], case: Case, audit: Audit | None) -> list[Suspect]:
+    """Without what the models or verify speak against.
+
+    Acceptance alone is weak evidence: where the models agree with all that was recorded of the drafter, how
+    acceptance depends on what came before is the text's doing.
+    """
+    if any(one.cause.is_fault and one.score >= CONDITION for one in suspects):
+        suspects = [one for one in suspects if one.cause.is_fault]
+    if audit is None:
+        return list(suspects)
+    kept = []
+    drafter_agrees = _agrees(audit, "drafter")
+    target_agrees = _agrees(audit, "target")
+    for one in suspects:
+        by_acceptance = one.score < CONDITION
+        if by_acceptance and drafter_agrees and one.cause in OF_THE_DRAFTER:
+            continue
+        if by_acceptance and target_agrees and one.cause in OF_THE_TARGET:
+            continue
+        kept.append(one)
+    return kept
+
+
+def _agrees(audit: Audit, what: str) -> bool:
+    """Whether all that was compared of the target or the drafter is the model's."""
+    found = [one.check for one in audit.findings if one.check.name.startswith(what) and one.check.tested]
+    return bool(found) and all(check.result is Result.PASSED for check in found)
 
 
 def ranked(found: Iterable[Suspect]) -> list[Suspect]:
@@ -63,6 +107,7 @@ def ranked(found: Iterable[Suspect]) -> list[Suspect]:
     return sorted(best.values(), key=lambda suspect: (not suspect.cause.is_fault, -suspect.score))
 
 
-def _unexplained(case: Case) -> tuple[str, ...]:
-    """What verify found wrong where no cause fits."""
-    return tuple(f"verify, {check.name}: {check.detail or check.about}" for check in case.failed())
+def _unexplained(case: Case, audit: Audit | None) -> tuple[str, ...]:
+    """What verify and audit found wrong where no cause fits."""
+    said = [f"verify, {check.name}: {check.detail or check.about}" for check in case.failed()]
+    return (*said, *(() if audit is None else (f"audit: {line}" for line in conditions(audit))))

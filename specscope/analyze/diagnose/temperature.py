@@ -14,7 +14,7 @@ from specscope.analyze.findings import Reference
 from specscope.trace.tree import Doubles
 
 GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
-WHOLE = 0.9995  # of the drafter's mass: then its first few tokens are all that count
+WHOLE = 0.995  # of the drafter's mass: then its first few tokens are all that count
 MOST = 2000  # parents
 
 
@@ -38,12 +38,10 @@ def fitted_temperature(case: Case) -> Fit | None:
             continue
         powers = raw[:, None] ** (1 / GRID)
         at_each = powers[at[0]] / powers.sum(0)
-        best = int(np.abs(at_each - q).argmin())
-        if abs(at_each[best] - q) < 0.01:
-            found.append(float(GRID[best]))
-            wanted.append(step.params.temperature)
-            if abs(math.log(found[-1] / wanted[-1])) > 0.1:
-                example = example or step.reference()
+        found.append(float(GRID[int(np.abs(at_each - q).argmin())]))
+        wanted.append(step.params.temperature)
+        if abs(math.log(found[-1] / wanted[-1])) > 0.1:
+            example = example or step.reference()
         if len(found) >= MOST:
             break
     if len(found) < 12 or len(set(wanted)) > 1:

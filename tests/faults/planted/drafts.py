@@ -137,7 +137,9 @@ def _only(draft: Draft, kept: list[int]) -> Draft:
 FAULTS = [
     Fault("lookup one late", Cause.DRAFT_POSITION, shifted_lookup(1), "ngram", "prompt lookup skips a token"),
     Fault("lookup one early", Cause.DRAFT_POSITION, shifted_lookup(-1), "ngram", "prompt lookup repeats the root"),
-    Fault("model one late", Cause.DRAFT_POSITION, shifted_chain, "model chain", "the draft model's first token is lost"),
+    Fault(
+        "model one late", Cause.DRAFT_POSITION, shifted_chain, "model chain", "the draft model's first token is lost"
+    ),
     Fault("padding judged", Cause.DRAFT_PLACEHOLDERS, placeholders, "ngram", "drafts padded with token 0"),
     Fault(
         "map off by a row",

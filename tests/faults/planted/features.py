@@ -48,9 +48,7 @@ def root_only(patch, engine):
 def nothing(patch, engine):
     """All features are zero."""
     observe = Eagle.observe
-    patch.setattr(
-        Eagle, "observe", lambda self, request, start, features: observe(self, request, start, features * 0)
-    )
+    patch.setattr(Eagle, "observe", lambda self, request, start, features: observe(self, request, start, features * 0))
 
 
 def other_layers(change):

@@ -121,7 +121,11 @@ def worse_with_time(patch, engine):
 FAULTS = [
     Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", "elder siblings"),
     Fault(
-        "mask is causal", Cause.MASK_SIBLINGS, changed_segment(causal), "eagle tree warm", "all nodes before it are seen"
+        "mask is causal",
+        Cause.MASK_SIBLINGS,
+        changed_segment(causal),
+        "eagle tree warm",
+        "all nodes before it are seen",
     ),
     Fault(
         "positions by index", Cause.POSITION_BY_INDEX, changed_segment(by_index), "model tree warm", "root + 1 + index"

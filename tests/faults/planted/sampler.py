@@ -152,7 +152,6 @@ def p_alone(p, q):
     return p
 
 
-
 FAULTS = [
     Fault(
         "residual as it is",
@@ -176,9 +175,7 @@ FAULTS = [
         "ngram tree warm",
         "the same with deterministic drafts",
     ),
-    Fault(
-        "accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"
-    ),
+    Fault("accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"),
     Fault("noise again", Cause.NOISE_SHARED, noise_again, "early chain hot", "vLLM 47386"),
     Fault(
         "coin again", Cause.NOISE_SHARED, coin_again, "early chain hot", "the coin of the trial draws the final token"

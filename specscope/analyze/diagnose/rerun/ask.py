@@ -86,7 +86,12 @@ def _dtype(case: Case) -> str:
 
 
 def _decode(
-    model: Causal, parts: Sequence[Sequence[Step]], mistake: targets.Mistake, case: Case, *, drafter: bool,
+    model: Causal,
+    parts: Sequence[Sequence[Step]],
+    mistake: targets.Mistake,
+    case: Case,
+    *,
+    drafter: bool,
     late: bool = False,
 ) -> Asked:
     found = Match()
@@ -123,4 +128,3 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Sequence[Sequence[Step]]
         said = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
         found.append(Suspect(Cause.VOCABULARY_MAP, RERUN, (said,), example=example))
     return found
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,13 +16,27 @@ from specscope.analyze.audit.options import Source
 from specscope.analyze.diagnose.case import Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.match import Match, compare, recorded
+from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
 from specscope.trace.tree import ROOT
 
-Along = Tensor  # [T, layers, width] what enters each layer, along a request's text
+
+@dataclass(frozen=True)
+class Along:
+    """What enters the target's layers: along a request's text, and at the nodes of its first steps."""
+
+    text: Tensor  # [T, layers, width]
+    nodes: Mapping[int, Tensor]  # by the step's index: [n + 1, layers, width] at the root and each node
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text."""
+        return len(self.text)
+
+
 Feed = Callable[[Along, tuple[int, ...], Sequence[Step]], Tensor]  # to what the head is fed, [T, F]
 
 
-def of_layers(along: Along, layers: tuple[int, ...]) -> Tensor:
+def of_layers(along: Tensor, layers: tuple[int, ...]) -> Tensor:
     """The features of some layers side by side."""
     return along[:, list(layers)].flatten(1)
 
@@ -33,7 +47,7 @@ class Mistake:
 
     name: str
     cause: Cause | None
-    feed: Feed = lambda along, layers, steps: of_layers(along, layers)
+    feed: Feed = lambda along, layers, steps: of_layers(along.text, layers)
     further: int = 0  # drafted nodes are that many positions too far
     tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
 
@@ -42,8 +56,8 @@ def _shifted(by: int) -> Feed:
     """Each position gets the feature of the one `by` further on."""
 
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-        at = (torch.arange(len(along)) + by).clamp(0, len(along) - 1)
-        return of_layers(along[at], layers)
+        at = (torch.arange(along.length) + by).clamp(0, along.length - 1)
+        return of_layers(along.text[at], layers)
 
     return feed
 
@@ -52,8 +66,8 @@ def _only(positions: Callable[[Sequence[Step], int], set[int]]) -> Feed:
     """Zeros at some positions."""
 
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-        features = of_layers(along, layers).clone()
-        features[sorted(at for at in positions(steps, len(along)) if at < len(along))] = 0
+        features = of_layers(along.text, layers).clone()
+        features[sorted(at for at in positions(steps, along.length) if at < along.length)] = 0
         return features
 
     return feed
@@ -78,13 +92,24 @@ def _held(steps: Sequence[Step], length: int) -> list[int]:
 
 
 def _roots_again(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-    return of_layers(along[_held(steps, len(along))], layers)
+    return of_layers(along.text[_held(steps, along.length)], layers)
+
+
+def _first_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    """Accepted tokens get the features of the tree's first nodes."""
+    features = of_layers(along.text, layers).clone()
+    for step in steps:
+        nodes = along.nodes.get(step.part.index)
+        for i in range(len(step.verdict.path)):
+            if nodes is not None and step.after + i < len(features):
+                features[step.after + i] = nodes[i + 1, list(layers)].flatten()
+    return features
 
 
 def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
-        most = along.shape[1] - 1
-        return of_layers(along, tuple(min(max(layer, 0), most) for layer in change(layers)))
+        most = along.text.shape[1] - 1
+        return of_layers(along.text, tuple(min(max(layer, 0), most) for layer in change(layers)))
 
     return feed
 
@@ -96,6 +121,7 @@ MISTAKES = (
     Mistake("the features of two positions before", STALE, _shifted(-2)),
     Mistake("the features of the position after", STALE, _shifted(1)),
     Mistake("the root's features for all tokens of a step", STALE, _roots_again),
+    Mistake("the features of the tree's first nodes for the accepted ones", STALE, _first_nodes),
     Mistake("no features at all", MISSING, _only(lambda steps, length: set(range(length)))),
     Mistake("no features of accepted tokens", MISSING, _only(_accepted)),
     Mistake("no features of the prompt", MISSING, _only(_prompt)),
@@ -135,9 +161,8 @@ class HeadRerun:
     """A head and its target, to be asked about some beginnings of requests."""
 
     def __init__(self, source: Source, target: Causal) -> None:
-        self.head = Moved(source, target.model).to(torch.float32)
-        self.head.embedding = self.head.embedding.float()
-        assert isinstance(self.head, Moved)
+        self.head = Moved(source, target.model)
+        self.head.to(torch.float32)
         self.target = target
         self.tokens = self.head.tokens
         self._along: dict[str, tuple[Contexts, Along]] = {}
@@ -178,5 +203,6 @@ class HeadRerun:
             count = int(self.target.config.num_hidden_layers)
             _, features = self.target.alone(contexts.text, list(range(count)))
             assert features is not None
-            self._along[name] = contexts, features.cpu().unflatten(1, (count, -1))
+            nodes = {step.part.index: states.cpu() for step, states in decoded(self.target, steps, RIGHT, states=True)}
+            self._along[name] = contexts, Along(features.cpu().reshape(len(features), count, -1), nodes)
         return self._along[name]

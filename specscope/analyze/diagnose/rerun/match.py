@@ -58,7 +58,9 @@ def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: flo
         found.permuted += 1
 
 
-def compare_rows(found: Match, step: Step, logits: Tensor, allowed: float, *, drafter: bool, late: bool = False) -> None:
+def compare_rows(
+    found: Match, step: Step, logits: Tensor, allowed: float, *, drafter: bool, late: bool = False
+) -> None:
     """Count a step's parents. logits [n + 1, V] at the root and each node; `late`: each parent against its parent."""
     for node, tokens, probs in recorded(step, drafter=drafter):
         if late and node == ROOT:

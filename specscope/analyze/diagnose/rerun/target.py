@@ -76,8 +76,13 @@ MISTAKES = (
 
 
 @torch.inference_mode()
-def decoded(model: Causal, steps: Sequence[Step], mistake: Mistake) -> Iterator[tuple[Step, Tensor]]:
-    """Some first steps of a request in order, each with the target's logits at the root and at each node [n + 1, V]."""
+def decoded(
+    model: Causal, steps: Sequence[Step], mistake: Mistake, *, states: bool = False
+) -> Iterator[tuple[Step, Tensor]]:
+    """Some first steps of a request in order, each with the target's logits at the root and at each node [n + 1, V].
+
+    With `states` what enters each layer there, [n + 1, layers, width], in place of the logits.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -101,8 +106,10 @@ def decoded(model: Causal, steps: Sequence[Step], mistake: Mistake) -> Iterator[
             attention_mask=added[None, None].to(model.device),
             past_key_values=cache,
             use_cache=True,
+            output_hidden_states=states,
         )
-        yield step, out.logits[0, c - 1 :].float().cpu()
+        rows = torch.stack([x[0] for x in out.hidden_states[:-1]], dim=1) if states else out.logits[0]
+        yield step, rows[c - 1 :].float().cpu()
         _keep(cache, done + c, list(mistake.keep(step.verdict.path.tolist(), tree)))
 
 

@@ -1,0 +1,187 @@
+"""What an audit's differences say of the cause: where they begin, set against what each cause would make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.tally import Finding
+from specscope.analyze.conditions import log_fisher, phi
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.facts import facts_table
+from specscope.analyze.findings import Reference, Result
+
+Facts = dict[str, NDArray[Any]]
+Bools = NDArray[np.bool_]
+LEAST = 0.35  # of the correlation between a prediction and the differences
+CHANCE = math.log(1e-4)  # that noise agrees as well
+
+TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
+DRAFTER = ("drafter top tokens", "drafter p", "drafter tokens", "drafter tree")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where a cause would make steps differ for the first time in their request."""
+
+    cause: Cause
+    where: str
+    holds: Callable[[Facts], Bools]
+
+
+def _eq(name: str, value: object) -> Callable[[Facts], Bools]:
+    return lambda facts: np.asarray(facts[name] == value)
+
+
+def _over(name: str, least: float) -> Callable[[Facts], Bools]:
+    return lambda facts: np.asarray(facts[name] > least)
+
+
+OF_TARGET = (
+    Prediction(
+        Cause.KV_NOT_MOVED, "the step before moved its path", _eq("the path of the step before was moved", True)
+    ),
+    Prediction(Cause.BLOCKS_SHARED, "a block is held by two requests", _eq("a block is held by two requests", True)),
+    Prediction(Cause.TOKEN_LOST, "the prompt came in several chunks", _over("prefill chunks", 1)),
+    Prediction(Cause.TOKEN_LOST, "the request was preempted before", _over("preemptions of the request", 0)),
+)
+OF_DRAFTER = (
+    Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
+    Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(
+        Cause.FEATURES_STALE,
+        "the path of the step before was moved",
+        _eq("the path of the step before was moved", True),
+    ),
+)
+
+
+def from_audit(case: Case, audit: Audit) -> list[Suspect]:
+    """Causes that fit where the models disagree with the capture."""
+    target = _first(audit, TARGET)
+    drafter = _first(audit, DRAFTER)
+    found: list[Suspect | None] = []
+    if target is not None:
+        facts, differs, items = onset(case, target)
+        found += [_predicted(target, one, facts, differs, items, "target") for one in OF_TARGET]
+        found.append(_rules(audit, target))
+        found.append(_decay(facts, differs, items))
+    if drafter is not None:
+        facts, differs, items = onset(case, drafter)
+        eagle = case.history.run is not None and case.history.run.drafter == "eagle"
+        predictions = tuple(p for p in OF_DRAFTER if eagle or p.cause is not Cause.FEATURES_STALE)
+        found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
+        found.append(_beyond(drafter, facts, differs, items))
+    return [one for one in found if one is not None]
+
+
+def conditions(audit: Audit) -> list[str]:
+    """What the audit found, in its own words."""
+    return [finding.sentence for finding in audit.findings if finding.check.result is Result.FAILED]
+
+
+def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
+    """The first of some quantities that differs."""
+    all_of = (audit.finding(name) for name in names)
+    return next((one for one in all_of if one is not None and one.check.result is Result.FAILED and one.items), None)
+
+
+def onset(case: Case, finding: Finding) -> tuple[Facts, Bools, list[Reference]]:
+    """The steps of each request up to the first that differs: facts of each, and whether it is that one.
+
+    What is wrong in a cache stays wrong, so that later steps tell nothing of how it began.
+    """
+    wrong: dict[tuple[str, int], bool] = {}
+    where: dict[tuple[str, int], Reference] = {}
+    for item, differs in zip(finding.items, finding.differs, strict=True):
+        key = (item.request, item.index)
+        wrong[key] = wrong.get(key, False) or differs
+        where.setdefault(key, Reference(item.request, item.index, item.step))
+    first: dict[str, int] = {}
+    for (request, index), differs in wrong.items():
+        if differs:
+            first[request] = min(first.get(request, index), index)
+    kept = sorted(key for key in wrong if key[1] <= first.get(key[0], key[1]))
+    items = [where[key] for key in kept]
+    table = facts_table(case.history, items)
+    return {n: np.asarray(v) for n, v in table.items()}, np.array([wrong[key] for key in kept], np.bool_), items
+
+
+def _predicted(
+    finding: Finding, one: Prediction, facts: Facts, differs: Bools, items: list[Reference], what: str
+) -> Suspect | None:
+    """How well a cause's prediction tells where differences begin."""
+    try:
+        held = one.holds(facts)
+    except KeyError:
+        return None
+    a, b = int((held & differs).sum()), int((held & ~differs).sum())
+    c, d = int((~held & differs).sum()), int((~held & ~differs).sum())
+    agree = float(phi(np.array([a]), np.array([a + b]), a + c, a + b + c + d)[0])
+    if agree < LEAST or log_fisher(a, b, c, d) > CHANCE:
+        return None
+    said = (
+        f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {one.where}, "
+        f"in {c:,} of {c + d:,} others"
+    )
+    example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
+    return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example)
+
+
+def _rules(audit: Audit, target: Finding) -> Suspect | None:
+    """p is wrong where the raw p is right: then the rules between them are."""
+    raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
+    known = [one for one in raw if one is not None and one.check.tested]
+    if not known or any(one.check.result is Result.FAILED for one in known):
+        return None
+    said = [
+        f"p after the sampling rules differs from the model's at {target.check.failed:,} of {target.check.tested:,}, "
+        f"p before them at none of {known[0].check.tested:,}"
+    ]
+    if target.sentence:
+        said.append(target.sentence)
+    return Suspect(Cause.RULES_OFF_PATH, CERTAIN - 0.05, tuple(said), example=target.check.example)
+
+
+def _beyond(finding: Finding, facts: Facts, differs: Bools, items: list[Reference]) -> Suspect | None:
+    """All that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
+    position = facts["position of the root"].astype(int) if "position of the root" in facts else None
+    if position is None or differs.all() or not differs.any():
+        return None
+    edge = int(position[differs].min())
+    agree_beyond = int((~differs & (position > edge)).sum())
+    held = position >= edge
+    spread = int(position[differs].max()) - edge
+    a, b = int((held & differs).sum()), int((held & ~differs).sum())
+    d = int((~held & ~differs).sum())
+    if agree_beyond > 0.1 * a or spread > 24 or log_fisher(a, b, 0, d) > CHANCE:
+        return None
+    said = f"each request agrees with the model up to position {edge:,} and differs from there on, {a:,} requests"
+    example = items[int(np.flatnonzero(differs)[0])]
+    return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
+
+
+def _decay(facts: Facts, differs: Bools, items: list[Reference]) -> Suspect | None:
+    """Requests before some engine step agree, and those after differ from their first step on."""
+    step = facts["engine step"].astype(int) if "engine step" in facts else None
+    if step is None or differs.all() or not differs.any():
+        return None
+    edge = int(step[differs].min())
+    early = int((~differs & (step < edge)).sum())
+    late_good = int((~differs & (step >= edge)).sum())
+    a = int(differs.sum())
+    if a < 3 or late_good > 0.2 * early or log_fisher(a, late_good, 0, early) > CHANCE:
+        return None
+    output = facts["output tokens before"].astype(int)[differs]
+    if (output > 0).mean() > 0.2:
+        return None  # it begins within requests: something in them is the cause
+    said = f"requests before engine step {edge:,} agree with the model, {a:,} after it differ from their first step on"
+    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=items[int(np.flatnonzero(differs)[0])])
