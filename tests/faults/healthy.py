@@ -1,4 +1,4 @@
-"""Sixty runs without a fault: every drafter, greedy and sampled, alone and in a batch, with preemption and in chunks."""
+"""Runs without a fault: every drafter, greedy and sampled, alone and in a batch, with preemption and in chunks."""
 
 from __future__ import annotations
 

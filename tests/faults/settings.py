@@ -77,7 +77,7 @@ SETTINGS = {
     "model chain": Setting("model chain"),
     "model chain warm": Setting("model chain", WARM),
     "early chain warm": Setting("early chain", WARM),
-    "early chain hot": Setting("early chain", {"temperature": 1.2}, requests=60, tokens=120),
+    "early chain hot": Setting("early chain", {"temperature": 1.2}, requests=24),
     "early tree warm": Setting("early tree", WARM),
     "model chain long": Setting("model chain", tokens=200, requests=9),
     "model chain crowded": Setting("model chain", blocks=18),

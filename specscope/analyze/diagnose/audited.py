@@ -18,6 +18,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference, Result
+from specscope.trace.wording import plural
 
 Facts = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]
@@ -79,7 +80,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         eagle = case.history.run is not None and case.history.run.drafter == "eagle"
         predictions = tuple(p for p in OF_DRAFTER if eagle or p.cause is not Cause.FEATURES_STALE)
         found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
-        found.append(_beyond(drafter, facts, differs, items))
+        found.append(_beyond(case, drafter))
     return [one for one in found if one is not None]
 
 
@@ -151,21 +152,32 @@ def _rules(audit: Audit, target: Finding) -> Suspect | None:
     return Suspect(Cause.RULES_OFF_PATH, CERTAIN - 0.05, tuple(said), example=target.check.example)
 
 
-def _beyond(finding: Finding, facts: Facts, differs: Bools, items: list[Reference]) -> Suspect | None:
-    """All that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
-    position = facts["position of the root"].astype(int) if "position of the root" in facts else None
-    if position is None or differs.all() or not differs.any():
+def _beyond(case: Case, finding: Finding) -> Suspect | None:
+    """Nearly all that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
+    parts = {(step.request, step.part.index): step for step in case.steps}
+    positions, differs, items = [], [], []
+    for item, wrong in zip(finding.items, finding.differs, strict=True):
+        step = parts.get((item.request, item.index))
+        if step is not None:
+            depth = 0 if item.node is None else int(step.tree.depth[item.node])
+            positions.append(step.part.position + depth)
+            differs.append(wrong)
+            items.append(item)
+    at, wrongs = np.array(positions), np.array(differs, np.bool_)
+    if wrongs.all() or not wrongs.any():
         return None
-    edge = int(position[differs].min())
-    agree_beyond = int((~differs & (position > edge)).sum())
-    held = position >= edge
-    spread = int(position[differs].max()) - edge
-    a, b = int((held & differs).sum()), int((held & ~differs).sum())
-    d = int((~held & ~differs).sum())
-    if agree_beyond > 0.1 * a or spread > 24 or log_fisher(a, b, 0, d) > CHANCE:
+    edge = int(np.quantile(at[wrongs], 0.002))
+    held = at >= edge
+    a, b = int((held & wrongs).sum()), int(held.sum())
+    c, d = int((~held & wrongs).sum()), int((~held).sum())
+    requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
+    if requests < 3 or d < 30 or float(phi(np.array([a]), np.array([b]), a + c, b + d)[0]) < 0.8:
         return None
-    said = f"each request agrees with the model up to position {edge:,} and differs from there on, {a:,} requests"
-    example = items[int(np.flatnonzero(differs)[0])]
+    said = (
+        f"the drafter differs from the model at {a:,} of {plural(b, 'node')} from position {edge:,} on, at {c:,} of "
+        f"{d:,} before it, in {plural(requests, 'request')}"
+    )
+    example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
     return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
 
 

@@ -57,10 +57,11 @@ def verdict_late(case: Case) -> Suspect | None:
         if before is None or len(before.tree) != len(step.tree) or len(step.tree) < 2:
             continue
         total += 1
-        if np.array_equal(before.verdict.coin, step.verdict.coin) and np.array_equal(before.verdict.p, step.verdict.p):
-            if before.verdict.final_coin == step.verdict.final_coin and before.verdict.token == step.verdict.token:
-                same += 1
-                example = example or step.reference()
+        old, new = before.verdict, step.verdict
+        alike = np.array_equal(old.coin, new.coin) and np.array_equal(old.p, new.p)
+        if alike and (old.final_coin, old.token) == (new.final_coin, new.token):
+            same += 1
+            example = example or step.reference()
     if same <= 2:
         return None
     said = f"the verdict is the request's last one, number by number, in {same:,} of {plural(total, 'step')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -191,7 +192,7 @@ def siblings_sorted(case: Case) -> Suspect | None:
         for parent in parents:
             nodes = step.tree.children(parent)
             taken = 0.0
-            for one, other in zip(nodes, nodes[1:], strict=False):
+            for one, other in itertools.pairwise(nodes):
                 if step.tree.drawn[one] != Drawn.WITHOUT_REPLACEMENT:
                     break
                 left = max(1 - taken, 1e-6)

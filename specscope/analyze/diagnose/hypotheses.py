@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, sampler
+from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
@@ -26,6 +26,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     coins.coins_shared,
     coins.wrong_key,
     drafts.draft_position,
+    lookup.shifted_lookup,
     drafts.placeholders,
     drafts.vocabulary_map,
     drafts.q_temperature,

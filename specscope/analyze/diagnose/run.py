@@ -43,12 +43,16 @@ def examine(
 
 def rerun(history: History, audited: Audit, options: Options, progress: Progress) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree."""
+    from specscope.analyze.diagnose.rerun.draws import shared_noise
+
+    case = Case.of(history)
     failed = {one.check.name.split()[0] for one in audited.findings if one.check.result is Result.FAILED}
     if not failed & {"target", "drafter", "final"}:
-        return []
+        progress("the final draws again", 0, 1)
+        return shared_noise(case, options)
     from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, target_mistakes
 
-    case, found = Case.of(history), list[Suspect]()
+    found = list[Suspect]()
     if failed & {"target", "final"}:
         progress("the target under named mistakes", 0, 1)
         found += target_mistakes(case, options)

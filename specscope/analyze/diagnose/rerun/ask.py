@@ -117,9 +117,10 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Sequence[Sequence[Step]]
     for one in others:
         cause = one[1]
         gain = (one[2].share - right.share) / (1 - right.share)
-        if cause is not None and gain > GAIN and one[2].share >= best[2].share - 0.02:
-            if cause not in by_cause or one[2].share > by_cause[cause][2].share:
-                by_cause[cause] = one
+        if cause is None or gain <= GAIN or one[2].share < best[2].share - 0.02:
+            continue
+        if cause not in by_cause or one[2].share > by_cause[cause][2].share:
+            by_cause[cause] = one
     for cause, (name, _, match) in by_cause.items():
         gain = (match.share - right.share) / (1 - right.share)
         said = f"{what} come out with {name} at {match} parents, as it should be at {right}"
