@@ -73,8 +73,8 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
     if target is not None:
         facts, differs, items = onset(case, target)
         found += [_predicted(target, one, facts, differs, items, "target") for one in OF_TARGET]
-        found.append(_rules(audit, target))
-        found.append(_decay(facts, differs, items))
+        found.append(_rules(case, audit, target))
+        found.append(_decay(case, target))
     if drafter is not None:
         facts, differs, items = onset(case, drafter)
         eagle = case.history.run is not None and case.history.run.drafter == "eagle"
@@ -137,8 +137,11 @@ def _predicted(
     return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example)
 
 
-def _rules(audit: Audit, target: Finding) -> Suspect | None:
+def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     """p is wrong where the raw p is right: then the rules between them are."""
+    ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
+    if not any(ruled):
+        return None
     raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
     known = [one for one in raw if one is not None and one.check.tested]
     if not known or any(one.check.result is Result.FAILED for one in known):
@@ -181,19 +184,30 @@ def _beyond(case: Case, finding: Finding) -> Suspect | None:
     return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
 
 
-def _decay(facts: Facts, differs: Bools, items: list[Reference]) -> Suspect | None:
-    """Requests before some engine step agree, and those after differ from their first step on."""
-    step = facts["engine step"].astype(int) if "engine step" in facts else None
-    if step is None or differs.all() or not differs.any():
+def _decay(case: Case, finding: Finding) -> Suspect | None:
+    """Requests that came before some engine step agree throughout; those after it differ from their beginning on."""
+    began: dict[str, int] = {}
+    for visit in case.visits:
+        began.setdefault(visit.request.id, visit.record.step)
+    wrong: dict[str, int] = {}
+    total: dict[str, int] = {}
+    first: dict[str, Reference] = {}
+    for item, differs in zip(finding.items, finding.differs, strict=True):
+        total[item.request] = total.get(item.request, 0) + 1
+        wrong[item.request] = wrong.get(item.request, 0) + differs
+        if differs:
+            first.setdefault(item.request, item)
+    names = sorted((name for name in total if total[name] >= 4), key=lambda name: began[name])
+    bad = np.array([wrong[name] > 0.25 * total[name] for name in names], np.bool_)
+    if len(names) < 8 or bad.all() or not bad.any():
         return None
-    edge = int(step[differs].min())
-    early = int((~differs & (step < edge)).sum())
-    late_good = int((~differs & (step >= edge)).sum())
-    a = int(differs.sum())
-    if a < 3 or late_good > 0.2 * early or log_fisher(a, late_good, 0, early) > CHANCE:
+    edge = int(bad.argmax())
+    a, b, d = int(bad[edge:].sum()), int((~bad[edge:]).sum()), edge
+    if d < 3 or log_fisher(a, b, 0, d) > math.log(1e-3):
         return None
-    output = facts["output tokens before"].astype(int)[differs]
-    if (output > 0).mean() > 0.2:
-        return None  # it begins within requests: something in them is the cause
-    said = f"requests before engine step {edge:,} agree with the model, {a:,} after it differ from their first step on"
-    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=items[int(np.flatnonzero(differs)[0])])
+    step = began[names[edge]]
+    said = (
+        f"{d:,} requests that began before engine step {step:,} agree with the model, {a:,} of {a + b:,} that began "
+        "later do not"
+    )
+    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=first[names[edge]])

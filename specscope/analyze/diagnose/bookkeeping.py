@@ -62,7 +62,7 @@ def verdict_late(case: Case) -> Suspect | None:
         if alike and (old.final_coin, old.token) == (new.final_coin, new.token):
             same += 1
             example = example or step.reference()
-    if same <= 2:
+    if same <= max(2, 0.05 * total):
         return None
     said = f"the verdict is the request's last one, number by number, in {same:,} of {plural(total, 'step')}"
     return Suspect(Cause.VERDICT_LATE, CONDITION, (said,), example=example)
