@@ -65,6 +65,8 @@ def wrong_key(case: Case) -> Suspect | None:
             Cause.COINS_BY_BATCH,
             lambda s: (*_right(s)[:2], s.part.position + s.visit.row),
         ),
+        "those of the engine's step": (Cause.COINS_BY_BATCH, lambda s: (*_right(s)[:2], s.visit.record.step)),
+        "those of the request's step": (Cause.COINS_BY_BATCH, lambda s: (*_right(s)[:2], s.part.index)),
         "those that drew the drafts": (Cause.NOISE_SHARED, lambda s: (_right(s)[0], Stream.DRAFT, s.part.position)),
         "those of the seed at another place": (Cause.COINS_SHARED, lambda s: (*_right(s)[:2], 0)),
     }

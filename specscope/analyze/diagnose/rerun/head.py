@@ -49,6 +49,7 @@ class Mistake:
     cause: Cause | None
     feed: Feed = lambda along, layers, steps: of_layers(along.text, layers)
     further: int = 0  # drafted nodes are that many positions too far
+    scale: float = 1.0  # all positions times this
     tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
 
 
@@ -134,8 +135,16 @@ MISTAKES = (
     Mistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
     Mistake("drafted nodes one position too far", Cause.DRAFTER_ROTARY, further=1),
     Mistake("drafted nodes one position too near", Cause.DRAFTER_ROTARY, further=-1),
+    Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
+    Mistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
+    Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
     Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
     Mistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
+    Mistake(
+        "the vocabulary's offset added twice",
+        Cause.VOCABULARY_MAP,
+        tokens=lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
+    ),
     Mistake("no map of the vocabulary", Cause.VOCABULARY_MAP, tokens=lambda d2t: torch.arange(len(d2t))),
 )
 
@@ -144,10 +153,11 @@ class Moved(Head):
     """A head whose drafted nodes lie further on than they should."""
 
     further = 0
+    scale = 1.0
     _off = 0
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        return super()._turn(x, positions + self._off)
+        return super()._turn(x, (positions + self._off) * self.scale)
 
     def _trees(
         self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
@@ -174,7 +184,8 @@ class HeadRerun:
             return found
         contexts, along = self._contexts(steps)
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
-        self.head.further, self.head.tokens = mistake.further, mistake.tokens(self.tokens)
+        self.head.further, self.head.scale = mistake.further, mistake.scale
+        self.head.tokens = mistake.tokens(self.tokens)
         judged = {step.part.index: step for step in steps}
         asked: list[Ask] = [
             (one, node)
@@ -188,7 +199,7 @@ class HeadRerun:
                 for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
                     if parent == node:
                         compare(found, row, tokens, probs, allowed)
-        self.head.further, self.head.tokens = 0, self.tokens
+        self.head.further, self.head.scale, self.head.tokens = 0, 1.0, self.tokens
         return found
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:
