@@ -81,6 +81,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         predictions = tuple(p for p in OF_DRAFTER if eagle or p.cause is not Cause.FEATURES_STALE)
         found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
         found.append(_beyond(case, drafter))
+        found.append(_other_q(audit))
     return [one for one in found if one is not None]
 
 
@@ -153,6 +154,18 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     if target.sentence:
         said.append(target.sentence)
     return Suspect(Cause.RULES_OFF_PATH, CERTAIN - 0.05, tuple(said), example=target.check.example)
+
+
+def _other_q(audit: Audit) -> Suspect | None:
+    """q is wrong where the drafter's raw probabilities are right: then what lies between them is."""
+    raw, q = audit.finding("drafter top tokens"), audit.finding("drafter p")
+    if raw is None or raw.check.result is not Result.PASSED or q is None or q.check.result is not Result.FAILED:
+        return None
+    said = (
+        f"the recorded q is not the drafter's at {q.check.failed:,} of {plural(q.check.tested, 'node')}, its raw "
+        f"probabilities are at all of {raw.check.tested:,}"
+    )
+    return Suspect(Cause.Q_TEMPERATURE, CONDITION, (said,), example=q.check.example)
 
 
 def _beyond(case: Case, finding: Finding) -> Suspect | None:

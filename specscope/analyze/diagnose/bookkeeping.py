@@ -173,7 +173,8 @@ def blocks_shared(case: Case) -> Suspect | None:
         example = visit.reference()
     if moved:
         said.append(f"{plural(moved, 'block')} of a running request changed under its tokens")
-    return Suspect(Cause.BLOCKS_SHARED, CERTAIN + 0.02, tuple(said), example=example)
+    few = len(clashes) + moved <= 0.02 * len(case.visits)  # what positions that are told wrongly also give
+    return Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.05 if few else CERTAIN + 0.02, tuple(said), example=example)
 
 
 def _free(owner: dict[int, str], held: dict[str, dict[int, int]], name: str) -> None:

@@ -77,5 +77,3 @@ def test_causes_have_stable_names():
     assert len(set(labels)) == len(labels)
     assert all(label.isidentifier() for label in labels)
     assert all(cause.about and cause.look for cause in Cause)
-
-

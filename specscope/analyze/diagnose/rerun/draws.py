@@ -58,7 +58,9 @@ def shared_noise(case: Case, options: Options) -> list[Suspect]:
     ours = "specscope" in run.versions
     said = []
     if ours and found.other > max(2, 0.05 * found.total):
-        said.append(f"the recorded coin draws another token from the residual in {found.other:,} of {found.total:,} draws")
+        said.append(
+            f"the recorded coin draws another token from the residual in {found.other:,} of {found.total:,} draws"
+        )
     if found.lean.count >= 20 and abs(found.lean.z) > SIGMAS:
         side = "less" if found.lean.value < 0 else "more"
         said.append(
@@ -172,4 +174,3 @@ def _again(found: Draws, step: Judged, p: Tensor, q: Tensor) -> None:
     mean = float((p * held).sum())
     variance = float((p * held * held).sum()) - mean * mean
     found.lean.add(math.log(max(float(whole[token]), 1e-9)) - mean, max(variance, 0.0))
-
