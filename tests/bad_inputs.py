@@ -661,6 +661,7 @@ def outputs() -> list[Case]:
     cases += [Case("output", ("run", "--file", "good.txt", "-o", x, *CAPTURE[4:]), held) for x in [*same, *places[1:]]]
     pages = ["c.jsonl", "./c.jsonl", "soft-c", "hard-c", "good.txt", "other.jsonl", *places[1:9]]
     cases += [Case("page", ("report", "c.jsonl", f"--html={x}"), held) for x in ["", *pages]]
+    cases += [Case("page", ("compare", "c.jsonl", PLANTED, f"--html={x}"), held) for x in ["", *pages]]
     cases += [
         Case("figures", ("bench", "cpu", f"--json={x}"), held)
         for x in ("", ".", "good.txt", "other.jsonl", "c.jsonl", "no/x")

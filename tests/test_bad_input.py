@@ -260,7 +260,15 @@ def shell(line, folder):
     )
 
 
-PRINTS = ["tree 3x4", "report $T", "report $T --json", "--help", "doctor", "debug --over $T --commands script"]
+PRINTS = [
+    "tree 3x4",
+    "report $T",
+    "report $T --json",
+    "compare $T $T --json",
+    "--help",
+    "doctor",
+    "debug --over $T --commands script",
+]
 
 
 @pytest.mark.parametrize("words", PRINTS)

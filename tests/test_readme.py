@@ -1,10 +1,11 @@
-"""The README's Python example runs as it is written."""
+"""What README and BENCHMARKS say can be done can be done."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+BENCHMARKS = (ROOT / "BENCHMARKS.md").read_text()
 
 
 def test_the_python_example_runs(capsys):
@@ -21,13 +22,13 @@ def test_every_flag_the_readme_names_exists():
 
     known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
     known |= {"--help", "--version", "--no-deps", "--lf"}
-    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README):
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + BENCHMARKS):
         assert flag in known, flag
 
 
 def test_every_test_and_file_the_readme_names_exists():
     tests = [word for command in re.findall(r"`pytest ([^`]*)`", README) for word in command.split() if "/" in word]
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README + BENCHMARKS) if "://" not in link]
     assert len(tests) > 10
     assert len(links) > 5
     for path in (*tests, *links):

@@ -131,7 +131,9 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-def find(facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] | None = None) -> Condition | None:
+def find(
+    facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] | NDArray[Any] | None = None
+) -> Condition | None:
     """The shortest condition that tells the items that differ; None where nothing differs or noise would do as well.
 
     `clusters`: items of one cluster (a step, a request) may differ together, and count as one against chance.

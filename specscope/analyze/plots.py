@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +46,7 @@ def plots(report: Report) -> list[tuple[str, str]]:
         ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),
         ("Time by phase", _by_phase, len(report.phases) > 0),
     ]
-    return [(title, _svg(title, draw, report)) for title, draw, known in wanted if known]
+    return [(title, svg(title, partial(draw, report=report))) for title, draw, known in wanted if known]
 
 
 def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
@@ -65,9 +66,9 @@ def _by_depth(axes: Axes, report: Report) -> None:
         axes.bar([p.depth + (at - 1) * 0.27 for p in positions], values, 0.25, label=name, color=colour)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    _whole_ticks(axes)
+    whole_ticks(axes)
     axes.set_xlabel("depth")
-    _legend(axes, 3)
+    legend(axes, 3)
 
 
 def _per_draft(axes: Axes, report: Report) -> None:
@@ -75,7 +76,7 @@ def _per_draft(axes: Axes, report: Report) -> None:
     counts = accepted_per_draft(acceptance.accepted_at, acceptance.drafts)
     axes.bar(range(len(counts)), [count / acceptance.drafts for count in counts], 0.7, color=BLUE)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    _whole_ticks(axes)
+    whole_ticks(axes)
     axes.set_xlabel("accepted tokens")
     axes.set_ylabel("drafts")
 
@@ -90,7 +91,7 @@ def _over_time(axes: Axes, report: Report) -> None:
     axes.axhline(report.pooled.acceptance.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="pooled")
     axes.set_ylim(bottom=1)
     axes.set_xlabel("engine step")
-    _legend(axes, 1)
+    legend(axes, 1)
 
 
 def _by_request(axes: Axes, report: Report) -> None:
@@ -98,9 +99,9 @@ def _by_request(axes: Axes, report: Report) -> None:
     axes.plot(range(1, len(taus) + 1), taus, color=BLUE, marker="o", markersize=4, linewidth=0)
     axes.axhline(report.means.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="per-request mean")
     axes.set_ylim(bottom=1)
-    _whole_ticks(axes)
+    whole_ticks(axes)
     axes.set_xlabel("request")
-    _legend(axes, 1)
+    legend(axes, 1)
 
 
 def _by_phase(axes: Axes, report: Report) -> None:
@@ -112,20 +113,23 @@ def _by_phase(axes: Axes, report: Report) -> None:
     axes.set_xlabel("share of the time in steps")
 
 
-def _whole_ticks(axes: Axes) -> None:
+def whole_ticks(axes: Axes) -> None:
+    """Whole numbers below the plot."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _legend(axes: Axes, columns: int) -> None:
+def legend(axes: Axes, columns: int) -> None:
+    """Above the plot, at its right."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderaxespad=0.2)
 
 
-def _svg(title: str, draw: Callable[[Axes, Report], None], report: Report) -> str:
+def svg(title: str, draw: Callable[[Axes], None]) -> str:
+    """A plot that `draw` fills."""
     # A fixed salt gives the same page for the same report; one a plot keeps the ids of a page's plots apart.
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        draw(axes, report)
+        draw(axes)
         axes.grid(axis="x" if axes.yaxis_inverted() else "y", alpha=0.25, linewidth=0.6)
         axes.set_axisbelow(True)
         out = io.StringIO()

@@ -178,6 +178,7 @@ def _run(run: RunInfo) -> dict[str, Any]:
     values = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
     return values | {
         "eos_tokens": list(run.eos_tokens),
+        "aux_layers": list(run.aux_layers),
         "params": dict(run.params),
         "versions": {str(name): str(version) for name, version in run.versions.items()},
     }

@@ -28,6 +28,12 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     note: str = ""
     words: frozenset[str] = field(default_factory=frozenset)
+    narrowed: frozenset[str] = frozenset()  # what gives way where room is short, if not the first column and `prompt`
+
+    def gives_way(self, column: int) -> bool:
+        """True where the column is made narrower in a narrow terminal; figures never are."""
+        name = self.columns[column]
+        return name in self.narrowed if self.narrowed else column == 0 or name == "prompt"
 
     def is_words(self, column: int) -> bool:
         """True where the column holds words and is set flush left."""

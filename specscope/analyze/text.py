@@ -22,13 +22,13 @@ def render_text(report: Report, console: Console) -> None:
     console.print(_header(report))
     for warning in report.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
-    blocks = [_table(table) for table in tables.tables(report)]
+    blocks = [table_block(table) for table in tables.tables(report)]
     if console.width >= WIDE:
         console.print(_two_columns(blocks, console.width))
     else:
         for block in blocks:
             console.print(block)
-    console.print(_table(tables.requests(report, REQUESTS_SHOWN)))
+    console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
 
 
 def _header(report: Report) -> RichTable:
@@ -50,14 +50,15 @@ def _two_columns(blocks: list[RenderableType], width: int) -> RichTable:
     return grid
 
 
-def _table(table: Table) -> RenderableType:
+def table_block(table: Table) -> RenderableType:
+    """A table under its title, its note below."""
     rich = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(table.columns)
     )
     for at, name in enumerate(table.columns):
         justify: JustifyMethod = "left" if table.is_words(at) else "right"
         # Where room is short names and prompts give way, figures never: only columns that may wrap are made narrower.
-        rich.add_column(escape(name), justify=justify, no_wrap=at > 0 and name != "prompt")
+        rich.add_column(escape(name), justify=justify, no_wrap=not table.gives_way(at))
     for row in table.rows:
         rich.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     parts: list[RenderableType] = [Text(""), Text(table.title, style="bold cyan")]

@@ -23,7 +23,7 @@ from specscope.trace.records import StepRecord
 
 REQUESTS, BATCH, RATE = 64, 4, 200  # requests at once, of which a step has so many; steps a second
 SLOWEST = 100  # ms from a key to the screen, for 95 % of keys
-KEY, ANSWER, CLOSE = "v", b"Esc closes", "\x1b"
+KEY, ANSWER, CLOSE = "v", b"one column per step", "\x1b"
 
 
 def run_attach(sample: str, seconds: int) -> None:
@@ -58,7 +58,7 @@ def run_attach(sample: str, seconds: int) -> None:
     console.print(f"{said['steps']:,} steps sent, {said['rate']:.0f} a second; {said['failed']} spans failed")
     console.print(
         f"key to screen: median {median(latencies) * 1e3:.0f} ms, 95 % below {worst * 1e3:.0f} ms "
-        f"(target {SLOWEST}), {len(latencies)} presses"
+        f"(goal: below {SLOWEST}), {len(latencies)} presses"
     )
     console.print(f"memory: {memory[len(memory) // 4]:.0f} MB after a quarter, {memory[-1]:.0f} MB at the end")
 

@@ -109,9 +109,9 @@ def _batch(size: int, engine: Engine, peer: Peer, rounds: int, console: Console)
         "specscope": lambda: _together(engine, prompts, params),
         "generate()": lambda: peer.generate(prompts, TOKENS, eos=False),
     }
-    target = 1.6 if size == 1 else 2.0
+    goal = 1.6 if size == 1 else 2.0
     rates = measure_paired(sides, rounds, console, f"batch {size}")
-    return Comparison(f"no speculation, batch {size}", "specscope", "generate()", target, rates)
+    return Comparison(f"no speculation, batch {size}", "specscope", "generate()", goal, rates)
 
 
 def _rows(engine: Engine, rounds: int, console: Console) -> Comparison:

@@ -33,8 +33,8 @@ def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, scr
     console = Console()
     comparisons: list[Comparison] = []
     engine = Engine(config)
-    for size, target in ((1, 0.99), (8, 0.97)):
-        comparisons.append(_observed(engine, size, target, rounds, console))
+    for size, goal in ((1, 0.99), (8, 0.97)):
+        comparisons.append(_observed(engine, size, goal, rounds, console))
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     if screen:
         comparisons += _with_screen(config, rounds, console)
@@ -48,13 +48,14 @@ def prompts_of(size: int) -> list[str]:
     return both[:size]
 
 
-def _observed(engine: Engine, size: int, target: float, rounds: int, console: Console) -> Comparison:
+def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Console) -> Comparison:
     prompts = [engine.encode(engine.turn(prompt))[1] for prompt in prompts_of(size)]
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     taken: dict[str, Counter[str]] = {"observed": Counter(), "off": Counter()}
     steps: Counter[str] = Counter()
 
     def off(side: str = "off") -> int:
+        engine.verifier.notes = side == "observed" and engine.run_info.evidence == "full"  # they are for the capture
         before, first = thread_seconds(), engine.steps
         made = sum(len(result.token_ids) for result in engine.generate(prompts, params))
         engine.bus.flush()
@@ -73,7 +74,7 @@ def _observed(engine: Engine, size: int, target: float, rounds: int, console: Co
 
     sides: dict[str, Side] = {"observed": on, "off": off}
     rates = measure_paired(sides, rounds, console, f"capture, batch {size}")
-    row = Comparison(f"capture and metrics, batch {size}", "observed", "off", target, rates)
+    row = Comparison(f"capture and metrics, batch {size}", "observed", "off", goal, rates)
     row.processor_ms = {
         side: {who: 1000 * seconds / steps[side] for who, seconds in of.items()} for side, of in taken.items()
     }
@@ -85,11 +86,11 @@ def _with_screen(config: EngineConfig, rounds: int, console: Console) -> list[Co
     cores = os.cpu_count() or 1
     settings = ((1, 0.99), (cores, 0.95)) if cores > 1 else ((1, 0.95),)
     rows = []
-    for threads, target in settings:
+    for threads, goal in settings:
         with console.status(f"live screen, engine on {threads} of {cores} cores"):
             found = _on_terminal(dataclasses.replace(config, threads=threads), rounds)
         name = f"and live screen, engine on {threads} of {cores} cores"
-        rows.append(Comparison(name, "observed", "off", target, found["rates"], found["processor_ms"]))
+        rows.append(Comparison(name, "observed", "off", goal, found["rates"], found["processor_ms"]))
     return rows
 
 

@@ -23,12 +23,12 @@ Side = Callable[[], int]  # does the work, returns how many tokens it made
 
 @dataclass
 class Comparison:
-    """One row of a benchmark: two sides, their throughput in tokens/s by round, and the target of their ratio."""
+    """One row of a benchmark: two sides, their throughput in tokens/s by round, and the goal for their ratio."""
 
     name: str
     a: str  # the side whose figure is asked for
     b: str  # the side it is compared with
-    target: float  # the least a/b that the project aims for
+    goal: float  # the least a/b that the project aims for
     rates: dict[str, list[float]] = field(default_factory=dict)
     # Milliseconds of processor time a step, by side and by who took it: it does not depend on who else is running.
     processor_ms: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Comparison:
         """Plain values."""
         rates = {side: [round(rate, 2) for rate in values] for side, values in self.rates.items()}
         named = {"name": self.name, "a": self.a, "b": self.b, "ratio": self.ratio, "interval": self.interval}
-        return {**named, "target": self.target, "rates": rates, "processor_ms": self.processor_ms}
+        return {**named, "goal": self.goal, "rates": rates, "processor_ms": self.processor_ms}
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -93,10 +93,10 @@ def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, tit
 def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, str]) -> None:
     """Print the comparisons as a table."""
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
-    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "95 %", "target"):
+    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "95 %", "goal"):
         table.add_column(column, justify="left" if column in ("", "of", "over") else "right")
     for row in comparisons:
-        style = "" if row.ratio >= row.target else "yellow"
+        style = "" if row.ratio >= row.goal else "yellow"
         table.add_row(
             row.name,
             f"{median(row.rates[row.a]):.1f}",
@@ -105,7 +105,7 @@ def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, 
             row.b,
             f"[bold]{row.ratio:.3f}[/]",
             "{:.3f}–{:.3f}".format(*row.interval),
-            f"{row.target:.2f}",
+            f"{row.goal:.2f}",
             style=style,
         )
     console.print(table)

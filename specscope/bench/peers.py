@@ -41,15 +41,15 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
         drafts: lambda: watched(own, phases, prompts, params),
         "generate()": lambda: sum(peer.generate([prompt], TOKENS, eos=False) for prompt in prompts),
     }
-    target = [("no speculation", "generate()", 1.6), (drafts, "generate()", 1.6)]
+    goals = [("no speculation", "generate()", 1.6), (drafts, "generate()", 1.6)]
     with ExitStack() as stack:
         if vllm is not None:
             for name, ngram in (("vLLM", False), ("vLLM n-gram", True)):
                 console.print(f"starting {name}", style="dim")
                 sides[name] = stack.enter_context(_vllm(vllm, plain, prompts, ngram=ngram))
-            target += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.0), (drafts, "vLLM n-gram", 1.0)]
+            goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.0), (drafts, "vLLM n-gram", 1.0)]
         rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
-    comparisons = [Comparison(f"{a}, batch 1", a, b, least, rates) for a, b, least in target]
+    comparisons = [Comparison(f"{a}, batch 1", a, b, goal, rates) for a, b, goal in goals]
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)

@@ -39,7 +39,7 @@ def run_replay(sample: str, rounds: int, steps: int = STEPS) -> None:
                 table.add_row(str(number + 1), *_measure(path))
         console.print(table)
         console.print(
-            f"target at {STEPS:,} steps: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch",
+            f"goal at {STEPS:,} steps: first screen below {FIRST_SCREEN} s, memory below {MEMORY} MB, no torch",
             style="dim",
         )
 

@@ -25,7 +25,7 @@ from specscope.tui.text import LEVELS, Ink, Line, left, right
 from specscope.tui.widgets.lines import Lines, Sheet
 
 ROWS, NODES, COLUMNS, FRAMES = 64, 24, 100, 20
-WORDS = ("play", "step", "rejection", "decisions", "request", "debug", "breaks", "engine", "help", "quit")
+WORDS = ("play", "step", "rejection", "decisions", "request", "debug", "breakpoints", "engine", "help", "quit")
 Draw = Callable[[int], None]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from specscope.analyze.audit.audit import Audit, chosen_places, step_numbers
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.audit.tally import Tally
 from specscope.analyze.findings import Reference
+from specscope.cli.judges import FIRST, audit_options, named
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import start_engine
@@ -24,8 +26,6 @@ def audit_again(
     progress: Progress = lambda *_: None,
 ) -> Audit:
     """Judge a capture by an engine of ours. Raises UserError."""
-    from specscope.cli.audit import audit_options
-
     began = time.perf_counter()
     run = history.run
     options = audit_options(history, target, draft_model, sample)
@@ -37,6 +37,7 @@ def audit_again(
 
     places, total = chosen_places(history, sample)
     count, done = sum(map(len, places.values())), 0
+    show = history.vocabulary.show
     p = Tally("target p", "p of every drafted token comes out again")
     tree = Tally("drafter tree", "the drafter drafts the same tree again", "step")
     tokens = Tally("committed tokens", "the same coins commit the same tokens again", "step")
@@ -48,9 +49,15 @@ def audit_again(
                 at = Reference(step.request, step.index, step.step, node)
                 p.add(at, differs=abs(then - now) > least, recorded=then, judged=now)
             if step.tree is not None:
-                tree.add(where, differs=not step.tree, recorded=0, judged=0, text=f"now it drafts {_ids(step.drafted)}")
+                tree.add(
+                    where,
+                    differs=not step.tree,
+                    recorded=0,
+                    judged=0,
+                    text=f"now it drafts {_text(step.drafted, show)}",
+                )
             if step.tokens is not None:
-                text = f"now it commits {_ids(step.committed)}"
+                text = f"now it commits {_text(step.committed, show)}"
                 tokens.add(where, differs=not step.tokens, recorded=0, judged=0, text=text)
             done += 1
             progress("running steps again", done, count)
@@ -72,8 +79,6 @@ def audit_again(
 
 def _config(run: RunInfo, target: str | None, draft_model: str | None) -> EngineConfig:
     """The engine that a capture tells of."""
-    from specscope.cli.audit import FIRST, named
-
     draft = draft_model
     if draft is None and run.drafter == "draft_model":
         before, first, layers = run.draft_model.partition(FIRST)
@@ -88,5 +93,5 @@ def _config(run: RunInfo, target: str | None, draft_model: str | None) -> Engine
     )
 
 
-def _ids(tokens: tuple[int, ...]) -> str:
-    return ", ".join(map(str, tokens)) or "nothing"
+def _text(tokens: tuple[int, ...], show: Callable[[int], str]) -> str:
+    return " ".join(map(show, tokens)) or "nothing"

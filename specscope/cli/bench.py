@@ -40,7 +40,7 @@ def paired(function: F) -> F:
 def bench(context: click.Context) -> None:
     """Measure speed, memory and the cost of observation.
 
-    Two sides are compared by the ratio of their medians, measured interleaved (A/B) in one run.
+    Comparisons are ratios of medians from interleaved A/B runs.
     """
     share_cores()
     if context.invoked_subcommand is None:

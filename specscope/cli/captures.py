@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from specscope.errors import UserError
@@ -17,6 +18,7 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
     from specscope.trace.reading import read_capture
 
     reader = read_capture(file)
+    gc.freeze()  # what was read stays until the command ends: no later search for cycles looks at it
     if branch is not None:
         if branch not in reader.history.branches:
             known = ", ".join(map(str, reader.history.branches))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -117,7 +118,9 @@ def _head() -> Finding:
     from specscope.engine.config import DEFAULT_HEAD, is_head
 
     if is_head(DEFAULT_HEAD):
-        return Finding("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
+        layers = json.loads((DEFAULT_HEAD / "config.json").read_text("utf-8")).get("eagle_aux_hidden_state_layer_ids")
+        fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
+        return Finding("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
     remedy = "the default drafter is then ngram; specscope train eagle3 makes a head"
     return Finding("default head", False, "not installed", remedy, needed=False)
 

@@ -11,6 +11,7 @@ import click
 import specscope
 from specscope.cli.bench import bench
 from specscope.cli.captures import read_branch, text_console
+from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
@@ -50,6 +51,7 @@ def cli(context: click.Context) -> None:
       specscope replay run.jsonl                   look at a recording
       specscope report run.jsonl                   print its acceptance figures
       specscope verify run.jsonl                   check that it is consistent
+      specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope diagnose run.jsonl                 name what is wrong with it
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
@@ -101,10 +103,8 @@ def run(
     metavar="HOST:PORT",
     help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.",
 )
-@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Port for HTTP, if not the next one.")
-@click.option(
-    "--web", is_flag=True, help="Serve a screen to a browser: the specscope command in WORDS.  [default: run]"
-)
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Another port for HTTP.")
+@click.option("--web", is_flag=True, help="Serve the screen of a specscope COMMAND to a browser.  [default: run]")
 @click.option(
     "--web-host",
     default="127.0.0.1",
@@ -112,8 +112,10 @@ def run(
     metavar="HOST",
     help="Address to serve on. 0.0.0.0 lets other machines in, with the token in the URL that is printed.",
 )
-@click.option("--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS...]")
+@click.option(
+    "--web-port", type=whole_from(1, 65535), default=8000, show_default=True, metavar="PORT", help="Port to serve on."
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.pass_obj
 def tui(
     lifetime: Lifetime,
@@ -340,6 +342,7 @@ def doctor(*, step: bool) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(train)
 cli.add_command(verify)

@@ -22,7 +22,11 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ENGINE = [
-    click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]"),
+    click.option(
+        "--target",
+        metavar="MODEL",
+        help="Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]",
+    ),
     click.option(
         "--drafter",
         metavar="DRAFTER",
@@ -34,17 +38,25 @@ _ENGINE = [
         help="An EAGLE head, a smaller model, or self:N (the target's first N layers).",
     ),
     click.option(
-        "--tree", metavar="TREE", help="5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h."
+        "--tree",
+        metavar="TREE",
+        help="Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.",
     ),
     click.option(
         "--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."
     ),
-    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="[default: auto]"),
-    click.option("--device", metavar="DEVICE", help="cpu, cuda or auto.  [default: auto]"),
     click.option(
-        "--backend", type=click.Choice(["auto", "torch", "triton"]), help="triton needs a GPU.  [default: auto]"
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        help="Number format of the models.  [default: auto]",
     ),
-    click.option("--graphs", type=click.Choice(["auto", "off"]), help="CUDA graphs, on a GPU.  [default: auto]"),
+    click.option("--device", metavar="DEVICE", help="Where to run: cpu, cuda or auto.  [default: auto]"),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "torch", "triton"]),
+        help="Kernels; triton needs a GPU.  [default: auto]",
+    ),
+    click.option("--graphs", type=click.Choice(["auto", "off"]), help="Use CUDA graphs on a GPU.  [default: auto]"),
     click.option("--max-batch", type=Number(Count), metavar="N", help="Maximum requests in a batch.  [default: 8]"),
     click.option(
         "--max-step-tokens", type=Number(StepTokens), metavar="N", help="Maximum tokens in one step.  [default: 512]"
@@ -65,17 +77,46 @@ _ENGINE = [
 ]
 _SAMPLING = [
     click.option(
-        "--temperature", type=Number(PARAM_TYPES["temperature"]), metavar="T", help="0 is greedy.  [default: 0]"
+        "--temperature",
+        type=Number(PARAM_TYPES["temperature"]),
+        metavar="T",
+        help="Sampling temperature; 0 is greedy.  [default: 0]",
     ),
-    click.option("--top-k", type=Number(PARAM_TYPES["top_k"]), metavar="K", help="0 is off.  [default: 0]"),
-    click.option("--top-p", type=Number(PARAM_TYPES["top_p"]), metavar="P", help="[default: 1]"),
-    click.option("--min-p", type=Number(PARAM_TYPES["min_p"]), metavar="P", help="[default: 0]"),
     click.option(
-        "--repetition-penalty", type=Number(PARAM_TYPES["repetition_penalty"]), metavar="R", help="[default: 1]"
+        "--top-k",
+        type=Number(PARAM_TYPES["top_k"]),
+        metavar="K",
+        help="Keep the K likeliest tokens; 0 keeps all.  [default: 0]",
     ),
-    click.option("--presence-penalty", type=Number(PARAM_TYPES["presence_penalty"]), metavar="R", help="[default: 0]"),
     click.option(
-        "--frequency-penalty", type=Number(PARAM_TYPES["frequency_penalty"]), metavar="R", help="[default: 0]"
+        "--top-p",
+        type=Number(PARAM_TYPES["top_p"]),
+        metavar="P",
+        help="Keep the likeliest tokens that together reach probability P.  [default: 1]",
+    ),
+    click.option(
+        "--min-p",
+        type=Number(PARAM_TYPES["min_p"]),
+        metavar="P",
+        help="Drop tokens below P times the largest probability.  [default: 0]",
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=Number(PARAM_TYPES["repetition_penalty"]),
+        metavar="R",
+        help="For tokens in prompt or output; 1 is off.  [default: 1]",
+    ),
+    click.option(
+        "--presence-penalty",
+        type=Number(PARAM_TYPES["presence_penalty"]),
+        metavar="R",
+        help="For tokens in the output; 0 is off.  [default: 0]",
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=Number(PARAM_TYPES["frequency_penalty"]),
+        metavar="R",
+        help="For each time a token is in the output; 0 is off.  [default: 0]",
     ),
     click.option("--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"),
     click.option(

@@ -25,7 +25,9 @@ def train(context: click.Context) -> None:
 @click.option(
     "-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state."
 )
-@click.option("--target", metavar="MODEL", help="Folder, hub name or .gguf file.  [default: SmolLM2-135M-Instruct]")
+@click.option(
+    "--target", metavar="MODEL", help="Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]"
+)
 @click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
 @click.option(
     "--self-synthesise",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from specscope.debug.events import EventKind
@@ -19,13 +20,45 @@ class ConsoleCommand:
     short: tuple[str, ...] = ()
     repeats: bool = False  # whether an empty line runs it again
     passive: bool = False  # whether it neither moves a run nor looks at where it stands: a running engine runs on
+    takes: tuple[tuple[str, str], ...] = ()  # what may follow the name, each with its help
 
     @property
     def method(self) -> str:
         """The method of Commands that runs it."""
         return "do_" + self.name.replace("-", "_")
 
+    @property
+    def head(self) -> str:
+        """`continue, c`, and what follows the name."""
+        return f"{', '.join((self.name, *self.short))} {self.usage}".rstrip()
 
+
+FORK_PARAMS = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("seed", "max_tokens"),
+)
+FORK_TAKES = (
+    ("temperature=0.7", f"another sampling parameter; likewise {', '.join(FORK_PARAMS[1:])}"),
+    ("drafter=NAME", "another drafter: eagle, ngram, draft_model, none or synthetic:RATES"),
+    ("draft_model=MODEL", "another draft model or EAGLE head"),
+    ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
+    ("accept=NODE", "accept node NODE of this step, whatever its coin"),
+    ("reject=NODE", "reject node NODE of this step, whatever its coin"),
+    ("coin=NODE:COIN", "give node NODE of this step another coin, a number between 0 and 1"),
+    ("token=ID", "end this step with the token ID"),
+    ("drop=N", "drop the last N tokens of the context"),
+    ("tail=TEXT", "append TEXT to the context, after drop=N if both are given; write tail='a text' if it has spaces"),
+    ("tokens=N", "compare N output tokens (default: 64)"),
+)
+INFO_TAKES = (
+    ("breakpoints", "the breakpoints, and how often each was hit"),
+    ("requests", "the requests up to this step, with their acceptance lengths"),
+    ("branches", "the branches of the run"),
+    ("step", "this step's phases and batch"),
+    ("kv", "the KV blocks in use, and what this step wrote and moved"),
+    ("drafter", "the drafter, the layers that feed it, its cache and its passes in this step"),
+    ("names", "the fields that EXPR can use"),
+)
 EVENTS = " ".join(kind.value for kind in EventKind)
 COMMANDS = (
     ConsoleCommand("continue", "", "run to the next breakpoint, or to the end of the run", ("c",)),
@@ -34,8 +67,8 @@ COMMANDS = (
     ConsoleCommand(
         "step", "[COUNT]", "run one phase, or COUNT: schedule, draft, forward, verify, commit", ("s",), repeats=True
     ),
-    ConsoleCommand("finish", "[REQUEST]", "run until REQUEST, or else the current request, ends", ("fin",)),
-    ConsoleCommand("until", "EXPR", "run until EXPR is true for the step of any request", ("u",)),
+    ConsoleCommand("finish", "[REQUEST]", "run until REQUEST ends (default: the current request)", ("fin",)),
+    ConsoleCommand("until", "EXPR", "run until EXPR is true for a step of any request", ("u",)),
     ConsoleCommand("reverse-continue", "", "go back to the previous breakpoint", ("rc",)),
     ConsoleCommand("reverse-next", "[COUNT]", "go back one engine step, or COUNT of them", ("rn",), repeats=True),
     ConsoleCommand("reverse-step", "", "go back one phase", ("rs",), repeats=True),
@@ -50,22 +83,23 @@ COMMANDS = (
     ConsoleCommand(
         "commands",
         "N [LINE; ...]",
-        "run LINE; ... at each stop of breakpoint N; without LINE, the lines that follow, up to end",
+        "run these lines at each stop of breakpoint N; without any, type them one by one, then end",
         passive=True,
     ),
     ConsoleCommand(
         "info",
-        "breakpoints|requests|branches|step|kv|names",
-        "show one of these; names: the fields that EXPR can use",
+        "breakpoints|requests|branches|step|kv|drafter|names",
+        "show one of these",
         ("i",),
         passive=True,
+        takes=INFO_TAKES,
     ),
     ConsoleCommand(
-        "print", "EXPR [@ NODE]", "show the value of EXPR at NODE, else at the current node or step", ("p",)
+        "print", "EXPR [@ NODE]", "show the value of EXPR at NODE (default: the current node, else the step)", ("p",)
     ),
     ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",)),
     ConsoleCommand(
-        "node", "[N]", "show everything about node N, which becomes the current node, or about the current node"
+        "node", "[N]", "show all evidence on node N (default: the current node) and make it the current node"
     ),
     ConsoleCommand("up", "", "make the parent the current node"),
     ConsoleCommand("down", "", "make the accepted child the current node, or the first child if none was accepted"),
@@ -75,7 +109,8 @@ COMMANDS = (
     ConsoleCommand(
         "fork",
         "[NAME=VALUE ...]",
-        "run the request again from this step with changes, such as reject=NODE, and compare",
+        "what if: run the request again from this step with changes, and compare the two runs",
+        takes=FORK_TAKES,
     ),
     ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),
     ConsoleCommand("quit", "", "leave the debugger", ("q", "exit")),
@@ -91,3 +126,29 @@ def find(name: str) -> ConsoleCommand:
     if found:
         raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in found)}")
     raise UserError(f"unknown command {short(name)}: help lists all commands")
+
+
+HINTS = (
+    "A name may be cut short as long as it is unique: cont, wat.",
+    f"An empty line repeats {', '.join(c.name for c in COMMANDS if c.repeats)}.",
+    f"{' and '.join(f'help {c.name}' for c in COMMANDS if c.takes)} say more.",
+)
+HEAD, WIDTH = 26, 73  # cells of the heads beside which help stands, and of a line
+
+
+def help_all() -> str:
+    """All commands with their short names, usage and help."""
+    return "\n".join([*(beside(command.head, command.help) for command in COMMANDS), "", *HINTS])
+
+
+def help_of(command: ConsoleCommand) -> str:
+    """One command, and all that may follow its name."""
+    told = [command.head, *textwrap.wrap(command.help, WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    return "\n".join([*told, *(beside(f"  {usage}", what) for usage, what in command.takes)])
+
+
+def beside(head: str, text: str) -> str:
+    """Help beside its head; below it where the head is long."""
+    lines = textwrap.wrap(text, WIDTH - HEAD)
+    first = [head] if len(head) > HEAD - 2 else [f"{head:<{HEAD}}{lines.pop(0)}"]
+    return "\n".join([*first, *(" " * HEAD + line for line in lines)])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stopped
-from specscope.debug.command_table import COMMANDS, find
+from specscope.debug.command_table import COMMANDS, find, help_all, help_of
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
@@ -235,6 +235,7 @@ class Commands(PointCommands):
             "branches": show.branches,
             "step": show.step,
             "kv": show.kv,
+            "drafter": show.drafter,
             "names": show.names,
         }
         found = [name for name in kinds if text and name.startswith(text)]
@@ -341,12 +342,7 @@ class Commands(PointCommands):
 
     def do_help(self, text: str) -> str:
         """All commands, or one."""
-        if text:
-            command = find(text)
-            also = f"  (also {', '.join(command.short)})" if command.short else ""
-            return f"{command.name} {command.usage}".rstrip() + f"{also}\n  {command.help}"
-        width = max(len(f"{c.name} {c.usage}") for c in COMMANDS)
-        return "\n".join(f"{f'{c.name} {c.usage}':<{width}}  {c.help}" for c in COMMANDS)
+        return help_of(find(text)) if text else help_all()
 
     def do_quit(self, text: str) -> str:
         """Leave."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
+
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
 from specscope.trace.tree import ROOT
@@ -54,6 +56,14 @@ STEP_NAMES: dict[str, tuple[type, str]] = {
     "final_margin": (float, "how far p would have to move for another final token"),
     "near_tie": (bool, "whether rounding could flip a decision of the step; at a node, the decision on it"),
     "forced": (bool, "whether a verdict of the step was forced"),
+    "rule": (str, "the rule of verification"),
+    "preceded": (str, "what came before the step: prefill, preemption, full, partial, nothing or no draft"),
+    "before_accepted": (int, "nodes that the request's step before accepted"),
+    "gap": (int, "engine steps since the request's step before; 1 if it was the last one"),
+    "final": (int, "the final token"),
+    "rejected": (tuple, "the rejected tokens, as in final in rejected"),
+    "entropy": (float, "entropy of p in nats where the first children were tried; at a node, at its parent"),
+    "final_entropy": (float, "entropy of the distribution that the final token was drawn from"),
 }
 NODE_NAMES: dict[str, tuple[type, str]] = {
     **STEP_NAMES,
@@ -70,6 +80,14 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "residual": (float, "mass of the residual after the node was rejected"),
     "draft": (float, "the drafter's own probability, before sampling rules"),
     "score": (float, "the drafter's log probability of the path to the node"),
+    "siblings": (int, "how many siblings there are, the node included"),
+    "parent": (int, "the parent's number; -1 if it is the root"),
+    "parent_sibling": (int, "the parent's place among its siblings, from 1; 0 if it is the root"),
+    "raw_p": (float, "the target's probability of the token before temperature and rules"),
+    "rank": (int, "rank of the token in p, from 1; 0 if its p is 0"),
+    "q_rank": (int, "rank of the token in q, from 1; 0 if the node is deterministic"),
+    "choice_p": (float, "p of the likeliest token at the parent"),
+    "choice_rank": (int, "rank of the target's first choice in the drafter's distribution; 0 if outside"),
 }
 NODE_EVENTS = (EventKind.REJECT, EventKind.ACCEPT)
 BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
@@ -184,6 +202,41 @@ class Evidence(Mapping[str, object]):
         verdict = self._part.verdict
         return verdict is not None and bool(len(verdict.forced))
 
+    def _rule(self) -> str:
+        return self._part.rule
+
+    def _preceded(self) -> str | None:
+        return None if self._part.preceded is None else self._part.preceded.value
+
+    def _before_accepted(self) -> int | None:
+        before = self.before()
+        return None if before is None else before._accepted()
+
+    def _gap(self) -> int | None:
+        before = self.before()
+        return None if before is None else self.record.step - before.record.step
+
+    def _final(self) -> int | None:
+        return None if self._part.verdict is None else self._part.verdict.token
+
+    def _rejected(self) -> tuple[int, ...]:
+        verdict = self._part.verdict
+        gone = [] if verdict is None else verdict.outcome == Outcome.REJECTED
+        return tuple(self._part.tree.token[gone].tolist())
+
+    def _entropy(self) -> float | None:
+        above = ROOT if self.node is None else int(self._part.tree.parent[self.node])
+        return self._at_parent("entropy", above)
+
+    def _final_entropy(self) -> float | None:
+        return None if self._part.parents is None else self._part.parents.final_entropy
+
+    def _at_parent(self, name: str, node: int) -> float | None:
+        """Of a parent that was tried; None where it was not, or the capture does not hold it."""
+        notes = self._part.parents
+        places = [] if notes is None else np.flatnonzero(notes.node == node).tolist()
+        return float(getattr(notes, name)[places[0]]) if places else None
+
     def _final_p(self) -> float | None:
         verdict = self._part.verdict
         return None if verdict is None else verdict.final_p
@@ -223,6 +276,34 @@ class Evidence(Mapping[str, object]):
     def _sibling(self) -> int:
         tree = self._part.tree
         return 1 + tree.children(int(tree.parent[self.node])).index(int(self.node or 0))
+
+    def _siblings(self) -> int:
+        return len(self._part.tree.children(self._parent()))
+
+    def _parent(self) -> int:
+        return int(self._part.tree.parent[self.node])
+
+    def _parent_sibling(self) -> int:
+        above, tree = self._parent(), self._part.tree
+        return 0 if above == ROOT else 1 + tree.children(int(tree.parent[above])).index(above)
+
+    def _of_node(self, name: str) -> float | None:
+        return None if self._part.parents is None else self._number(getattr(self._part.parents, name))
+
+    def _raw_p(self) -> float | None:
+        return self._of_node("raw_p")
+
+    def _rank(self) -> float | None:
+        return self._of_node("rank")
+
+    def _q_rank(self) -> float | None:
+        return self._of_node("q_rank")
+
+    def _choice_p(self) -> float | None:
+        return self._at_parent("choice_p", self._parent())
+
+    def _choice_rank(self) -> float | None:
+        return self._at_parent("choice_rank", self._parent())
 
     def _number(self, values: object) -> float:
         return float(values[self.node])  # type: ignore[index]

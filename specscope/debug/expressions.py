@@ -8,6 +8,7 @@ the condition is set, with its column.
 from __future__ import annotations
 
 import ast
+import difflib
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -44,9 +45,9 @@ _SHAPES = (ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.BinOp, ast.UnaryOp, 
 class ExpressionError(UserError):
     """A condition that cannot be used; the message shows the column."""
 
-    def __init__(self, text: str, column: int, why: str) -> None:
+    def __init__(self, text: str, column: int, why: str, help: str = "") -> None:
         self.column = column
-        super().__init__(f"{why}, at column {column + 1}: {text[:column]}»{text[column:]}")
+        super().__init__(f"{why}, at column {column + 1}: {text[:column]}»{text[column:]}{help}")
 
 
 class Expression:
@@ -95,9 +96,9 @@ class _Check(ast.NodeVisitor):
         self.text = text
         self.names = names
 
-    def _refuse(self, node: ast.AST, why: str) -> ExpressionError:
+    def _refuse(self, node: ast.AST, why: str, help: str = "") -> ExpressionError:
         before = self.text.encode()[: getattr(node, "col_offset", 0)]
-        return ExpressionError(self.text, len(before.decode(errors="ignore")), why)
+        return ExpressionError(self.text, len(before.decode(errors="ignore")), why, help)
 
     def generic_visit(self, node: ast.AST) -> None:
         """Anything without a method of its own must be a known shape or operator."""
@@ -128,8 +129,9 @@ class _Check(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         """Only the evidence has names."""
         if node.id not in self.names:
-            known = ", ".join(sorted(self.names))
-            raise self._refuse(node, f"there is no {node.id} here (there are: {known})")
+            close = difflib.get_close_matches(node.id, self.names, 1)
+            help = f" (did you mean {close[0]}?)" if close else f" (the fields are: {', '.join(sorted(self.names))})"
+            raise self._refuse(node, f"there is no field {node.id} here", help)
 
     def visit_Call(self, node: ast.Call) -> None:
         """Only the few functions."""

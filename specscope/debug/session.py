@@ -200,7 +200,7 @@ class Session:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")
         if self.engine is not None:
-            raise UserError(f"the engine stands on branch {self.history.branch}: its recording can show the others")
+            raise UserError(f"the engine is on branch {self.history.branch}: its recording can show the others")
         self.history.show(number)
         self.position = len(self.history.steps) - 1
         return self._stop(StopReason.STEP)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -78,6 +76,8 @@ def node(session: Session, number: int) -> str:
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
+    if request.info is not None:
+        lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(request.steps) if step is part)
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
@@ -165,33 +165,53 @@ def branches(session: Session) -> str:
 
 
 def kv(session: Session) -> str:
-    """Blocks of the cache: how many; of a live engine whose they are, and what the step moved."""
-    record = session.record
+    """Blocks of the cache, and what the step wrote and moved; of a live engine whose the blocks are."""
+    record, run = session.record, session.history.run
     if record is None:
         return "nothing has run yet"
     live = getattr(session.engine, "requests", {})
-    last = getattr(session.engine, "last", None)
-    moves = last.state.moves if last is not None and last.record is record else {}
     lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
-    lines += [_kv_step(part, live.get(part.request), moves.get(part.request, ((), ()))) for part in record.requests]
+    lines += [_kv_step(part, 0 if run is None else run.block_size) for part in record.requests]
     lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
     lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]
     return "\n".join(lines)
 
 
-def _kv_step(part: RequestStep, request: Any, moves: tuple[Sequence[int], Sequence[int]]) -> str:  # noqa: ANN401
-    """What one request's step fed; of a live engine into which slots, and the moves that were really made."""
+def _kv_step(part: RequestStep, block_size: int) -> str:
+    """What one request's step fed, into which slots, and the moves that were made; a capture of before has no slots."""
     start, nodes = part.context_len, len(part.tree)
     end = start + part.prefill_tokens + (part.verdict is not None) + nodes
     said = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"
-    if request is not None and request.table.capacity >= end:
-        slots = request.table.slots(start, end)
+    positions = np.arange(start, end)
+    slots = np.zeros(0, np.int64)
+    if block_size and len(part.blocks) > (end - 1) // block_size - start // block_size:
+        slots = part.blocks[positions // block_size - start // block_size] * block_size + positions % block_size
         runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
         said += ", slots " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
     if part.verdict is not None and nodes:
         said += f"; {part.verdict.accepted} of {plural(nodes, 'node')} kept"
-    moved = [f"{a} to {b}" for a, b in zip(*moves, strict=True) if a != b]
-    return said + (f"; moved slot {', '.join(moved)}" if moved else "")
+    first = part.position + 1 - start
+    moved = [(slots[first + node], slots[first + i]) for i, node in enumerate(part.moved.tolist()) if len(slots)]
+    pairs = [f"{a} to {b}" for a, b in moved if a != b]
+    return said + (f"; moved slot {', '.join(pairs)}" if pairs else "")
+
+
+def drafter(session: Session) -> str:
+    """What drafts, what feeds it, and what it did in the step of the current request."""
+    run, part = session.history.run, session.part
+    if run is None:
+        return "the run's header is missing: its drafter is unknown"
+    named = f"{printable(run.drafter)} {printable(run.draft_model)}".rstrip()
+    lines = [named + (f", tree {printable(run.tree)}" if run.tree else "")]
+    if run.aux_layers:
+        lines.append(f"fed by the target's hidden states at layers {', '.join(map(printable, run.aux_layers))}")
+    if run.draft_vocab:
+        lines.append(f"it knows {plural(run.draft_vocab, 'token')}")
+    if part is not None and part.notes is not None and len(part.notes.rows):
+        rows = ", ".join(map(str, part.notes.rows.tolist()))
+        cached = plural(part.notes.cached, "token")
+        lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
+    return "\n".join(lines)
 
 
 def names(session: Session) -> str:

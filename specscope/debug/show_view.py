@@ -12,21 +12,26 @@ SHOWN = 8  # of the likeliest tokens
 
 def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     """Top tokens side by side, what the rules removed, ranks, entropies and distances; contradictions last."""
-    columns = {"target, raw": view.raw, "sampled from": view.p, "drafter, raw": view.draft, "drafted from": view.q}
+    columns = {
+        "target, raw": view.raw,
+        "target, as sampled": view.p,
+        "drafter, raw": view.draft,
+        "drafter, as sampled": view.q,
+    }
     there = {name: column for name, column in columns.items() if column is not None}
     tables = [list(_cells(name, column, view.token, vocabulary)) for name, column in there.items()]
     lines = ["  ".join(cells).rstrip() for cells in zip(*tables, strict=True)]
     lines += [f"{one.rule} removed {one.tokens:,} tokens of mass {one.mass:.4g}" for one in view.removed]
     what = "the final token" if view.node is None else "the drafted token"
-    lines += [f"{what} in {name}: {_place(column)}" for name, column in there.items()]
+    lines += [f"{name}: {what} {_place(column)}" for name, column in there.items()]
     if view.kl is not None and view.tv is not None:
         rank = "outside its vocabulary" if view.choice_rank is None else f"rank {view.choice_rank}"
         lines.append(
-            f"the target's choice in the drafter's: {rank}; KL(target, drafter) {view.kl:.4f} nats, "
-            f"total variation {view.tv:.4f} (accepted at best: {1 - view.tv:.4f})"
+            f"the target's likeliest token in the drafter: {rank}; KL(target, drafter) {view.kl:.4f} nats, "
+            f"total variation {view.tv:.4f} (at best {1 - view.tv:.4f} accepted)"
         )
     if view.computed:
-        lines.append(f"computed again for step {view.step}, beside the run")
+        lines.append(f"computed again for step {view.step}, in separate KV blocks")
     lines += [f"CONTRADICTION: {note}" for note in view.notes]
     return "\n".join(line for line in lines if line)
 
@@ -43,7 +48,7 @@ def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabula
 def _place(column: DistributionView) -> str:
     """The token's probability and rank in a column, and the column's entropy."""
     if column.outside:
-        where = "outside the draft vocabulary"
+        where = "is outside the draft vocabulary"
     else:
-        where = f"p {column.prob:.4g}" + ("" if column.rank is None else f", rank {column.rank:,}")
+        where = f"has p {column.prob:.4g}" + ("" if column.rank is None else f", rank {column.rank:,}")
     return f"{where}; entropy {column.entropy:.4f} nats"

@@ -172,12 +172,8 @@ class Viewer:
     def show_branch(self, number: int) -> None:
         """Show a branch of a recorded run, at its end."""
         if self.live or self.reading:
-            why = (
-                "its capture, when it is read whole, shows"
-                if self.reading
-                else "the engine stands here; a replay shows"
-            )
-            self.news.append(Notice(f"{why} other branches"))
+            when = "when the file has been read" if self.reading else "in a replay of its capture"
+            self.news.append(Notice(f"other branches can be shown {when}"))
             return
         self.history.show(number)
         self.goto_end()

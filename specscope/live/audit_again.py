@@ -18,7 +18,7 @@ from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sampling import distributions, shaped
 from specscope.trace.history import RequestHistory
 from specscope.trace.records import ROUNDING, RequestStep
-from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.tree import ROOT, DraftTree, Drawn
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> St
     logits = target_again(engine, part, context.tokens)
     found = _drafted(engine, context, part.tree)
     same = None if found is None or part.sizing else _alike(found.tree, part.tree)
-    tokens, committed = _tokens(engine, part, context, logits, Draft(part.tree) if found is None else found)
+    sampled = found is not None and bool((part.tree.drawn != Drawn.DETERMINISTIC).any())
+    judged = found if sampled and found is not None else Draft(part.tree)  # of drawn nodes the verdict asks for q
+    tokens, committed = _tokens(engine, part, context, logits, judged)
     return StepAgain(
         request=part.request,
         index=part.index,

@@ -83,7 +83,9 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
     info = history.info
     if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
-        raise UserError(f"the context of {part.request} is not known whole: its step {part.index} cannot be computed")
+        raise UserError(
+            f"the context of {part.request} is only partly known: its step {part.index} cannot be computed again"
+        )
     logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
     found = PartTensors(
         request=part.request,

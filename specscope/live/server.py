@@ -179,6 +179,7 @@ class _Server:
     def _watch(self, wanted: bool) -> None:
         """Send records, or stop sending them: an engine that nobody watches runs as if alone."""
         self.engine.bus.close()
+        self.engine.verifier.notes = wanted and self.engine.run_info.evidence == "full"
         if wanted:
             self.engine.bus.follow(self.send, lossless=True)
 

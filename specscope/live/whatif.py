@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from specscope.debug.command_table import FORK_PARAMS
 from specscope.debug.commands import WhatIf
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
@@ -17,15 +18,10 @@ from specscope.live.fork import forked
 from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.trace.changes import Changes
 from specscope.trace.checked import short, whole
-from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, RequestStep, StepRecord
 from specscope.trace.wording import plural
 
-USAGE = (
-    "fork takes temperature=0.7, seed=3 and other sampling parameters; drafter=, tree=, draft_model=; "
-    "accept=NODE, reject=NODE, coin=NODE:0.3, token=ID; tail=TEXT (edits the end of the context, drop=N tokens of it); "
-    "tokens=N (how far to run)"
-)
+USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
 
 
 class EngineWhatIf(WhatIf):
@@ -64,7 +60,7 @@ class EngineWhatIf(WhatIf):
     # Forks
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        """Run the chosen request from its step again with the changes, and compare with the record."""
+        """Run the current request from its step again with the changes, and compare with the record."""
         part = session.part
         if part is None:
             raise UserError("nothing has run yet: there is no step to fork from")
@@ -81,7 +77,7 @@ class EngineWhatIf(WhatIf):
             again = self._run(request, part, Changes(), tokens)
             alike = [(a.output(), b.output()) for a, b in zip(known, again, strict=False)]
             if any(a != b for a, b in alike):
-                note = "run again without changes it parts from its record: the change may not be the cause"
+                note = "without changes the second run also differs from the record: the changes may not be the cause"
             known += again[len(known) :]
         index = known[0].index if known else part.index
         dtype = self.engine.run_info.dtype
@@ -148,9 +144,8 @@ class EngineWhatIf(WhatIf):
         return number
 
     def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
-        default = getattr(SamplingParams(), name, None)
-        if not isinstance(default, int | float):
-            raise UserError(f"{name[:40]} cannot be changed: {USAGE}")
+        if name not in FORK_PARAMS:
+            raise UserError(f"a fork cannot change {short(name)}: {USAGE}")
         exact = whole(text)  # a large seed is no float
         return _number(name, text, float("-inf"), float("inf")) if exact is None else exact
 

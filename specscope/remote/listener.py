@@ -125,7 +125,7 @@ class _Listener:
         return spans
 
     def _next(self) -> list[Received]:
-        """The eldest export; an empty one where none came for a while."""
+        """The oldest export; an empty one where none came for a while."""
         with self._changed:
             return self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else []
 

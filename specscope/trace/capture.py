@@ -138,7 +138,7 @@ class CaptureWriter:
                 view = view[self._file.write(view) :]
         except OSError as error:
             raise UserError(
-                f"cannot go on writing {self.path}: {error.strerror}; what was already written is readable"
+                f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
             ) from error
 
     def flush(self) -> None:

@@ -13,7 +13,7 @@ from specscope.trace.wording import plural
 class Changes:
     """Positions are of a step's root in the request: its place among all tokens, prompt and output.
 
-    Decreed outcomes and tokens are marked in the evidence (Verdict.forced): such a run is not lossless.
+    Forced outcomes and tokens are marked in the evidence (Verdict.forced): such a run is not lossless.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters by name, the seed among them

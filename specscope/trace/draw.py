@@ -32,7 +32,7 @@ def branches(tree: DraftTree) -> list[tuple[int, str]]:
 def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
-    A node shows p and q, and where it was tried its acceptance probability a and its coin u. Where q is a point mass,
+    A node shows p, q and its coin u, and where it was tried its acceptance probability a. Where q is a point mass,
     `draft` is the probability that the drafter gave the token.
     """
     verdict, tree = step.verdict, step.tree
@@ -50,7 +50,8 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
         if draft and drawn[node] == DETERMINISTIC:
             text += f" draft={draft[node]:.4f}"
         if outcome[node] != UNTRIED:
-            text += f" a={accept[node]:.4f} u={coin[node]:.4f}" + (" forced" if node in forced else "")
+            text += f" a={accept[node]:.4f}"
+        text += f" u={coin[node]:.4f}" + (" forced" if node in forced else "")
         lines.append(text + final if node == end else text)
     if step.notes is not None and len(step.notes.dropped_token):
         lines.append(f"re-ranking dropped {len(step.notes.dropped_token)} more")

@@ -129,7 +129,7 @@ class History:
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     dropped: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
-    limit: int | None = None  # steps that are kept; with more, the eldest quarter goes
+    limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
     gone: int = 0  # steps that went so
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch

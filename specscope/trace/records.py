@@ -26,7 +26,7 @@ ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
 class Outcome(IntEnum):
     """What became of a node."""
 
-    UNTRIED = 0  # an ancestor was rejected, or an elder sibling was accepted
+    UNTRIED = 0  # an ancestor was rejected, or an earlier sibling was accepted
     ACCEPTED = 1
     REJECTED = 2
 

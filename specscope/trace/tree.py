@@ -84,8 +84,8 @@ class TreeShape:
             return f"{width}x{len(self) // width}"
         rank: list[tuple[int, ...]] = []
         for node, above in enumerate(self.parent):
-            elder = sum(1 for sibling in self.parent[:node] if sibling == above)
-            rank.append((*(rank[above] if above != ROOT else ()), elder))
+            earlier = sum(1 for sibling in self.parent[:node] if sibling == above)
+            rank.append((*(rank[above] if above != ROOT else ()), earlier))
         return str(rank)
 
     @staticmethod
@@ -147,7 +147,7 @@ def _from_paths(paths: list[tuple[int, ...]], text: str) -> TreeShape:
             raise UserError(f"tree {short(text)}: {short(path)} has no parent {short(path[:-1])}")
         if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index:
             raise UserError(
-                f"tree {short(text)}: {short(path)} has no elder sibling {short((*path[:-1], path[-1] - 1))}"
+                f"tree {short(text)}: {short(path)} has no earlier sibling {short((*path[:-1], path[-1] - 1))}"
             )
         index[path] = len(index)
     return TreeShape(tuple(index[path[:-1]] if len(path) > 1 else ROOT for path in ordered))

@@ -35,7 +35,7 @@ Attributes = Mapping[str, Any]
 
 STEPS_BEHIND = 64  # a step that is still incomplete when this many later ones are known has lost a span
 HELD = 64 * 2**20  # bytes of incomplete steps, roughly: with more, the first counts as lost
-INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the eldest are forgotten, those that ended first
+INFOS = 64 * 2**20  # bytes of what requests were, roughly: with more, the oldest are forgotten, those that ended first
 PIECES = 2**19  # tokens that the vocabulary tells of; more than any model has
 TEXT = 32 * 2**20  # bytes of their texts
 

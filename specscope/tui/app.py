@@ -21,6 +21,7 @@ from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.pending import Pending
 from specscope.tui.screens.moves import Moves
 from specscope.tui.screens.over import Over
+from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
@@ -47,7 +48,7 @@ class ScopeApp(Moves):
     TITLE = "specscope"
     CSS_PATH = "scope.tcss"
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(
@@ -67,13 +68,13 @@ class ScopeApp(Moves):
         self.settings = settings or Settings()
         self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(viewer.history)
-        self.chosen: str | None = None
+        self.current: str | None = None
         self.pooled = True
         self.playing = False
         self.talk = Talk()
         self.pending = Pending()
         self.lost = ""
-        self._picked = False  # whether the request was chosen by hand
+        self._picked = False  # whether the request was picked by hand
         self._due = 0.0  # when a playing replay moves on
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
@@ -92,6 +93,7 @@ class ScopeApp(Moves):
         yield Banner("banner")
         with Container(id="body"):
             yield RequestsPanel("requests")
+            yield TimelinePanel("timeline")
             yield TreePanel("tree")
             yield RatesPanel("rates")
             yield LengthsPanel("lengths")
@@ -164,7 +166,7 @@ class ScopeApp(Moves):
         if at is None:
             self._say(f"there is no {self._start} in this run")
         else:
-            self.chosen, self._picked = name, True
+            self.current, self._picked = name, True
             self._goto(at)
         self._start = ""
 
@@ -232,11 +234,11 @@ class ScopeApp(Moves):
                 screen.show(look)
 
     def _look(self) -> Look:
-        self._choose_request()
+        self._set_current()
         return Look(
             self.viewer,
             self.ledger,
-            self.chosen,
+            self.current,
             self.pooled,
             self.current_theme.dark,
             self.scope_title,
@@ -246,17 +248,17 @@ class ScopeApp(Moves):
             self.pending.shown,
         )
 
-    def _choose_request(self) -> None:
-        """Keep to the request chosen by hand; else the eldest in the batch of the position."""
+    def _set_current(self) -> None:
+        """Keep to the request picked by hand; else the first in the batch of the position."""
         history = self.viewer.history
-        if self._picked and self.chosen in history.requests:
+        if self._picked and self.current in history.requests:
             return
         at = self.viewer.position
         batch = history.steps[at].requests if 0 <= at < len(history.steps) else ()
         if batch:
-            self.chosen = batch[0].request
-        elif self.chosen not in history.requests:
-            self.chosen = next(iter(history.requests), None)
+            self.current = batch[0].request
+        elif self.current not in history.requests:
+            self.current = next(iter(history.requests), None)
 
     def _say(self, text: str) -> None:
         self.clear_notifications()
@@ -285,11 +287,11 @@ class ScopeApp(Moves):
         self.look()
 
     def _pick(self, name: str) -> None:
-        self.chosen, self._picked = name, True
+        self.current, self._picked = name, True
         self.look()
 
     def action_scope(self) -> None:
-        """Figures of all requests, or of the chosen one."""
+        """Figures of all requests, or of the current one."""
         self.pooled = not self.pooled
         self.look()
 

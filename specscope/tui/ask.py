@@ -27,7 +27,7 @@ class Ask(ModalScreen[str | None]):
         box = Input(self._value, placeholder=self._placeholder)
         box.cursor_blink = False
         box.border_title = Text(clean(self._question))
-        box.border_subtitle = Text("Enter goes, Esc cancels")
+        box.border_subtitle = Text("Enter confirms, Esc cancels")
         yield box
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 
 SHORTEST, LONGEST = 0.05, 2.0  # seconds between two looks
-TARGET = 0.03  # of the machine; the promise is below 0.05
+GOAL = 0.03  # of the machine; 0.05 is guaranteed
 WINDOW = 4.0  # seconds over which a frame's cost is averaged
 RECENT = 5  # frames that may raise the interval sooner than the window does
 
 
 class FrameGovernor:
-    """Measures what a frame costs and spaces frames so that their share of the machine stays below the target.
+    """Measures what a frame costs and spaces frames so that their share of the machine stays below the goal.
 
     The cost of a frame is the processor time of the whole process between two ticks: polling, drawing, layout and
     writing to the terminal. Time is passed in by clocks so that tests need none.
@@ -45,7 +45,7 @@ class FrameGovernor:
         while len(self._samples) > 2 and self._samples[0][0] < self._samples[-1][0] - WINDOW:
             self._samples.popleft()
         cost = max(self._cost(len(self._samples) - 1), self._cost(RECENT))
-        self.interval = min(max(self.base, cost / (TARGET * self._cores)), LONGEST)
+        self.interval = min(max(self.base, cost / (GOAL * self._cores)), LONGEST)
         return self.interval
 
     def _cost(self, frames: int) -> float:

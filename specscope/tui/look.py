@@ -10,17 +10,18 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import Origin, RequestStep, StepRecord
 from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.text import clean
 from specscope.tui.widgets.ledger import Ledger
 
 
 @dataclass
 class Look:
-    """One moment of a session, and what of it was chosen."""
+    """One moment of a session, and what of it is current."""
 
     viewer: Viewer
     ledger: Ledger
-    chosen: str | None = None  # the request whose tree and text are shown
-    pooled: bool = True  # figures over all requests, or over the chosen one
+    current: str | None = None  # the request whose tree and text are shown
+    pooled: bool = True  # figures over all requests, or over the current one
     dark: bool = True
     title: str = ""
     playing: bool = False  # a replay that moves by itself
@@ -49,17 +50,24 @@ class Look:
 
     @cached_property
     def request(self) -> RequestHistory | None:
-        """The chosen request."""
-        return self.history.requests.get(self.chosen) if self.chosen is not None else None
+        """The current request."""
+        return self.history.requests.get(self.current) if self.current is not None else None
 
     @cached_property
     def part(self) -> tuple[int, RequestStep] | None:
-        """The chosen request's step that is looked at: (its place among its steps, the step)."""
-        return self.history.part(self.chosen, self.position) if self.chosen is not None else None
+        """The current request's step that is looked at: (its place among its steps, the step)."""
+        return self.history.part(self.current, self.position) if self.current is not None else None
+
+    @property
+    def absence(self) -> str:
+        """Why there is no `part`."""
+        if self.current is None:
+            return "no steps yet" if self.viewer.live or self.viewer.reading else "no steps were recorded"
+        return f"{clean(self.current)} has no step yet"
 
     @property
     def at(self) -> int:
-        """The position in the history of the chosen request's step; -1 where there is none."""
+        """The position in the history of the current request's step; -1 where there is none."""
         return self.request.engine_steps[self.part[0]] if self.request is not None and self.part is not None else -1
 
     @property
@@ -71,15 +79,15 @@ class Look:
     @property
     def scope(self) -> str | None:
         """The request that the figures are about, None for all."""
-        return None if self.pooled else self.chosen
+        return None if self.pooled else self.current
 
     @property
     def scope_name(self) -> str:
         """The scope in words."""
-        return "all requests" if self.pooled else (self.chosen or "no request")
+        return "all requests" if self.pooled else (self.current or "no request")
 
     def output(self) -> list[tuple[int, Origin]]:
-        """The chosen request's output tokens up to here, with their origins."""
+        """The current request's output tokens up to here, with their origins."""
         return self.request.output(self.part[0] + 1) if self.request is not None and self.part is not None else []
 
     @property

@@ -80,6 +80,11 @@ def folded(text: str, width: int) -> list[str]:
     return lines
 
 
+def paragraph(text: str, width: int, ink: Ink) -> list[Line]:
+    """The text on lines of at most `width` cells, all in one ink."""
+    return [[(row, ink)] for row in folded(text, width)]
+
+
 def show_token(vocabulary: Vocabulary, token: int) -> str:
     """A token for people; a lone combining mark gets a circle to stand on."""
     text = vocabulary.show(token)
@@ -111,6 +116,16 @@ def bar(share: float, width: int) -> str:
     """A horizontal bar of `share` (0 to 1) of `width` cells, to an eighth of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def spread(count: int, span: int) -> list[int]:
+    """The cells of each of `count` columns that together fill `span` cells, as even as can be."""
+    return [(at + 1) * span // count - at * span // count for at in range(count)]
+
+
+def column_at(x: int, count: int, span: int) -> int:
+    """Which of those columns has cell `x`."""
+    return ((x + 1) * count - 1) // span
 
 
 def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:

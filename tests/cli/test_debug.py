@@ -43,7 +43,7 @@ def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     assert ran.returncode == 2
     assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
     first, second, last = ran.stderr.splitlines()
-    assert "line 2: there is no pp here" in first
+    assert "line 2: there is no field pp here" in first
     assert "line 3: unknown command 'nonsense'" in second
     assert last.endswith("script: 2 commands failed, the first in line 2")
 
@@ -53,7 +53,7 @@ def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
     script.write_text(BAD_SCRIPT)
     ran = debug("--over", PLANTED, "--commands", script, "--stop-on-error")
     assert ran.returncode == 2
-    assert "line 2: there is no pp here" in ran.stderr
+    assert "line 2: there is no field pp here" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
     assert "nonsense" not in ran.stdout + ran.stderr
 

@@ -247,11 +247,11 @@ def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, mod
     command = ["bash", "-c", shell, "bash", sys.executable, "-m", "specscope", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=120)
     assert done.returncode == 2
-    assert f"cannot go on writing {path}" in done.stderr
+    assert f"cannot continue writing {path}" in done.stderr
     assert "Traceback" not in done.stderr
     reader = read_capture(path)
     assert len(reader.history.steps) > 0
-    assert any("torn" in warning for warning in reader.warnings)
+    assert any("its last line is incomplete" in warning for warning in reader.warnings)
 
 
 def test_a_cut_capture_is_reported_with_a_warning(tmp_path):

@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_from_the_start(capture, tmp_path):
     (tmp_path / "p.txt").write_text("abc\n")
     code, _, err = capture("/dev/full")
     assert code == 2
-    assert "cannot go on writing /dev/full: No space left on device" in err
+    assert "cannot continue writing /dev/full: No space left on device" in err
     shell = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
     out = tmp_path / "new.jsonl"
     code = "from specscope.trace.capture import CaptureWriter; from tests.trace.strategies import RUN; "
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_from_the_start(capture, tmp_path):
     done = subprocess.run(
         ["bash", "-c", shell, "bash", sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert "UserError: cannot go on writing" in done.stderr
+    assert "UserError: cannot continue writing" in done.stderr
     assert not out.exists()  # no empty file is left
 
 

@@ -1,5 +1,9 @@
 """The debugger as it is typed: over a live engine and over its capture it says and does the same."""
 
+import dataclasses
+import re
+
+import numpy as np
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -70,6 +74,7 @@ SCRIPT = [
     "delete",
     "finish r1",
     "info kv",
+    "info drafter",
 ]
 
 
@@ -182,9 +187,9 @@ def test_a_node_shows_distributions_and_the_same_verdict(engine):
     said = engine.run(f"node {node}")
     for part in (
         "target, raw",
-        "sampled from",
+        "target, as sampled",
         "KL(target, drafter)",
-        "the drafted token in sampled from: p 0.",
+        "target, as sampled: the drafted token has p 0.",
         "context: …",
         "residual mass after it",
     ):
@@ -210,13 +215,36 @@ def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
         assert (f"{slots[first + node]} to {slots[first + i]}" in line.partition("moved slot")[2]) == (node != i)
 
 
-def test_info_kv_over_a_capture_claims_no_moves(recorded):
-    """Issue 12, item 1: it stated moves that it inferred."""
-    over = Commands(Session(history=recorded))
-    for _ in recorded.steps:
+def test_info_kv_over_a_capture_claims_no_moves_that_it_does_not_hold(recorded):
+    """Issue 12, item 1: it stated moves that it inferred. Older captures tell neither blocks nor moves."""
+    older = [
+        dataclasses.replace(
+            record,
+            requests=tuple(
+                dataclasses.replace(part, blocks=np.zeros(0, np.int32), moved=np.zeros(0, np.int32))
+                for part in record.requests
+            ),
+        )
+        for record in recorded.steps
+    ]
+    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
+    for record in older:
+        history.append(record)
+    over = Commands(Session(history=history))
+    for _ in older:
         over.run("next")
         assert "moved" not in over.run("info kv")
         assert "slots" not in over.run("info kv")
+
+
+def test_info_kv_over_a_capture_is_that_of_the_live_run(engine, recorded):
+    """What the step wrote and moved is in its record."""
+    over = Commands(Session(history=recorded))
+    for _ in recorded.steps:
+        said = [commands.run("next") and commands.run("info kv").splitlines() for commands in (engine, over)]
+        steps = [[line for line in lines if "rows fed" in line] for lines in said]
+        assert steps[0] == steps[1]
+        assert all("slots" in line for line in steps[0])
 
 
 def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
@@ -318,7 +346,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("break nothing", "unknown event"),
         ("break reject depth==1", "write break reject if"),
         ("break reject if depth = 1", "write =="),
-        ("break finish if depth == 1", "there is no depth here"),
+        ("break finish if depth == 1", "there is no field depth here"),
         ("delete 9", "there is no breakpoint 9"),
         ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
@@ -328,7 +356,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("request r99", "there is no request"),
         ("node 99", "there is no node 99"),
         ("watch", "give a condition"),
-        ("fork foo=1", "cannot be changed"),
+        ("fork foo=1", "a fork cannot change '?foo'?: write NAME=VALUE, .*help fork lists"),
         ("fork temperature=hot", "give a number"),
         ("fork 'x", "unbalanced quotes"),
         ("fork seed=inf", "seed=inf"),
@@ -336,7 +364,7 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("fork drafter=magic", "unknown drafter"),
         ("fork accept=77", "there is no node 77"),
         ("finish r99", "there is no request"),
-        ("until speed > 3", "there is no speed here"),
+        ("until speed > 3", "there is no field speed here"),
     ],
 )
 def test_what_cannot_be_obeyed_is_said_and_changes_nothing(engine, line, why):
@@ -364,9 +392,20 @@ def test_names_prefixes_and_help():
     assert find("cont").name == "continue"
     assert find("wat").name == "watch"
     commands = Commands(Session())
-    said = commands.run("help")
-    assert all(command.name in said and command.help in said for command in COMMANDS)
+    said = " ".join(commands.run("help").split())  # long help goes on below
+    assert all(f"{command.head} {command.help}" in said for command in COMMANDS)
+    assert "reverse-continue, rc go back" in said
     assert "back one phase" in commands.run("help rs")
+    assert max(map(len, commands.run("help").splitlines())) < 80
+
+
+def test_help_fork_lists_every_name_that_fork_takes():
+    said = Commands(Session()).run("help fork")
+    numbers = [f.name for f in dataclasses.fields(SamplingParams) if type(f.default) in (int, float)]
+    changes = ["drafter", "draft_model", "tree", "accept", "reject", "coin", "token", "drop", "tail", "tokens"]
+    missing = [name for name in (*numbers, *changes) if not re.search(rf"\b{name}\b", said)]
+    assert not missing
+    assert all(usage in Commands(Session()).run("help info") for usage in find("info").usage.split("|"))
 
 
 def test_completion():

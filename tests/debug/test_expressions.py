@@ -42,7 +42,7 @@ def test_what_conditions_say(text, wanted):
         ("", 0, "give a condition"),
         ("p <", 3, "invalid condition"),
         ("p = 1", 2, "to compare, write =="),
-        ("depth==1 and pp<0.1", 13, "there is no pp here"),
+        ("depth==1 and pp<0.1", 13, "there is no field pp here"),
         ("p.real > 0", 0, "an attribute"),
         ("text[0] == 'd'", 0, "an index"),
         ("p ** 2 > 1", 0, r"\*\*"),
@@ -144,3 +144,13 @@ def test_no_text_crashes_gets_out_or_takes_long(text):
     assert expression(Watched()) in (True, False)
     assert time.perf_counter() - start < 0.5
     assert asked <= set(NAMES)
+
+
+def test_an_unknown_field_suggests_one_or_lists_them():
+    with pytest.raises(
+        ExpressionError, match=r"there is no field dept here, at column 1: »dept < 1 \(did you mean depth\?\)"
+    ):
+        Expression("dept < 1", {"depth": int, "p": float})
+    with pytest.raises(ExpressionError, match="no field speed here, at column 11: p < 1 and »speed") as error:
+        Expression("p < 1 and speed", {"depth": int, "p": float})
+    assert str(error.value).endswith("(the fields are: depth, p)")

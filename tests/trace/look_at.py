@@ -93,8 +93,8 @@ def draw(reader: CaptureReader) -> None:
     panels += [TimelinePanel(), nodes, place, NodePanel(nodes, place)]
     for position in range(min(len(reader.history.steps), 8)):
         session.goto(position)
-        for chosen in [*list(reader.history.requests)[:4], None]:
-            look = Look(session, ledger, chosen, pooled=position % 2 == 0, title="capture")
+        for current in [*list(reader.history.requests)[:4], None]:
+            look = Look(session, ledger, current, pooled=position % 2 == 0, title="capture")
             for width, height in ((100, 30), (24, 8)):
                 for panel in panels:
                     panel.key(look)

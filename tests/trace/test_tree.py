@@ -54,7 +54,7 @@ def test_fans_are_chains_side_by_side(width, depth):
         ("x3", "cannot read"),
         ("[(0,), (0,)]", "appears twice"),
         ("[(0, 0)]", r"\(0, 0\) has no parent \(0,\)"),
-        ("[(0,), (2,)]", r"\(2,\) has no elder sibling \(1,\)"),
+        ("[(0,), (2,)]", r"\(2,\) has no earlier sibling \(1,\)"),
         ("[(-1,)]", "not a path"),
         ("[(0.5,)]", "not a path"),
         ("[0, 1]", "cannot read"),

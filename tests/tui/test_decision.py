@@ -127,7 +127,7 @@ def test_the_trials_beside_a_node_are_those_of_its_siblings_and_of_the_path_to_i
     vocabulary = replay().history.vocabulary
     deep = int(np.argmax(step.tree.depth))
     said = told(place_lines(step, step.verdict, deep, vocabulary, 80))
-    assert "the path down to it" in said
+    assert "path to it" in said
     for node in step.tree.path_to(deep)[:-1]:
         assert vocabulary.show(int(step.tree.token[node])) in said
     final = told(place_lines(step, step.verdict, len(step.tree), vocabulary, 80))

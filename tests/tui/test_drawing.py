@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from specscope.trace.records import FinalKind, FinishReason, RequestEnd, Request
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
-from specscope.tui.text import bar, cut, fit, left, line_width, probability, right
+from specscope.tui.palette import DARK, LIGHT, style
+from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.tree_lines import tree_lines
 from specscope.tui.widgets.wrap import Wrapper
@@ -61,7 +64,7 @@ def test_a_tree_has_a_line_for_each_node_and_columns_in_line(width):
         assert len(lines) == len(step.tree) + 1
         assert {line_width(line) for line in [head, *lines]} == {line_width(head)}
         assert line_width(head) <= width
-        assert "»" in lines[final][1][0]
+        assert "»" in "".join(text for text, _ in lines[final])
 
 
 def test_the_numbers_of_a_node_are_those_of_the_verdict():
@@ -79,8 +82,33 @@ def test_the_numbers_of_a_node_are_those_of_the_verdict():
 
 
 def test_plot_columns():
-    assert columns([1, 2, None, 3], 2, 3) == ["   █", "▁█ █"]
-    assert columns([], 2, 3) == ["", ""]
+    assert columns([1, 2, None, 3], 2, 3, 4) == ["   █", "▁█ █"]
+    assert columns([1, 2, None, 3], 2, 3, 9) == ["      ███", "▁▁██  ███"]
+    assert columns([], 2, 3, 0) == ["", ""]
+
+
+@pytest.mark.parametrize(("count", "span"), [(1, 1), (3, 7), (26, 38), (5, 60), (17, 17)])
+def test_columns_fill_their_span_and_a_cell_finds_its_column(count, span):
+    wide = spread(count, span)
+    assert sum(wide) == span
+    assert max(wide) - min(wide) <= 1
+    owners = [at for at, cells in enumerate(wide) for _ in range(cells)]
+    assert [column_at(x, count, span) for x in range(span)] == owners
+
+
+@pytest.mark.parametrize("width", range(30, 170, 7))
+def test_no_word_of_a_tree_is_cut_and_decimal_points_stand_in_line(width):
+    vocabulary = replay().history.vocabulary
+    for step in steps():
+        assert step.verdict is not None
+        head, lines, final = tree_lines(step, step.verdict, vocabulary, width)
+        kind = step.verdict.kind.value
+        said = "".join(text for text, _ in lines[final])
+        assert kind in said or not re.search(rf"\b{kind[0]}[{kind[1:]}]*…", said)
+        start = "".join(text for text, _ in head).find(" q ") + 1
+        numbers = ["".join(text for text, _ in line)[start : start + 5] for line in lines] if start else []
+        assert {text[1] for text in numbers if text.strip()} <= set(" .")  # `1    ` stands below `0.500`
+        assert not any(text.startswith(" ") for text in numbers if text.strip())
 
 
 def text_of(wrapper: Wrapper[str]) -> list[str]:
@@ -196,3 +224,22 @@ async def test_only_lines_that_changed_are_redrawn(monkeypatch):
         app.pooled = False
         app.look()
         assert drawn == ["rates", "lengths"]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_text_can_be_read_on_every_background(theme):
+    """WCAG AA, 4.5, for all inks but those of lines and bars."""
+    for ink in get_args(Ink):
+        if ink in ("rail", "bar"):
+            continue
+        colour = style(ink, theme.dark).color
+        assert colour is not None
+        for ground in (theme.background, theme.panel, theme.variables["row"]):
+            bright, dark = sorted((luminance(colour.name), luminance(ground)), reverse=True)
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (ink, colour.name, ground)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specscope.tui.governor import LONGEST, SHORTEST, TARGET, FrameGovernor
+from specscope.tui.governor import GOAL, LONGEST, SHORTEST, FrameGovernor
 
 
 class Machine:
@@ -36,7 +36,7 @@ def test_cheap_frames_come_at_the_rate_asked_for():
 def test_the_share_stays_below_five_percent(cost, cores):
     machine = Machine(cores)
     machine.run(10, cost)
-    held = cost / (TARGET * cores) <= LONGEST
+    held = cost / (GOAL * cores) <= LONGEST
     share = machine.run(20, cost)
     assert not held or share < 0.05
     assert not held or machine.governor.share < 0.05

@@ -122,7 +122,7 @@ async def test_next_and_previous_rejection():
     async with running(replay(0)) as (app, pilot):
         await pilot.press("n")
         first = app.viewer.position
-        part = app.viewer.history.part(app.chosen or "", first)
+        part = app.viewer.history.part(app.current or "", first)
         assert part is not None
         assert part[1].verdict is not None
         assert part[1].verdict.kind is FinalKind.RECOVERED
@@ -149,21 +149,21 @@ async def test_the_rejection_before_a_position_that_the_request_had_no_part_in()
 
 async def test_choosing_a_request_by_key_and_mouse():
     async with running(replay(5)) as (app, pilot):
-        assert app.chosen == "r0"
+        assert app.current == "r0"
         await pilot.press("down")
-        assert app.chosen == "r1"
+        assert app.current == "r1"
         await pilot.press("j", "j", "j", "j", "k")
-        assert app.chosen == "r2"
+        assert app.current == "r2"
         await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
-        assert app.chosen == "r0"
+        assert app.current == "r0"
 
 
-async def test_without_a_choice_the_eldest_in_the_batch_is_shown():
+async def test_without_a_choice_the_first_in_the_batch_is_shown():
     async with running(replay()) as (app, pilot):
         last = app.viewer.history.steps[-1].requests[0].request
-        assert app.chosen == last
+        assert app.current == last
         await pilot.press("home")
-        assert app.chosen == "r0"
+        assert app.current == "r0"
 
 
 async def test_tab_moves_the_focus_through_the_panels():
@@ -204,22 +204,22 @@ async def test_a_new_prompt_and_cancel_go_to_the_engine():
 
 async def test_rejections_go_on_to_the_next_request_and_say_so():
     async with running(replay(0)) as (app, pilot):
-        seen = [app.chosen]
+        seen = [app.current]
         for _ in range(200):
             before = app.viewer.position
             await pilot.press("n")
-            if app.chosen != seen[-1]:
-                assert f"this is {app.chosen}'s first" in notes(app)[-1]
-                seen.append(app.chosen)
+            if app.current != seen[-1]:
+                assert f"this is {app.current}'s first" in notes(app)[-1]
+                seen.append(app.current)
             elif app.viewer.position == before:
                 break
-            part = app.viewer.history.part(app.chosen, app.viewer.position)
+            part = app.viewer.history.part(app.current, app.viewer.position)
             assert part is not None
             assert part[1].verdict.kind is FinalKind.RECOVERED
         assert seen == ["r0", "r1", "r3"]  # r2 drafts nothing
         assert notes(app)[-1] == "r3 has no later rejection"
         await pilot.press(*["N"] * 60)
-        assert app.chosen == "r0"
+        assert app.current == "r0"
         assert notes(app)[-1] == "r0 has no earlier rejection"
 
 
@@ -236,7 +236,7 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         panel = app.query_one(RequestsPanel)
         await pilot.press("i", *"hey", "enter", "j", "x")
         await pilot.pause()
-        assert "r1 is cancelled with the next step" in notes(app)[-1]
+        assert "r1 will be cancelled by the next step" in notes(app)[-1]
         assert "queued" in text_of(panel)
         assert "hey" in text_of(panel)
         assert "cancelling" in text_of(panel)
@@ -413,7 +413,7 @@ async def test_loading_then_running():
         engine.state, engine.pending = "paused", 4
         await pilot.pause(0.5)
         assert viewer.position == 3
-        assert app.chosen == "r0"
+        assert app.current == "r0"
 
 
 async def test_the_debuggers_prompt_moves_the_replay():
@@ -457,17 +457,17 @@ async def test_search_goes_to_the_step_that_completes_the_text():
     viewer = replay(0)
     app = ScopeApp(viewer)
     async with app.run_test(size=(120, 40)) as pilot:
-        request = viewer.history.requests[app.chosen]
+        request = viewer.history.requests[app.current]
         await pilot.press("F")
         app.screen.query_one("Input").value = "b, a + b"
         await pilot.press("enter")
-        at = viewer.history.part(app.chosen, viewer.position)[1]
+        at = viewer.history.part(app.current, viewer.position)[1]
         out = [token for step in request.steps[: at.index + 1] for token in step.tokens()[: step.emitted]]
         assert "b, a + b" in viewer.history.vocabulary.text(out)
         before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
         assert "b, a + b" not in viewer.history.vocabulary.text(before)
         await pilot.press("F", *"zzzz", "enter")
-        assert viewer.history.part(app.chosen, viewer.position)[1] is at
+        assert viewer.history.part(app.current, viewer.position)[1] is at
 
 
 async def test_a_reference_is_copied_and_opens_at_its_step():
@@ -476,15 +476,15 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("j", "y")
         copied = app.clipboard
-        index = viewer.history.part(app.chosen, viewer.position)[1].index
-        assert copied == f"run.jsonl#{app.chosen}@{index}"
+        index = viewer.history.part(app.current, viewer.position)[1].index
+        assert copied == f"run.jsonl#{app.current}@{index}"
     file, start = split_reference(copied)
     assert file == "run.jsonl"
     again = replay(0)
     other = ScopeApp(again, reference=file, start=start)
     async with other.run_test(size=(120, 40)) as pilot:
         await pilot.pause(0.2)
-        assert (other.chosen, again.position) == (app.chosen, viewer.position)
+        assert (other.current, again.position) == (app.current, viewer.position)
 
 
 def test_a_bad_reference_is_one_line(tmp_path):

@@ -8,6 +8,7 @@ from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
+from specscope.tui.text import spread
 from specscope.tui.widgets.lengths import AXIS, LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.requests import RequestsPanel, row
@@ -24,7 +25,7 @@ async def test_requests_are_filtered_and_all_shown_again():
         assert panel.names == ["r3"]
         assert "1 of 4" in "".join(text for text, _ in panel.sheet.title)
         await pilot.press("down")
-        assert app.chosen == "r3"
+        assert app.current == "r3"
         await pilot.press("slash", *["backspace"] * 6, "enter")
         assert panel.names == ["r0", "r1", "r2", "r3"]
         await pilot.press("slash", *"zzz", "escape")
@@ -50,9 +51,9 @@ async def test_requests_are_sorted_by_key_and_by_a_click_on_the_head():
         assert taus[-1] is None  # r2 drafts nothing: it stands last
         await pilot.click(RequestsPanel, offset=(begin + 3 + panel.gutter.left, 1))
         assert panel.order.reverse
-        below = panel.names[panel.names.index(app.chosen) + 1 :][:1]
+        below = panel.names[panel.names.index(app.current) + 1 :][:1]
         await pilot.press("down")
-        assert [app.chosen] == (below or [panel.names[-1]])
+        assert [app.current] == (below or [panel.names[-1]])
 
 
 async def test_steps_of_a_request_are_filtered_and_sorted():
@@ -154,18 +155,20 @@ async def test_a_click_on_a_node_opens_the_step_at_that_node():
         assert isinstance(app.screen, StepScreen)
         nodes = app.screen.query_one(NodesPanel)
         assert nodes.picked == 3
-        assert app.screen.last.chosen == "r1"
+        assert app.screen.last.current == "r1"
 
 
 async def test_a_click_in_a_chart_goes_to_the_step_of_its_column():
     async with running(replay(20)) as (app, pilot):
         panel = app.query_one(LengthsPanel)
-        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + 7, 3))
+        before = sum(spread(21, panel._span)[:7])  # cells of the columns to the left
+        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
         assert app.viewer.position == 7
         await pilot.press("end", "s", "j")
         app._pick("r1")
         await pilot.pause()
-        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + 5, 3))
+        before = sum(spread(panel._count, panel._span)[:5])
+        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
         assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[5]
 
 
@@ -176,7 +179,7 @@ async def test_a_click_in_the_engines_curves_goes_to_that_step():
         panel = app.screen.query_one(EnginePanel)
         row = panel._curves.start + 2
         x = panel.gutter.left + NAME + NUMBER + 2
-        await pilot.click(EnginePanel, offset=(x + 6 * panel._wide, panel.gutter.top + row))
+        await pilot.click(EnginePanel, offset=(x + sum(spread(21, panel._span)[:6]), panel.gutter.top + row))
         assert app.viewer.position == 6
         await pilot.click(EnginePanel, offset=(x + 9, panel.gutter.top + 1))  # the table has no steps
         assert app.viewer.position == 6
@@ -187,6 +190,7 @@ async def test_a_click_in_the_curve_of_a_request_goes_to_that_step():
         await pilot.press("j", "r")
         await pilot.pause()
         panel = app.screen.query_one(TimelinePanel)
-        await pilot.click(TimelinePanel, offset=(panel.gutter.left + 4, panel.gutter.top))
+        wide = spread(panel._curve.count, panel._curve.span)
+        await pilot.click(TimelinePanel, offset=(panel.gutter.left + sum(wide[:4]), panel.gutter.top))
         await pilot.pause()
         assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[4]

@@ -70,13 +70,13 @@ def test_what_is_not_there_says_why():
     bare = node_view(draft=None, q=None, kl=None, tv=None, choice_rank=None)
     said = told(node_view_lines(bare, vocabulary(), 60, 40))
     assert "deterministic" in said
-    assert "no model" in said
+    assert "no draft model" in said
     assert "KL" not in said
     outside = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None, outside=True)
     none = DistributionView((TopToken(1, 1.0),), 0.0, 0.0, None)
     said = told(node_view_lines(node_view(draft=outside, p=none, kl=math.inf), vocabulary(), 60, 40))
     assert "outside the draft" in said
-    assert "▸ 0: it cannot come" in said
+    assert "▸ 0: excluded" in said
     assert "∞" in said
 
 
@@ -90,7 +90,7 @@ def test_rules_say_what_they_removed_in_words_that_fit_the_number():
 def test_it_says_whether_the_numbers_are_the_steps_own(computed):
     said = told(node_view_lines(node_view(computed=computed), vocabulary(), 60, 40))
     assert ("computed again" in said) == computed
-    assert ("the step's own numbers" in said) == (not computed)
+    assert ("the tensors that the step used" in said) == (not computed)
 
 
 @pytest.mark.parametrize("status", ["paused", "running", "idle"])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from rich.cells import cell_len
 
 from specscope.debug.answers import Answer, Stopped
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.trace.records import Outcome
+from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.ask import Ask
+from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.fork_view import ForkPanel, ForkScreen
-from specscope.tui.screens.points_view import PointsScreen
+from specscope.tui.screens.points_view import FieldsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
 from specscope.tui.widgets.kv_map import held, kv_map
+from specscope.tui.widgets.prompt import hanging
+from specscope.tui.widgets.requests import RequestsPanel
 
 from .sample import forked, live, replay
 from .test_keys import notes, running
@@ -27,10 +34,10 @@ async def test_arrows_in_the_timeline_move_the_run():
     async with running(replay(30)) as (app, pilot):
         await pilot.press("j", "r")
         assert isinstance(app.screen, RequestScreen)
-        request = app.viewer.history.requests[app.chosen]
-        before = app.ledger.place(app.chosen, app.viewer.position)
+        request = app.viewer.history.requests[app.current]
+        before = app.ledger.place(app.current, app.viewer.position)
         await pilot.press("up")
-        assert app.ledger.place(app.chosen, app.viewer.position) == before - 1
+        assert app.ledger.place(app.current, app.viewer.position) == before - 1
         assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
@@ -45,7 +52,7 @@ async def test_a_click_in_the_timeline_goes_to_that_step():
         top = panel.scroll_offset.y
         await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
         await pilot.pause()
-        request = app.viewer.history.requests[app.chosen]
+        request = app.viewer.history.requests[app.current]
         assert app.viewer.position == request.engine_steps[top + 2]
 
 
@@ -106,12 +113,12 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
         hit = hit_of(viewer, "reject")
-        assert app.chosen != hit.request
+        assert app.current != hit.request
         if opened:
             await pilot.press("d")
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
-        assert app.chosen == hit.request
+        assert app.current == hit.request
         if not opened:
             await pilot.press("d")
         await pilot.pause()
@@ -121,19 +128,19 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
 async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
-        hit, chosen = hit_of(viewer, "reject"), app.chosen
+        hit, chosen = hit_of(viewer, "reject"), app.current
         await pilot.press(",", ",")
         at = viewer.position
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await hear(pilot, lambda: notes(app))
-        assert (app.chosen, viewer.position) == (chosen, at)
+        assert (app.current, viewer.position) == (chosen, at)
 
 
 async def test_a_breakpoint_reached_at_the_prompt_of_a_replay_picks_its_request_and_node():
     async with running(replay(2)) as (app, pilot):
         await pilot.press("colon", *"break reject if request != 'r0'", "enter", "c", "enter", "escape")
         assert app.hit is not None
-        assert app.chosen == app.hit.request != "r0"
+        assert app.current == app.hit.request != "r0"
         await pilot.press("d")
         await pilot.pause()
         assert app.screen.query_one(NodesPanel).node == app.hit.node
@@ -194,12 +201,12 @@ async def test_going_to_a_request_and_to_its_step():
     async with running(replay(4)) as (app, pilot):
         request = app.viewer.history.requests["r2"]
         await pilot.press("g", *"r2@3", "enter")
-        assert app.chosen == "r2"
+        assert app.current == "r2"
         assert app.viewer.position == next(
             at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
         )
         await pilot.press("g", *"r1", "enter")
-        assert app.chosen == "r1"
+        assert app.current == "r1"
         await pilot.press("g", *"r1@999", "enter")
         assert "has no step 999" in notes(app)[-1]
         await pilot.press("g", *"r77", "enter")
@@ -255,3 +262,87 @@ def test_the_map_has_a_cell_for_every_block():
         assert cells >= total // per
         assert len(rows) <= 4
         assert line_width(legend) <= width
+
+
+async def test_a_wide_screen_has_the_requests_steps_beside_the_tree():
+    async with running(replay(14), (200, 60)) as (app, pilot):
+        await pilot.press("j")
+        panel = app.screen.query_one(TimelinePanel)
+        assert panel.display
+        panel.focus()
+        before = app.viewer.position
+        await pilot.press("up")
+        assert app.viewer.position < before
+        await pilot.press("d")
+        await pilot.pause()
+        steps = app.screen.query_one(TimelinePanel)
+        assert isinstance(app.screen, StepScreen)
+        assert steps.display
+        assert app.screen.last.request.id in text_of(steps) or steps.sheet.title[1][0] == app.screen.last.request.id
+    async with running(replay(14), (120, 40)) as (app, _):
+        assert not app.screen.query_one(TimelinePanel).display
+
+
+async def test_the_context_is_text_also_where_the_prompts_tokens_have_none():
+    viewer = replay(14)
+    request = viewer.history.requests["r1"]
+    known = {token for step in request.steps for token in step.output()}
+    words = viewer.history.vocabulary
+    viewer.history.vocabulary = Vocabulary({token: words.pieces[token] for token in known if token in words.pieces})
+    async with running(viewer, (200, 60)) as (app, pilot):
+        await pilot.press("j", "d")
+        await pilot.pause()
+        said = text_of(app.screen.query_one(NodePanel))
+        context = said[said.index("context") :]
+        assert "Why is the sky blue?" in context
+        assert "Sunlight is scattered" in context
+        assert "#" not in context.partition("Sunlight")[0]
+
+
+async def test_the_engines_passes_stand_below_the_draft_and_what_is_always_0_takes_a_line():
+    viewer = replay(40)
+    for at, step in enumerate(viewer.history.steps):
+        made = tuple(dataclasses.replace(step.phases[1], name=f"pass {i}") for i in (1, 2)) if at > 3 else ()
+        viewer.history.steps[at] = dataclasses.replace(step, passes=made)
+    async with running(viewer, (120, 40)) as (app, pilot):
+        await pilot.press("v")
+        await pilot.pause()
+        lines = text_of(app.screen.query_one(EnginePanel)).splitlines()
+        names = [line[:12].strip() for line in lines]
+        at = names.index("draft")
+        assert names[at + 1 : at + 4] == ["pass 1", "pass 2", "forward"]
+        assert not any(names[names.index("running") + 1 : names.index("waiting")])
+        assert names.index("waiting") - names.index("running") < names.index("running") - names.index("step")
+        assert "max 0" not in text_of(app.screen.query_one(EnginePanel))
+
+
+async def test_the_smallest_screen_names_the_figures_of_requests_and_cuts_no_state():
+    viewer = replay(14)
+    async with running(viewer, (60, 20)) as (app, _):
+        panel = app.screen.query_one(RequestsPanel)
+        title = "".join(text for text, _ in panel.sheet.title)
+        first = text_of(panel).splitlines()[0]
+        tokens = app.ledger.requests["r0"].counts.emitted[app.ledger.place("r0", 14)]
+        assert title.index("tokens") + len("tokens") == first.index(f" {tokens} ") + 1 + len(str(tokens))
+        assert "τ" in title
+        assert "…" not in first[: first.index(f" {tokens} ")]
+
+
+async def test_breakpoints_show_what_conditions_can_use_beside_them():
+    async with running(replay(14), (120, 40)) as (app, pilot):
+        await pilot.press("b")
+        await pilot.pause()
+        said = text_of(app.screen.query_one(FieldsPanel))
+        assert "final_margin" in said
+        assert "preempt" in said
+        assert "Events" not in text_of(app.screen.query_one("#points"))
+
+
+@pytest.mark.parametrize("width", [20, 40, 54, 80])
+def test_wrapped_lines_of_a_table_stay_a_table(width):
+    line = "commands N [LINE; ...]    run these lines at each stop of breakpoint N; without any, type them one by one"
+    rows = hanging(line, width)
+    assert max(map(cell_len, rows)) <= width
+    assert " ".join(" ".join(rows).split()) == " ".join(line.split())
+    if width >= 54:
+        assert all(row.startswith(" " * 26) and row[26] != " " for row in rows[1:])

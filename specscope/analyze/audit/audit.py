@@ -99,7 +99,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
     from specscope.analyze.audit.model.run import judge_draft_model, judge_head, judge_target
 
-    target, drafter = _tallies(TARGET), _tallies(DRAFTER)
+    target, drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
     bar = _Bar(progress, steps)
     head = options.draft if run.drafter == "eagle" else None
     bar.begin("target")
@@ -175,14 +175,14 @@ def _context(plans: Sequence[Contexts]) -> Finding:
 
 
 def _ngram(history: History, run: RunInfo, plans: Sequence[Contexts]) -> Finding:
-    tally = Tally(*TREE, "step")
+    tally = Tally(*TREE, "step", history.vocabulary.show)
     remark = judge_ngram(plans, parse_plan(run.tree), run.max_context, tally)
     tally.about = f"{TREE[1]} with {remark}"
     return tally.finding(history)
 
 
-def _tallies(names: dict[str, tuple[str, str]]) -> dict[str, Tally]:
-    return {name: Tally(name, about, noun) for name, (about, noun) in names.items()}
+def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, Tally]:
+    return {name: Tally(name, about, noun, history.vocabulary.show) for name, (about, noun) in names.items()}
 
 
 def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:

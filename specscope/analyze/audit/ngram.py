@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from specscope.analyze.audit.contexts import Contexts, Judged
 from specscope.analyze.audit.tally import Tally
@@ -61,7 +61,7 @@ def judge_ngram(contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: 
     sizes = max(SIZES, key=lambda one: agree[one])
     for one, step in steps:
         wanted, recorded = _tree(one, step, depth, width, sizes), _paths(step)
-        text = f"{len(recorded)} nodes, but the text repeats itself into {len(wanted)}: {_first(wanted)}"
+        text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
         tally.add(
             step.at(None),
             differs=wanted != recorded,
@@ -83,7 +83,7 @@ def _paths(step: Judged) -> dict[tuple[int, ...], int]:
     return {tuple(int(tree.token[i]) for i in tree.path_to(node)): node for node in range(len(tree))}
 
 
-def _first(tree: dict[tuple[int, ...], int]) -> str:
+def _first(tree: dict[tuple[int, ...], int], show: Callable[[int], str]) -> str:
     """The tokens of its first path, for people."""
     longest = max(tree, key=len, default=())
-    return ", ".join(map(str, longest)) or "nothing"
+    return " ".join(map(show, longest)) or "nothing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from specscope.trace.wording import plural
 LEAST = 2e-6  # two probabilities so near are the same whatever the dtype: they are stored as float32
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
-CLEARER = 0.05  # a condition of the first steps that differ is taken where its correlation is so much higher
+DEARER = 0.1  # the price of a test where steps differ because one before them did: such conditions are long
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,11 @@ class Finding:
         if self.condition is not None:
             said = self.condition.sentence(f"{self.check.name} differs", self.noun)
             return said + (" (in each request up to the first step that differs)" if self.first_only else "")
-        return "no condition tells those that differ from the others" if self.check.failed else ""
+        check = self.check
+        if not check.failed:
+            return ""
+        figures = f"{check.failed:,} of {plural(check.tested, self.noun)}"
+        return f"{check.name} differs at {figures}; no condition tells which"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -74,6 +78,7 @@ class Tally:
     name: str
     about: str
     noun: str = "node"
+    show: Callable[[int], str] = str  # a token for people
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
     examples: list[Difference] = field(default_factory=list)
@@ -128,9 +133,13 @@ class Tally:
         kept = np.flatnonzero(early)
         some = {name: [values[at] for at in kept] for name, values in facts.items()}
         begun = find(some, differs[kept], clusters[kept])
-        if begun is not None and begun.tests and (whole is None or begun.score > whole.score + CLEARER):
+        if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - _dearer(whole)):
             return begun, True
         return whole, False
+
+
+def _dearer(condition: Condition) -> float:
+    return DEARER * max(len(condition.tests) - 1, 0) - 1e-6
 
 
 def skipped(name: str, about: str, note: str) -> Finding:

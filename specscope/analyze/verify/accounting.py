@@ -9,7 +9,7 @@ import numpy as np
 
 from specscope.analyze.findings import Check, Result
 from specscope.analyze.verify.blocks import blocks_kept, blocks_shared
-from specscope.analyze.walk import Visit, visits
+from specscope.analyze.walk import Visit
 from specscope.trace.history import History
 from specscope.trace.records import FinishReason, Preceded, RequestEnd, followed_by
 
@@ -48,10 +48,10 @@ class Account:
             before = visit
 
 
-def accounting_checks(history: History, *, ours: bool) -> list[Check]:
-    """All of them."""
+def accounting_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list[Check]:
+    """All of them, over every step of every request."""
     by_request: dict[str, list[Visit]] = {}
-    for visit in visits(history):
+    for visit in every:
         by_request.setdefault(visit.part.request, []).append(visit)
     accounts = [Account(found, history, ours) for found in by_request.values()]
     return [_check(*what, accounts) for what in CHECKS] + [

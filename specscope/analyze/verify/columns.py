@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.walk import Visit, visits
-from specscope.trace.history import History
+from specscope.analyze.walk import Visit
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn
@@ -33,13 +32,23 @@ VERDICT = {
     "coin": np.float64,
     "residual_mass": np.float64,
 }
-PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy", "choice_rank", "choice_q")
 NODE_NOTES = {"raw_p": np.float64, "rank": np.int64, "q_rank": np.int64}
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
 
 def _join(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
     return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+
+
+def _stack(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    """Arrays of [k, t] one below the other, t the largest: filled with tokens -1, or probabilities 0."""
+    width = max((array.shape[1] for array in arrays), default=0)
+    out = np.full((sum(len(array) for array in arrays), width), -1 if dtype is np.int64 else 0, dtype)
+    for t in {array.shape[1] for array in arrays}:
+        rows = np.repeat([array.shape[1] == t for array in arrays], [len(array) for array in arrays])
+        out[rows, :t] = np.concatenate([array for array in arrays if array.shape[1] == t])
+    return out
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ class Columns:
     residual_mass: Doubles
 
     @staticmethod
-    def of(history: History) -> Columns:
-        """Of the steps on the path on which the history stands."""
-        found = [visit for visit in visits(history) if visit.part.verdict is not None]
+    def of(every: Sequence[Visit]) -> Columns:
+        """Of the decode steps among these."""
+        found = [visit for visit in every if visit.part.verdict is not None]
         trees = [visit.part.tree for visit in found]
         verdicts = [verdict for visit in found if (verdict := visit.part.verdict) is not None]
         start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
@@ -269,6 +278,15 @@ class Columns:
         return nodes, finals
 
     @cached_property
+    def draft_prob(self) -> Doubles:
+        """[N] the drafter's own probability of each token; NaN where it is no model."""
+        prob = np.full(len(self.token), np.nan)
+        noted = [s for s, visit in enumerate(self.visits) if visit.part.notes is not None]
+        values = [notes.prob for s in noted if (notes := self.visits[s].part.notes) is not None]
+        prob[np.isin(self.step, noted)] = _join(values, np.float64)
+        return prob
+
+    @cached_property
     def has_coins(self) -> bool:
         """Whether there are any: an engine of others may not tell them."""
         return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
@@ -305,8 +323,12 @@ class Parents:
     varentropy: Doubles
     q_entropy: Doubles
     q_varentropy: Doubles
+    choice_rank: Indices
+    choice_q: Doubles
     top: Indices  # [K, t] the target's likeliest tokens, raw
     top_p: Doubles  # [K, t]
+    draft_top: Indices  # [K, m] the drafter's; -1 where there are none
+    draft_top_p: Doubles  # [K, m] 0 there
     at_row: Indices  # [rows] the parent at each row, -1 where there is none
     there: Bools  # [S] whether the step's evidence has parents
     final_entropy: Doubles  # [S]
@@ -318,6 +340,13 @@ class Parents:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def drafters(self, at: Indices, token: Indices) -> Doubles:
+        """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""
+        if not self.draft_top.size:
+            return np.full(len(at), np.nan)
+        same = (self.draft_top[at] == token[:, None]) & (at >= 0)[:, None]
+        return np.where(same.any(axis=1), np.where(same, self.draft_top_p[at], 0).sum(axis=1), np.nan)
 
     @staticmethod
     def of(columns: Columns) -> Parents:
@@ -337,16 +366,16 @@ class Parents:
         for name, kind in NODE_NOTES.items():
             of_nodes[name] = np.zeros(len(columns.token), kind)
             of_nodes[name][there[columns.step]] = _join([getattr(one, name) for one in found], kind)
-        kinds = {"choice": np.int64}
+        kinds = {"choice": np.int64, "choice_rank": np.int64}
         arrays = {n: _join([getattr(one, n) for one in found], kinds.get(n, np.float64)) for n in PARENT}
-        some = [one for one in found if len(one.node)]
-        width = min((one.top.shape[1] for one in some), default=0)
         return Parents(
             step,
             row,
             **arrays,
-            top=_join([one.top[:, :width] for one in some], np.int64).reshape(len(row), width),
-            top_p=_join([one.top_p[:, :width] for one in some], np.float64).reshape(len(row), width),
+            top=_stack([one.top for one in found], np.int64),
+            top_p=_stack([one.top_p for one in found], np.float64),
+            draft_top=_stack([one.draft_top for one in found], np.int64),
+            draft_top_p=_stack([one.draft_top_p for one in found], np.float64),
             at_row=at_row,
             there=there,
             final_entropy=final[0],

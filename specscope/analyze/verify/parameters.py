@@ -28,7 +28,7 @@ FAINT = 1e-30  # raw probabilities below it have lost their digits
 def parameter_checks(c: Columns) -> list[Check]:
     """All of them."""
     node = Nodes.of(c)
-    return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node)]
+    return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node), draft_temperature(c, node)]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,39 @@ def temperature(c: Columns, n: Nodes) -> Check:
             f"after bias and penalties {_range(expected[i] + low[i], expected[i] + high[i])}; at depth {c.depth[i]}"
         ),
         note=_note(c, "parameters", asked),
+    )
+
+
+def draft_temperature(c: Columns, n: Nodes) -> Check:
+    """q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound what it sums to.
+
+    Of the other tokens none is likelier than the last of those, so that the sum of their powers is bounded too: from
+    above below temperature 1, from below above it. Where rules cut tokens off, q can only be larger.
+    """
+    e = c.parents
+    raw = e.drafters(n.at, c.token)
+    asked = c.sampled & n.judged & ~n.shaped
+    told = asked & (raw > FAINT)
+    low, high = np.zeros(len(raw)), np.ones(len(raw))
+    if told.any():
+        top, power = e.draft_top_p[n.at], 1 / n.temperature
+        listed = (top ** power[:, None]).sum(axis=1)
+        rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
+        cut = (n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0)
+        low = np.where(power >= 1, raw**power / (listed + rest), 0)
+        high = np.where(cut, 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
+    bad = (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST)
+    return found(
+        "draft's temperature",
+        "q follows from the drafter's raw probability by the request's temperature",
+        bad,
+        told,
+        c.at_node,
+        lambda i: (
+            f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {n.temperature[i]:g} allows "
+            f"{low[i]:.6g} to {high[i]:.6g}; at depth {c.depth[i]}"
+        ),
+        note="no draft was sampled from a model" if not asked.any() else "",
     )
 
 

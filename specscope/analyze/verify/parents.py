@@ -19,6 +19,7 @@ def parent_checks(c: Columns) -> list[Check]:
         likeliest_tokens(c),
         ranks(c),
         raw_probabilities(c),
+        drafters_own(c),
         entropies(c),
         greedy_tokens(c),
         final_entropies(c),
@@ -88,6 +89,36 @@ def raw_probabilities(c: Columns) -> Check:
         c.at_node,
         lambda i: f"raw p = {e.raw_p[i]:.6g}, likeliest {_listed(e.top[at[i]], e.top_p[at[i]])}",
         note=note,
+    )
+
+
+def drafters_own(c: Columns) -> Check:
+    """The drafter's likeliest tokens in falling order; what it gave the target's choice and its tokens agrees."""
+    e = c.parents
+    bad = np.zeros(len(e), np.bool_)
+    told = np.zeros(len(e), np.bool_)
+    if e.draft_top.size:
+        told = e.draft_top[:, 0] >= 0
+        bad = (np.diff(e.draft_top_p, axis=1) > LEAST).any(axis=1) | (e.draft_top_p.sum(axis=1) > 1 + 1e-4)
+        of_choice = e.drafters(np.arange(len(e)), e.top[:, 0])
+        bad |= np.isfinite(of_choice) & ~np.isclose(e.choice_q, of_choice, rtol=1e-3, atol=LEAST)
+        bad |= (e.choice_rank * e.choice_q > 1 + 1e-4) | ((e.choice_rank == 0) & (e.choice_q > 0))
+        at = e.at_row[c.row]
+        raw = e.drafters(at, c.token)
+        plain = ~np.array([params.penalised or bool(params.logit_bias) for params in c.params], np.bool_)[c.step]
+        off = plain & ~c.sampled & np.isfinite(raw) & ~np.isclose(c.draft_prob, raw, rtol=1e-3, atol=LEAST)
+        bad[at[off & np.isfinite(c.draft_prob)]] = True
+    return found(
+        "drafter's likeliest",
+        "what the drafter gave its tokens and the target's choice agrees with its likeliest tokens",
+        bad,
+        told & c.standard[e.step],
+        lambda k: c.at_step(int(e.step[k])),
+        lambda k: (
+            f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; the target's choice {e.top[k, 0]} has "
+            f"{e.choice_q[k]:.4g} at rank {e.choice_rank[k]}"
+        ),
+        note=LACKING if not len(e) else "the drafter is no model" if not told.any() else "",
     )
 
 

@@ -16,6 +16,7 @@ from specscope.analyze.verify.exact import exact_checks
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
+from specscope.analyze.walk import visits
 from specscope.trace.history import History
 from specscope.trace.wording import plural
 
@@ -83,12 +84,13 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
 def _judge(history: History, source: str, alpha: float, warnings: Sequence[str]) -> Trial:
     run = history.run
     ours = run is not None and "specscope" in run.versions
-    columns = Columns.of(history)
+    every = list(visits(history))
+    columns = Columns.of(every)
     groups = (
         Group("Each step", tuple(exact_checks(columns, ours=ours))),
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
-        Group("From step to step", tuple(accounting_checks(history, ours=ours))),
+        Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
         Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha))),
     )
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)

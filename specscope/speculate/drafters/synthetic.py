@@ -19,7 +19,7 @@ from specscope.trace.tree import ROOT, DraftTree
 
 
 class Synthetic:
-    """Drafts a tree of a given shape; the eldest child at depth d is accepted in `rates[d - 1]` of all drafts."""
+    """Drafts a tree of a given shape; the first child at depth d is accepted in `rates[d - 1]` of all drafts."""
 
     name = "synthetic"
     aux_layers: tuple[AuxLayer, ...] = ()

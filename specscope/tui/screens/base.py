@@ -48,11 +48,11 @@ class Screens(Questions):
         self._lay_over(EngineScreen)
 
     def action_request(self) -> None:
-        """The chosen request from its first step to its last."""
+        """The current request from its first step to its last."""
         self._lay_over(RequestScreen)
 
     def action_step(self) -> None:
-        """The nodes of the chosen request's step, one of them in full."""
+        """The nodes of the current request's step, one of them in full."""
         self._lay_over(StepScreen)
         self.call_after_refresh(self._pick_hit)
 
@@ -81,7 +81,7 @@ class Screens(Questions):
         self._goto(position)
 
     async def action_step_at(self, position: int, node: int) -> None:
-        """The decisions of the chosen request's step at a place in the history, with a node picked."""
+        """The decisions of the current request's step at a place in the history, with a node picked."""
         self._goto(position)
         self._lay_over(StepScreen)
         screen = self.get_screen(StepScreen.__name__)
@@ -140,5 +140,5 @@ class Screens(Questions):
         screen, hit, look = self._step_screen(), self.hit, self._look()
         if screen is None or hit is None or hit.node is None or look.record is None:
             return
-        if (look.record.step, look.chosen) == (hit.step, hit.request):
+        if (look.record.step, look.current) == (hit.step, hit.request):
             screen.pick_node(hit.node)

@@ -23,7 +23,7 @@ class Questions(App[None]):
     """The part of ScopeApp that opens other screens and takes their answers."""
 
     viewer: Viewer
-    chosen: str | None
+    current: str | None
     playing: bool
     talk: Talk
     pending: Pending
@@ -96,7 +96,7 @@ class Questions(App[None]):
             if text is not None:
                 panel.set_order(replace(panel.order, words=text.strip()))
 
-        self.push_screen(Ask("Show what has", "a text; nothing shows all", panel.order.words), answered)
+        self.push_screen(Ask("Filter the list", "text to find; leave empty to show all", panel.order.words), answered)
 
     def action_sort(self, way: int) -> None:
         """Sort the list on the screen: by its next column, or the other way round."""
@@ -109,10 +109,10 @@ class Questions(App[None]):
             panel.sort_reverse()
 
     def action_ask_search(self) -> None:
-        """Find a text in the chosen request's output, after the step that is looked at."""
-        request = self.viewer.history.requests.get(self.chosen or "")
+        """Find a text in the current request's output, after the step that is looked at."""
+        request = self.viewer.history.requests.get(self.current or "")
         if request is None:
-            self._say("no request is chosen")
+            self._say("there is no current request")
             return
 
         def answered(text: str | None) -> None:
@@ -120,11 +120,11 @@ class Questions(App[None]):
                 return
             at = self._find(request, text)
             if at is None:
-                self._say(f"{request.id} has no {text!r} after this step")
+                self._say(f"no {text!r} in the output of {request.id} after this step")
             else:
                 self._goto(at)
 
-        self.push_screen(Ask(f"Search the output of {request.id}", "a text"), answered)
+        self.push_screen(Ask(f"Search the output of {request.id}", "text to find after this step"), answered)
 
     def _find(self, request: RequestHistory, text: str) -> int | None:
         """The position of the first later step with which the text is complete."""
@@ -138,11 +138,11 @@ class Questions(App[None]):
 
     def action_copy_reference(self) -> None:
         """Put what `specscope replay` opens at this step into the clipboard."""
-        found = self.viewer.history.part(self.chosen or "", self.viewer.position)
+        found = self.viewer.history.part(self.current or "", self.viewer.position)
         if found is None:
-            self._say("no step of a request is shown")
+            self._say(f"{self.current} has no step yet" if self.current else "there is no step to copy")
             return
-        reference = f"{self.reference}#{self.chosen}@{found[1].index}"
+        reference = f"{self.reference}#{self.current}@{found[1].index}"
         self.copy_to_clipboard(reference)
         self._say(f"copied {reference}")
 
@@ -176,7 +176,7 @@ class Questions(App[None]):
                 known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
                 self.action_debug_line(words if known else f"break {words}")
 
-        self.push_screen(Ask("Stop at (or: watch EXPR, tbreak EVENT)", "reject if depth == 1 and p < 0.1"), answered)
+        self.push_screen(Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered)
 
     def _engine(self, what: str) -> Control | None:
         """The engine, or a word on why there is none."""
@@ -206,17 +206,21 @@ class Questions(App[None]):
         self.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
 
     def action_cancel(self) -> None:
-        """End the chosen request."""
+        """End the current request."""
         control = self._engine("nothing to cancel")
-        request = self.viewer.history.requests.get(self.chosen or "")
+        request = self.viewer.history.requests.get(self.current or "")
         if control is None:
             return
         if request is None:
-            self._say("no request is chosen")
+            self._say("there is no current request")
         elif request.end is not None:
             self._say(f"{request.id} has already ended ({request.state})")
         else:
             control.cancel(request.id)
             self.pending.cancels.add(request.id)
-            self._say(f"{request.id} is cancelled" + (" with the next step" if self.viewer.paused else ""))
+            self._say(
+                f"{request.id} will be cancelled by the next step"
+                if self.viewer.paused
+                else f"{request.id} is cancelled"
+            )
             self.look()

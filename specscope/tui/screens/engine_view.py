@@ -14,15 +14,15 @@ from specscope.trace.records import StepRecord
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, left, percent, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.kv_map import kv_map
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
-NAME, NUMBER = 12, 10
-OTHER_LINES = 6  # of the screen, beside tables and curves
-HIGHEST, WIDEST = 6, 4  # cells of a column
+NAME, NUMBER, MOST = 12, 10, 12
+OTHER_LINES = 4  # of the screen, beside tables and curves
+HIGHEST, WIDEST = 8, 12  # cells of a column
 LONGEST = 400  # steps that are looked back at
 
 
@@ -33,13 +33,14 @@ class EnginePanel(Panel):
         super().__init__(id=id)
         self._columns: list[int] = []  # the position in the history of each column
         self._curves = range(0)  # the lines that have columns
-        self._wide = 1  # cells of a column
+        self._span = 1  # cells of all columns
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step of the column under the pointer."""
         where = event.get_content_offset_capture(self)
-        at = (where.x - NAME - NUMBER - 2) // self._wide
-        if self.line_at(where.y) in self._curves and 0 <= at < len(self._columns):
+        x = where.x - NAME - NUMBER - 2
+        at = column_at(x, len(self._columns), self._span)
+        if self.line_at(where.y) in self._curves and 0 <= x < self._span:
             self.run_worker(self.app.run_action(f"goto_position({self._columns[at]})"))
 
     def key(self, look: Look) -> Hashable:
@@ -48,7 +49,7 @@ class EnginePanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """As many steps as the width has columns; wider and higher columns where there is room."""
-        room = max(min(width - NAME - NUMBER - 2, LONGEST), 1)
+        room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
         self._columns = [at for at in range(first, look.position + 1) if look.history.steps[at].phases]
         steps = [look.history.steps[at] for at in self._columns]
@@ -59,17 +60,19 @@ class EnginePanel(Panel):
         blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
         curves = _values(steps)
         free = height - len(table) - len(blocks) - OTHER_LINES
-        rows = min(max(free // len(curves) - 1, 1), HIGHEST)
-        self._wide = min(max(room // len(steps), 1), WIDEST)
-        start = len(table) + 3
-        self._curves = range(start, start + len(curves) * (rows + 1))
+        gap = 1 if free >= 3 * len(curves) else 0  # between two curves
+        high = sum(any(values) for _, values, _ in curves)  # a curve that is always 0 takes one line
+        rows = min(max((free - len(curves) * gap - (len(curves) - high)) // max(high, 1), 1), HIGHEST)
+        self._span = min(room, WIDEST * len(steps))
+        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), *[[]] * gap]]
+        start = len(table) + 2
+        self._curves = range(start, start + len(drawn))
         lines: list[Line] = [
-            [(f"the last {plural(len(steps), 'step')} up to step {steps[-1].step:,}, a column each", "dim")],
-            [],
             *table,
             [],
-            *(line for name, values, form in curves for line in _curve(name, values, form, rows, self._wide)),
-            [],
+            [(f"up to step {steps[-1].step:,}, one column per step", "faint")],
+            *drawn,
+            *[[]] * (1 - gap),
             [("KV blocks, by request", "dim")],
             *blocks,
         ]
@@ -94,21 +97,20 @@ def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
     """A line a phase, the drafter's passes among them: median, and its share of the time."""
     times: dict[str, list[float]] = {}
-    inner: set[str] = set()
+    passes: dict[str, list[float]] = {}
     for step in steps:
-        for phase in step.phases:
-            times.setdefault(phase.name, []).append((phase.end_ns - phase.start_ns) / 1e6)
-            if phase.name == "draft":
-                for own in step.passes:
-                    times.setdefault(own.name, []).append((own.end_ns - own.start_ns) / 1e6)
-                    inner.add(own.name)
-    whole = sum(sum(ms) for name, ms in times.items() if name not in inner) or 1.0
+        for into, phases in ((times, step.phases), (passes, step.passes)):
+            for phase in phases:
+                into.setdefault(phase.name, []).append((phase.end_ns - phase.start_ns) / 1e6)
+    whole = sum(map(sum, times.values())) or 1.0
+    rows = [each for name in times for each in (name, *(passes if name == "draft" else ()))]
     on_device = _on_device(steps)
     room = max(width - NAME - (3 if on_device else 2) * NUMBER, 4)
     head = left("phase", NAME) + right("median", NUMBER) + (right("on device", NUMBER) if on_device else "")
     lines: list[Line] = [[(head + right("share", NUMBER), "faint")]]
-    for name, ms in times.items():
-        share, dim = sum(ms) / whole, name in inner
+    for name in rows:
+        ms, dim = times.get(name) or passes[name], name not in times
+        share = sum(ms) / whole
         label = left(("  " if dim else "") + clean(name), NAME)
         numbers = right(f"{median(ms):.2f} ms", NUMBER)
         if on_device:
@@ -126,19 +128,21 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: median(step.device_ns[i] for step in told) / 1e6 for i, name in enumerate(names)}
 
 
-def _curve(name: str, values: Sequence[float], form: str, rows: int, wide: int) -> list[Line]:
-    """Columns `rows` high and `wide` cells each, with the newest value; the highest below."""
+def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
+    """Columns `rows` high that take `span` cells, the newest value before them, the highest behind."""
     top = max(values)
+    rows, wide = rows if top > 0 else 1, spread(len(values), span)
     eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]
     lines: list[Line] = []
     for row in range(rows):
         above = 8 * (rows - 1 - row)
-        marks = "".join(LEVELS[max(0, min(8, e - above))] * wide for e in eighths)
+        marks = "".join(LEVELS[max(0, min(8, e - above))] * w for e, w in zip(eighths, wide, strict=True))
         last = row == rows - 1
         label, number = (name, form.format(values[-1])) if last else ("", "")
-        lines.append([(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text"), (marks, "bar")])
-    said = f"at most {form.format(top)}"
-    return [*lines, [(" " * (NAME + NUMBER + 2), "text"), (said, "faint")]]
+        line: list[tuple[str, Ink]] = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]
+        most = f"max {form.format(top)}" if row == 0 and top > 0 else ""
+        lines.append([*line, (left(marks, room), "bar"), (right(most, MOST + 2), "faint")])
+    return lines
 
 
 class EngineScreen(Over):

@@ -12,10 +12,11 @@ from textual.containers import Container
 
 from specscope.debug.forked import Forked
 from specscope.trace.records import RequestStep
+from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.output import INKS
@@ -51,17 +52,19 @@ class ForkPanel(Panel):
         partings = [forked.parting(side) for side in (forked.original, forked.fork)]
         heads = [left("depth", DEPTH) + name for name in NAMES]
         lines: list[Line] = [
-            [(cut(clean(forked.changes), width), "accent")],
-            [(cut(clean(forked.difference(look.vocabulary)), width), "warn" if forked.differ else "text")],
+            *paragraph(forked.changes, width, "accent")[:2],
+            *paragraph(forked.difference(look.vocabulary), width, "warn" if forked.differ else "text")[:2],
             [(right("step", NUMBER) + "  " + left(heads[0], half + 1) + heads[1], "faint")],
         ]
+        head = len(lines)
         for at in range(max(len(forked.original), len(forked.fork))):
             line: list[tuple[str, Ink]] = [(right(str(forked.index + at), NUMBER), "dim")]
             for side, parting in zip((forked.original, forked.fork), partings, strict=True):
                 line += [("»" if at == parting else " ", "warn"), (" ", "text")]
-                line += _cell(look, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                line += (
+                    step_cell(look.vocabulary, side[at], half - 1) if at < len(side) else [(" " * (half - 1), "text")]
+                )
             lines.append(line)
-        head = 3
         return Sheet(lines, _title(forked, width - 2), cursor=self.picked + head, keep=self.picked + head, head=head)
 
 
@@ -78,14 +81,14 @@ def _title(forked: Forked, width: int) -> Line:
     return fit(parts, width, " · ")
 
 
-def _cell(look: Look, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
+def step_cell(vocabulary: Vocabulary, step: RequestStep, width: int) -> list[tuple[str, Ink]]:
     """`2/5 text` in exactly `width` cells."""
     verdict = step.verdict
     depth = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
     line: list[tuple[str, Ink]] = [(left(depth, DEPTH), "dim")]
     room = width - DEPTH
     for token, origin in zip(step.output(), () if verdict is None else verdict.origins(), strict=False):
-        text = cut(show_token(look.vocabulary, token), room)
+        text = cut(show_token(vocabulary, token), room)
         line.append((text, INKS[origin]))
         room -= cell_len(text)
     return [*line, (" " * max(room, 0), "text")]

@@ -21,7 +21,7 @@ MARKS: tuple[tuple[str, Ink, str], ...] = (
     ("·", "faint", "untried: the path ended or went elsewhere"),
     ("≈", "warn", "near tie: rounding could flip it"),
     ("»", "strong", "the final token; in a fork, the first difference"),
-    ("▮▯", "accepted-strong", "accepted depth, of the depth of the tree"),
+    ("▮▯", "accepted-strong", "accepted depth, out of the tree's depth"),
 )
 COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("accepted", "accepted", "drafted and accepted"),
@@ -33,8 +33,8 @@ FIGURES: tuple[tuple[str, str], ...] = (
     ("p", "the target's probability, before any rejection"),
     ("q", "the drafter's, as drawn; 1 if deterministic"),
     ("draft", "the drafter's own probability, where q is 1"),
-    ("p tried", "p after earlier siblings were rejected;"),
-    ("q tried", "q likewise: both shown if unlike p and q"),
+    ("p tried", "p when tried, after rejected siblings"),
+    ("q tried", "q when tried; shown only where it differs"),
     ("coin", "the uniform random number in (0, 1) that decided"),
     ("a", "acceptance probability: min(1, p tried / q tried)"),
     ("residual", "mass left after a rejection, not renormalised"),
@@ -45,7 +45,7 @@ RATES: tuple[tuple[str, str], ...] = (
     ("depth", "accepted depth / depth of the tree"),
     ("per-pos", "rate by position: accepted / trees this deep"),
     ("cond", "conditional rate: accepted / tried this deep"),
-    ("tokens", "output tokens, up to the end of the output"),
+    ("tokens", "output tokens so far"),
 )
 Row = tuple[str, Ink, str]
 SIDE_BY_SIDE = 100  # cells
@@ -58,7 +58,7 @@ def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
     keys += [
         ("Tab", "key", "next panel; the arrow keys scroll it"),
         ("Enter", "key", "drill down: request, step, distributions"),
-        ("mouse", "key", "click text, node, chart: its step; header: sort"),
+        ("mouse", "key", "click text, a node or a chart: go to its step"),
         ("Ctrl+P", "key", "command palette"),
     ]
     both = width >= SIDE_BY_SIDE

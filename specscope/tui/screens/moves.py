@@ -45,11 +45,11 @@ class Moves(Screens):
         self.look()
 
     def action_rejection(self, way: int) -> None:
-        """The chosen request's next or previous step that ended in a rejection; then those of the next request."""
+        """The current request's next or previous step that ended in a rejection; then those of the next request."""
         requests = self.viewer.history.requests
-        request = requests.get(self.chosen or "")
+        request = requests.get(self.current or "")
         if request is None:
-            self._say("no request is chosen")
+            self._say("there is no current request")
             return
         at = next(self._rejections(request, way), None)
         if at is not None:
@@ -79,7 +79,7 @@ class Moves(Screens):
                 yield request.engine_steps[at]
 
     def _to_rejection(self, name: str, position: int) -> None:
-        self.chosen, self._picked = name, True
+        self.current, self._picked = name, True
         self._goto(position)
 
     def action_choose(self, way: int) -> None:
@@ -89,7 +89,7 @@ class Moves(Screens):
         if not names:
             self._say("no requests yet")
             return
-        at = names.index(self.chosen) + way if self.chosen in names else 0
+        at = names.index(self.current) + way if self.current in names else 0
         self._pick(names[min(max(at, 0), len(names) - 1)])
 
 

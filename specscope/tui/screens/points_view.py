@@ -1,4 +1,4 @@
-"""The breakpoints: what a run stops at, how often it did, and keys to add, switch and take away."""
+"""The breakpoints: what a run stops at, how often it did, and keys to add, toggle and delete."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Container
 
 from specscope.debug.breakpoints import BreakpointInfo
-from specscope.debug.events import EventKind
+from specscope.debug.events import NODE_NAMES, STEP_NAMES, EventKind
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, left, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, left, line_width, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import PickPanel
+from specscope.tui.widgets.panel import Panel
 
 EXAMPLES = (
     ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),
@@ -24,6 +26,7 @@ EXAMPLES = (
     ("preempt", "a request lost its KV blocks"),
 )
 NUMBER, HITS = 4, 8
+LEFT = NUMBER + HITS + 2  # cells before the text
 
 
 class PointsPanel(PickPanel):
@@ -31,9 +34,13 @@ class PointsPanel(PickPanel):
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
 
+    def __init__(self, fields: FieldsPanel, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._fields = fields
+
     def key(self, look: Look) -> Hashable:
         """The breakpoints, and which is picked."""
-        return look.viewer.points, self.picked, self.order
+        return look.viewer.points, self.picked, self.order, self._fields.display
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
@@ -42,7 +49,7 @@ class PointsPanel(PickPanel):
         count = f"{len(points)} of {every}" if self.order.words else str(every)
         title = fit([(0, [("Breakpoints", "strong")]), (1, [(count, "dim")]), (2, self.said())], width - 2)
         if not every:
-            return Sheet(_none(width), title)
+            return Sheet(_none(width, alone=not self._fields.display), title)
         self.picked = max(min(self.picked, len(points) - 1), 0)
         heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
         lines: list[Line] = [self.head(heads)]
@@ -52,13 +59,21 @@ class PointsPanel(PickPanel):
                 cursor = len(lines)
             ink: Ink = "text" if point.enabled else "faint"
             notes = [*([] if point.enabled else ["off"]), *([f"ignores {point.ignore}"] if point.ignore else [])]
-            text = cut(clean(point.text), width - NUMBER - HITS - 2 - sum(len(note) + 3 for note in notes))
+            room = max(width - LEFT, 12)
+            first, *more = folded(point.text, room)
             line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
-            line += [(right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + text, ink)]
-            lines.append([*line, *((f" · {note}", "warn") for note in notes)])
-            self.rows.append(at)
+            lines.append(
+                [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)]
+            )
+            lines += [[(" " * LEFT + row, ink)] for row in more]
+            said = "".join(f" · {note}" for note in notes)
+            if line_width(lines[-1]) + len(said) <= width:
+                lines[-1] = [*lines[-1], (said, "warn")]
+            else:
+                lines.append([(" " * LEFT + said[3:], "warn")])
+            self.rows += [at] * (len(lines) - 1 - len(self.rows))
             for command in point.commands:
-                lines.append([(" " * (NUMBER + HITS + 4), "text"), (cut(clean(command), width - 16), "dim")])
+                lines.append([(" " * (LEFT + 2), "text"), (cut(clean(command), width - LEFT - 2), "dim")])
                 self.rows.append(at)
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
@@ -68,13 +83,37 @@ def _value(point: BreakpointInfo, column: str) -> float | str:
     return {"n": point.number, "hits": point.hits}.get(column, point.text)
 
 
-def _none(width: int) -> list[Line]:
-    lines: list[Line] = [[("There are no breakpoints. Press a and type where to stop:", "text")], []]
+def _none(width: int, *, alone: bool) -> list[Line]:
+    """How to set the first one. `alone`: whether what conditions can use stands nowhere else."""
+    lines = [*paragraph("No breakpoints yet. Press a and type where to stop:", width, "text"), []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
+    if not alone:
+        return lines
     kinds = ", ".join(kind.value for kind in EventKind)
-    lines += [[], [(cut(f"Events: {kinds}", width), "dim")]]
-    return [*lines, [(cut("The names for conditions: type :info names", width), "dim")]]
+    lines += [[], *paragraph(f"Events: {kinds}", width, "dim")]
+    return [*lines, [(cut("Fields for conditions: type :info names", width), "dim")]]
+
+
+class FieldsPanel(Panel):
+    """What a condition can use, where there is room for it beside the list."""
+
+    def key(self, look: Look) -> Hashable:
+        """Always the same."""
+        return None
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Events, then the fields."""
+        wide = max(map(len, NODE_NAMES)) + 2
+        lines: list[Line] = [[("Events", "accent")]]
+        lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
+        at_nodes = {name: told for name, told in NODE_NAMES.items() if name not in STEP_NAMES}
+        for head, names in (("Fields", STEP_NAMES), ("Fields at reject and accept", at_nodes)):
+            lines += [[], [(head, "accent")]]
+            for name, (_, what) in names.items():
+                for at, row in enumerate(folded(what, max(width - wide, 12))):
+                    lines.append([(left("" if at else name, wide), "strong"), (row, "dim")])
+        return Sheet(lines, [("Conditions", "strong")])
 
 
 class PointsScreen(Over):
@@ -100,8 +139,16 @@ class PointsScreen(Over):
     )
 
     def parts(self) -> ComposeResult:
-        """One panel."""
-        yield PointsPanel("points")
+        """The list; beside it what conditions can use, where there is room."""
+        fields = FieldsPanel("fields")
+        with Container(id="of-points"):
+            yield PointsPanel(fields, "points")
+            yield fields
+
+    def on_mount(self) -> None:
+        """Arrows pick a breakpoint."""
+        super().on_mount()
+        self.query_one(PointsPanel).focus()
 
     def action_pick(self, way: int) -> None:
         """Another breakpoint."""
@@ -113,12 +160,12 @@ class PointsScreen(Over):
             self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 
     def action_delete(self) -> None:
-        """Take it away."""
+        """Delete it."""
         if point := self._point():
             self._tell(f"delete {point.number}")
 
     def action_go(self) -> None:
-        """Close, and go on to the next stop."""
+        """Close, and continue to the next stop."""
         self._tell("continue")
         self.dismiss()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -15,7 +16,7 @@ from specscope.trace.records import FinalKind, RequestStep
 from specscope.trace.wording import acceptance, ending, plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
-from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, right, show_token
+from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel, Order
@@ -24,6 +25,7 @@ from specscope.tui.widgets.tree import TreePanel
 
 DEEPEST = 8  # accepted tokens that have a mark each
 NUMBER = 5
+WIDEST = 3  # cells of a column of the curve
 DEPTH, NODES = DEEPEST + 6, 6
 HEADS = (
     ("step", right("step", NUMBER)),
@@ -33,12 +35,41 @@ HEADS = (
 )
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A column a step: the tokens that came of it. Around the position where there are more steps than cells."""
+
+    first: int = 0  # the step of the first column
+    count: int = 0  # columns
+    span: int = 0  # their cells
+
+    @staticmethod
+    def over(steps: int, place: int, width: int) -> Curve:
+        """For so many steps, of which that at `place` is looked at."""
+        count = min(steps, width)
+        return Curve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
+
+    def step_at(self, x: int) -> int:
+        """The step whose column has this cell."""
+        return self.first + column_at(x, self.count, self.span)
+
+    def draw(self, steps: Sequence[RequestStep], place: int) -> Line:
+        """The columns, that of `place` in another colour."""
+        shown = steps[self.first : self.first + self.count]
+        top, at = max(1, *(step.emitted for step in shown)), place - self.first
+        line: list[tuple[str, Ink]] = []
+        for number, (step, wide) in enumerate(zip(shown, spread(self.count, self.span), strict=True)):
+            mark = LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0]
+            line.append((mark.replace(" ", "▁") * wide, "accent") if number == at else (mark * wide, "bar"))
+        return line
+
+
 class TimelinePanel(ListPanel):
     """A line a step: how much of its tree was accepted, how it ended, what came out. The band is on the position's."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "The step above", show=False),
-        Binding("down", "screen.pick(1)", "The step below", show=False),
+        Binding("up", "pick(-1)", "The step above", show=False),
+        Binding("down", "pick(1)", "The step below", show=False),
         Binding("enter", "app.step", "The step's decisions", show=False),
     ]
     COLUMNS: ClassVar[tuple[str, ...]] = ("step", "depth", "nodes", "tokens")
@@ -48,19 +79,19 @@ class TimelinePanel(ListPanel):
         self._source: Hashable = None  # the request, width and colours that the lines are of
         self._drawn: list[Line] = []
         self.places: Sequence[int] = ()  # of the listed steps among the request's
-        self._start = 0  # the step of the curve's first column
+        self._curve = Curve()
 
     def key(self, look: Look) -> Hashable:
         """The request, where in it the position is, and how many steps it has."""
         request = look.request
-        return look.chosen, look.at, 0 if request is None else (len(request.steps), request.state), self.order
+        return look.current, look.at, 0 if request is None else (len(request.steps), request.state), self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Head, curve, and every step; those after the position are there already where they are known."""
         request = look.request
         if request is None or not request.steps:
             return Sheet([[("no steps of a request yet", "faint")]], [("Request", "strong")])
-        source = (look.chosen, width, id(look.history), look.history.rewinds, id(request))
+        source = (look.current, width, id(look.history), look.history.rewinds, id(request))
         if source != self._source or len(self._drawn) > len(request.steps):
             self._source, self._drawn = source, []
         self._drawn += [_line(look, step, width) for step in request.steps[len(self._drawn) :]]
@@ -70,8 +101,8 @@ class TimelinePanel(ListPanel):
             text = lambda at: _words(look, steps[at])  # noqa: E731
             self.places = self.arranged(self.places, lambda at, column: _value(steps[at], column), text)
         place = look.part[0] if look.part is not None else -1
-        self._start, curve = _curve(request.steps, place, width)
-        head: list[Line] = [curve, self.head(HEADS)]
+        self._curve = Curve.over(len(request.steps), place, width)
+        head: list[Line] = [self._curve.draw(request.steps, place), self.head(HEADS)]
         title = _title(look, len(request.steps), width - 2, self.said())
         at = self.places.index(place) + len(head) if place in self.places else -1
         lines = self._drawn if isinstance(self.places, range) else [self._drawn[at] for at in self.places]
@@ -82,8 +113,8 @@ class TimelinePanel(ListPanel):
         if self.look is None or self.look.request is None or self.clicked_head(event, line=1):
             return
         where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
-        if where.y == 0 and 0 <= self._start + where.x < len(steps):
-            self._to(steps[self._start + where.x])
+        if where.y == 0 and 0 <= where.x < self._curve.span:
+            self._to(steps[self._curve.step_at(where.x)])
         at = self.line_at(where.y) - self.sheet.head
         if where.y >= self.sheet.head and 0 <= at < len(self.places):
             self._to(steps[self.places[at]])
@@ -91,7 +122,7 @@ class TimelinePanel(ListPanel):
     def _to(self, position: int) -> None:
         self.run_worker(self.app.run_action(f"goto_position({position})"))
 
-    def pick(self, way: int) -> None:
+    def action_pick(self, way: int) -> None:
         """Go to the listed step above or below."""
         look = self.look
         if look is None or look.request is None or not self.places:
@@ -132,23 +163,6 @@ def _title(look: Look, steps: int, width: int, words: Line) -> Line:
     return fit(parts, width, " · ")
 
 
-def _curve(steps: list[RequestStep], place: int, width: int) -> tuple[int, Line]:
-    """(its first step, a column a step: tokens that came of it), around the position where there are more steps."""
-    start = max(0, min(place - width // 2, len(steps) - width))
-    shown = steps[start : start + width]
-    top = max(1, *(step.emitted for step in shown))
-    marks = [LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0] for step in shown]
-    at = place - start
-    if not 0 <= at < len(marks):
-        return start, [("".join(marks), "bar")]
-    line: Line = [
-        ("".join(marks[:at]), "bar"),
-        (marks[at].replace(" ", "▁"), "accent"),
-        ("".join(marks[at + 1 :]), "bar"),
-    ]
-    return start, line
-
-
 def _line(look: Look, step: RequestStep, width: int) -> Line:
     """`   17  ▮▮▮▯▯ 3/5   3/9  text`."""
     line: list[tuple[str, Ink]] = [(right(f"{step.index:,}", NUMBER) + "  ", "dim")]
@@ -175,7 +189,7 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
 
 
 class RequestScreen(Over):
-    """Timeline, tree and text of the chosen request."""
+    """Timeline, tree and text of the current request."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "dismiss", "Close", show=False),
@@ -208,4 +222,4 @@ class RequestScreen(Over):
 
     def action_pick(self, way: int) -> None:
         """The listed step above or below."""
-        self.query_one(TimelinePanel).pick(way)
+        self.query_one(TimelinePanel).action_pick(way)

@@ -15,6 +15,7 @@ from specscope.debug.views import NodeView
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
+from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.text import Line, clean, fit, folded
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
@@ -51,13 +52,13 @@ class NodesPanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The step, and what is picked in it."""
-        return look.chosen, look.at, self.picked
+        return look.current, look.at, self.picked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree panel's lines."""
         self.order = []
         if look.part is None:
-            return Sheet([[("no step of a request is shown", "faint")]], [("Step", "strong")])
+            return Sheet([[(look.absence, "dim")]], [("Step", "strong")])
         step, record = look.part[1], look.history.steps[look.at]
         names: Line = [(f"{clean(step.request)}@{step.index}", "strong"), (f" · step {record.step:,}", "text")]
         title = fit([(0, names), (1, [(acceptance(step, short=True), "text")])], width - 2, " · ")
@@ -90,7 +91,7 @@ class PlacePanel(Panel):
         """The picked node's place, which is what an answer is about."""
         step = look.history.steps[look.at].step if look.at >= 0 else -1
         final = look.part is not None and self._picker.node == len(look.part[1].tree)
-        return step, look.chosen, None if final else self._picker.node, look.history.rewinds
+        return step, look.current, None if final else self._picker.node, look.history.rewinds
 
     def answer(self, look: Look) -> NodeView | None:
         """The answer about the picked node, where it was asked for and has come."""
@@ -106,7 +107,7 @@ class PlacePanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The distributions, or the record's numbers."""
         view = self.answer(look)
-        title: Line = [("Distributions" if view is not None else "The place", "strong")]
+        title: Line = [("Distributions" if view is not None else "Other nodes", "strong")]
         return Sheet(self.lines(look, width, height), title)
 
     def lines(self, look: Look, width: int, height: int) -> list[Line]:
@@ -155,7 +156,7 @@ class NodePanel(Panel):
 
 
 class StepScreen(Over):
-    """The chosen request's step: its nodes, one of them in full, and the distributions at its place."""
+    """The current request's step: its nodes, one of them in full, and the distributions at its place."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("d", "dismiss", "Close", show=False)]
     HINTS = (
@@ -171,13 +172,14 @@ class StepScreen(Over):
     )
 
     def parts(self) -> ComposeResult:
-        """Nodes above the one that is picked; the distributions beside them where there is room."""
+        """Nodes above the one that is picked; beside them, where there is room, distributions and its steps."""
         nodes_panel = NodesPanel("nodes")
         place = PlacePanel(nodes_panel, "place")
         with Container(id="of-step"):
             yield nodes_panel
             yield place
             yield NodePanel(nodes_panel, place, "node")
+            yield TimelinePanel("its-steps")
 
     def on_mount(self) -> None:
         """Arrows pick a node."""
@@ -200,11 +202,11 @@ class StepScreen(Over):
     def action_distributions(self) -> None:
         """Ask the engine for the whole distributions at the node's place, wherever the engine is."""
         node, place = self.query_one(NodesPanel).node, self.query_one(PlacePanel)
-        if self.last.part is None or self.last.chosen is None or node is None or not self.last.asks:
+        if self.last.part is None or self.last.current is None or node is None or not self.last.asks:
             return
         place.asked, place.refused = place.place(self.last), ""
         final = node == len(self.last.part[1].tree)
-        self.last.viewer.view_node(self.last.chosen, None if final else node)
+        self.last.viewer.view_node(self.last.current, None if final else node)
         self.query_one("#of-step").add_class("-asked")
         self.show(self.last)
 

@@ -1,7 +1,7 @@
 """A decision as a picture: the coin as a mark on the line from 0 to 1, of which a is won; p and q as bars. Pure.
 
 The names mean the same on every screen. `p` and `q` are the probabilities as drawn, before any trial; `p tried` and
-`q tried` those at the trial, after elder siblings were rejected: a = min(1, p tried / q tried). They are shown where
+`q tried` those at the trial, after earlier siblings were rejected: a = min(1, p tried / q tried). They are shown where
 they differ.
 """
 

@@ -70,7 +70,7 @@ MAIN: tuple[Hint, ...] = (
     Hint(3, "d", "decisions", "app.step"),
     Hint(5, "r", "request", "app.request"),
     Hint(7, ":", "debug", "app.console"),
-    Hint(7, "b", "breaks", "app.breakpoints"),
+    Hint(7, "b", "breakpoints", "app.breakpoints"),
     Hint(8, "v", "engine", "app.engine"),
     Hint(8, "f", "fork", "app.fork", "forked"),
     Hint(9, "/", "filter", "app.filter"),

@@ -9,11 +9,12 @@ from textual import events
 
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Line, clean, right
+from specscope.tui.text import LEVELS, Line, clean, column_at, fit, right, spread
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
 AXIS = 4
+WIDEST = 4  # cells of a column
 
 
 class LengthsPanel(Panel):
@@ -21,14 +22,15 @@ class LengthsPanel(Panel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._per = 1  # steps in a column
+        self._per, self._count, self._span = 1, 1, 1  # steps in a column, how many columns, and their cells
 
     def on_click(self, event: events.Click) -> None:
         """Go to the last step of the column under the pointer."""
-        column = event.get_content_offset_capture(self).x - AXIS
+        x = event.get_content_offset_capture(self).x - AXIS
         look = self.look
-        if look is None or column < 0:
+        if look is None or not 0 <= x < self._span:
             return
+        column = column_at(x, self._count, self._span)
         at = (column + 1) * self._per - 1
         if look.scope is None:
             self._to(at if column * self._per <= look.position else -1, look.position)
@@ -47,9 +49,10 @@ class LengthsPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Columns over an axis that says what a column is."""
-        title: Line = [("Acceptance length", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        title = fit([(0, [("Acceptance length", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         buckets, size = look.ledger.lengths(look.position, look.scope, width - AXIS)
-        self._per = size
+        self._per, self._count = size, max(len(buckets), 1)
+        self._span = min(width - AXIS, WIDEST * self._count)
         known = [value for value in buckets if value is not None]
         if not known:
             return Sheet([[("nothing drafted yet", "faint")]], title)
@@ -58,18 +61,18 @@ class LengthsPanel(Panel):
         marks = scale(rows, top)
         lines: list[Line] = [
             [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
-            for row, text in enumerate(columns(buckets, rows, top))
+            for row, text in enumerate(columns(buckets, rows, top, self._span))
         ]
-        unit = "a step" if size == 1 else plural(size, "step")
-        own = "" if look.pooled else " of its own"
-        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" a column is {unit}{own}", "faint")])
+        own = "" if look.pooled else f" of {clean(look.scope_name)}"
+        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, 'step')}{own}", "faint")])
         return Sheet(lines, title)
 
 
-def columns(buckets: Sequence[float | None], rows: int, top: float) -> list[str]:
-    """Rows of block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
+def columns(buckets: Sequence[float | None], rows: int, top: float, span: int) -> list[str]:
+    """Rows of `span` block characters, from the top; 1 is the ground and keeps a sliver, an empty bucket is blank."""
     eighths = [0 if v is None else max(1, round((v - 1) / (top - 1) * rows * 8)) for v in buckets]
-    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] for e in eighths) for row in range(rows)]
+    wide = list(zip(eighths, spread(len(buckets), span), strict=True))
+    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] * w for e, w in wide) for row in range(rows)]
 
 
 def scale(rows: int, top: int) -> dict[int, str]:

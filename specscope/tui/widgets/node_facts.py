@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from rich.cells import cell_len
-
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, Drawn
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision, sign
+from specscope.tui.widgets.output import feed, feed_prompt, feed_step
+from specscope.tui.widgets.wrap import Wrapper
 
-TAIL = 300  # tokens of the context that are shown
+TAIL = 600  # output tokens of the context that are shown, or a few more; and before them the prompt
 CONTEXT_LINES = 4  # of it at least
 Fact = tuple[str, str, Ink]
 WHY = {
     "bonus": "every node of the path was accepted: drawn from the target at its end",
-    "recovered": "all children were rejected: drawn from what is left of the target, renormalised",
+    "recovered": "all children were rejected: drawn from the target's residual distribution",
     "target": "nothing was drafted: drawn from the target",
 }
 
@@ -48,15 +48,15 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     """What the evidence says of a node."""
     tree, outcome = step.tree, Outcome(int(verdict.outcome[node]))
     parent = int(tree.parent[node])
-    above = "the root" if parent == ROOT else f"node {parent} {show_token(look.vocabulary, int(tree.token[parent]))}"
+    above = "the root" if parent == ROOT else f"node {parent} ({show_token(look.vocabulary, int(tree.token[parent]))})"
     token, ink = int(tree.token[node]), INKS[outcome]
     facts: list[Fact] = [
         ("token", f"{show_token(look.vocabulary, token)}  #{token}", ink),
-        ("place", f"depth {int(tree.depth[node])}, below {above}", "text"),
+        ("position", f"depth {int(tree.depth[node])}, child of {above}", "text"),
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]
     if step.notes is not None:
-        facts.append(("drafter", f"log of the whole path {float(step.notes.score[node]):.3f}", "text"))
+        facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     facts += _trial(verdict, node, outcome, ink)
     if outcome is not Outcome.UNTRIED:
         facts += _margin(float(verdict.margin[node]), near)
@@ -75,7 +75,7 @@ def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact
     if node in verdict.forced.tolist():
         facts.append(("forced", "by the user: this step is not lossless", "warn"))
     if outcome is Outcome.REJECTED:
-        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target is left after it", "text"))
+        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", "text"))
     return facts
 
 
@@ -97,25 +97,20 @@ def _wrapped(facts: list[Fact], width: int) -> list[Line]:
 
 
 def _context(look: Look, step: RequestStep, node: int, width: int, most: int) -> list[Line]:
-    """The last tokens before the node's own: prompt, output, and the drafted path in another colour."""
+    """The text before the node: prompt and output, in the colours of the output's panel, then the drafted path."""
     if look.request is None or look.part is None or step.verdict is None:
         return []
+    wrapper: Wrapper[Ink] = Wrapper(max(width - LABEL, 8), "dim")
+    steps, first, tokens = look.request.steps, look.part[0], 0
+    while first > 0 and tokens < TAIL:
+        first -= 1
+        tokens += steps[first].emitted
+    if first == 0 and steps[0].index == 0:
+        feed_prompt(wrapper, look.request, look.vocabulary, "prompt", "faint")
+    for before in steps[first : look.part[0]]:
+        feed_step(wrapper, before, look.vocabulary)
     ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else step.verdict.path
-    drafted: list[Ink] = ["accent"] * len(ahead)
-    before = look.request.before(look.part[0], TAIL)
-    tokens = [*before, *(int(step.tree.token[at]) for at in ahead)]
-    inks: list[Ink] = [*(["text"] * len(before)), *drafted]  # type: ignore[list-item]
-    room = max(width - LABEL, 8)
-    rows: list[list[tuple[str, Ink]]] = [[]]
-    used = 0
-    for token, ink in zip(reversed(tokens), reversed(inks), strict=True):  # from the end: that is what matters
-        text = show_token(look.vocabulary, token)
-        size = cell_len(text)
-        if used + size > room and rows[0]:
-            if len(rows) == most:
-                break
-            rows.insert(0, [])
-            used = 0
-        rows[0].insert(0, (text, ink))
-        used += size
-    return [[(left("context" if at == 0 else "", LABEL), "dim"), *row] for at, row in enumerate(rows) if row]
+    for at in ahead:
+        feed(wrapper, look.vocabulary, int(step.tree.token[at]), "accent", "accent")
+    rows = wrapper.lines()[-most:]
+    return [[(left("context" if at == 0 else "", LABEL), "dim"), *row] for at, row in enumerate(rows)]

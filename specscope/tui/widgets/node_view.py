@@ -19,6 +19,7 @@ from specscope.tui.text import (
     folded,
     left,
     line_width,
+    paragraph,
     percent,
     probability,
     right,
@@ -52,14 +53,14 @@ def _columns(view: NodeView) -> tuple[tuple[str, Ink, DistributionView | None, s
     return (
         ("target, raw", "target", view.raw, ""),
         ("target, as sampled", "target", view.p, ""),
-        ("drafter, raw", "bonus", view.draft, "no model, or not known any more"),
-        ("drafter, as sampled", "bonus", view.q, "deterministic: one token, not a draw"),
+        ("drafter, raw", "bonus", view.draft, "no draft model, or no longer known"),
+        ("drafter, as sampled", "bonus", view.q, "deterministic: nothing was sampled"),
     )
 
 
 def _said(view: NodeView, width: int) -> list[Line]:
     """Contradictions first; how far target and drafter are apart; what the rules removed."""
-    lines: list[Line] = [[(line, "warn")] for note in view.notes for line in folded(f"! {note}", width)]
+    lines: list[Line] = [line for note in view.notes for line in paragraph(f"! {note}", width, "warn")]
     if view.kl is not None and view.tv is not None:
         kl = "∞" if math.isinf(view.kl) else figure(view.kl, 3)
         far: Line = [("KL(target‖drafter) ", "dim"), (kl, "strong"), (" nats", "dim")]
@@ -69,12 +70,12 @@ def _said(view: NodeView, width: int) -> list[Line]:
         whole = line_width(row) == line_width([*far, *best, *most]) + 6
         lines += [row] if whole else [fit([(0, far)], width), fit([(0, best), (1, most)], width, " · ")]
     if view.choice_rank is not None:
-        rank = f"the target's likeliest token is number {view.choice_rank:,} of the drafter's"
-        lines += [[(line, "text")] for line in folded(rank, width)]
+        rank = f"the target's likeliest token has rank {view.choice_rank:,} in the drafter"
+        lines += paragraph(rank, width, "text")
     for gone in view.removed:
         text = f"{gone.rule} removes {plural(gone.tokens, 'token')}, {probability(gone.mass)} of the mass"
-        lines += [[(line, "dim")] for line in folded(text, width)]
-    source = "computed again for this look, in KV of its own" if view.computed else "the step's own numbers"
+        lines += paragraph(text, width, "dim")
+    source = "computed again, in separate KV blocks" if view.computed else "the tensors that the step used"
     return [*lines, [(cut(source, width), "faint")]]
 
 
@@ -90,8 +91,7 @@ def _column(
 ) -> list[Line]:
     """A distribution under its name: a token a line with its bar; where the view's own token stands."""
     if column is None:
-        absence: list[Line] = [[(line, "faint")] for line in folded(why, width)]
-        return [[(cut(name, width), "strong")], *absence, []]
+        return [[(cut(name, width), "strong")], *paragraph(why, width, "faint"), []]
     entropy: Line = [(f"H {column.entropy:.2f} nats", "dim")]
     lines: list[Line] = [fit([(0, [(name, "strong")]), (1, entropy)], width)]
     shown = [(top.token, top.prob) for top in column.top[:most]]
@@ -119,7 +119,7 @@ def _own(column: DistributionView, width: int) -> list[str]:
     if column.outside:
         said = "outside the draft vocabulary"
     elif column.rank is None:
-        said = "0: it cannot come"
+        said = "0: excluded"
     else:
         said = f"{probability(column.prob)}, rank {column.rank:,}"
     return folded(said, width - MARK)

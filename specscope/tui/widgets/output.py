@@ -1,4 +1,4 @@
-"""The text of the chosen request, each token in the colour of where it came from."""
+"""The text of the current request, each token in the colour of where it came from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
-from specscope.trace.records import FinishReason, Origin
+from specscope.trace.history import RequestHistory
+from specscope.trace.records import FinishReason, Origin, RequestStep
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import ending, plural
 from specscope.tui.look import Look
@@ -45,37 +46,25 @@ class OutputPanel(Panel):
     def key(self, look: Look) -> Hashable:
         """The request and how many of its steps; its admission and its end."""
         request = look.request
-        place = look.ledger.place(look.chosen, look.position) if look.chosen is not None else 0
-        return look.chosen, place, request is not None and request.info is not None, self._end(look)
+        place = look.ledger.place(look.current, look.position) if look.current is not None else 0
+        return look.current, place, request is not None and request.info is not None, self._end(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The wrapped text; a legend in the title."""
-        if look.request is None or look.chosen is None:
+        if look.request is None or look.current is None:
             return Sheet([[("no text yet", "faint")]], [("Output", "strong")])
-        place = look.ledger.place(look.chosen, look.position)
-        source = (look.chosen, width, look.request.info is not None, id(look.request))
+        place = look.ledger.place(look.current, look.position)
+        source = (look.current, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
             self._wrapper, self._source, self._fed = Wrapper(width, "dim"), source, 0
-            self._prompt(look, self._wrapper, "prompt", "faint")
+            feed_prompt(self._wrapper, look.request, look.vocabulary, "prompt", "faint")
         for step in look.request.steps[self._fed : place]:
-            if step.verdict is not None:
-                pairs = list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]
-                for token, origin in pairs:
-                    feed(self._wrapper, look.vocabulary, token, INKS[origin], "dim")
+            feed_step(self._wrapper, step, look.vocabulary)
         self._fed = place
         lines = self._wrapper.lines()
         if end := self._end(look):
             lines.append([(f"— {end}", "dim")])
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
-
-    def _prompt(self, look: Look, wrapper: Wrapper[Mark], mark: Mark, edge: Mark) -> None:
-        info = look.request.info if look.request is not None else None
-        if info is None:
-            return
-        prompt = info.prompt or look.vocabulary.text(info.prompt_tokens[-PROMPT_CHARS:].tolist())
-        wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], mark)
-        if prompt and not prompt[-1].isspace():
-            wrapper.note("▏", edge)
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step that the text under the pointer came of."""
@@ -93,8 +82,10 @@ class OutputPanel(Panel):
         The text is wrapped anew with the steps in the place of the inks: it costs nothing until someone clicks.
         """
         wrapper = Wrapper(width, -1)
-        self._prompt(look, wrapper, -1, -1)
-        for place, step in enumerate(look.request.steps[: self._fed] if look.request is not None else ()):
+        if look.request is None:
+            return -1
+        feed_prompt(wrapper, look.request, look.vocabulary, -1, -1)
+        for place, step in enumerate(look.request.steps[: self._fed]):
             for token in step.output():
                 feed(wrapper, look.vocabulary, token, place, place)
         lines = wrapper.lines()
@@ -106,15 +97,36 @@ class OutputPanel(Panel):
 
     def _end(self, look: Look) -> str:
         """Why the request ended, where it had by the position."""
-        if look.request is None or look.request.end is None or look.chosen is None:
+        if look.request is None or look.request.end is None or look.current is None:
             return ""
-        ended = look.ledger.requests[look.chosen].ended
+        ended = look.ledger.requests[look.current].ended
         if ended is None or ended > look.position:
             return ""
         end = look.request.end
         if end.reason is FinishReason.STOP and end.stop:
             return f"stopped at {clean(end.stop)!r}"
         return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {ending(end.reason)}"
+
+
+def feed_prompt(
+    wrapper: Wrapper[Mark], request: RequestHistory, vocabulary: Vocabulary, mark: Mark, edge: Mark
+) -> None:
+    """Add the prompt, its end where it is long, and a mark where the output begins on the same line."""
+    if request.info is None:
+        return
+    info = request.info
+    prompt = info.prompt or vocabulary.text(info.prompt_tokens[-PROMPT_CHARS:].tolist())
+    wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], mark)
+    if prompt and not prompt[-1].isspace():
+        wrapper.note("▏", edge)
+
+
+def feed_step(wrapper: Wrapper[Ink], step: RequestStep, vocabulary: Vocabulary) -> None:
+    """Add the output of a step, each token in the ink of its origin."""
+    if step.verdict is None:
+        return
+    for token, origin in list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]:
+        feed(wrapper, vocabulary, token, INKS[origin], "dim")
 
 
 def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark, special: Mark) -> None:
@@ -130,12 +142,12 @@ def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark,
 
 def _title(look: Look, place: int, width: int) -> Line:
     """The request, its tokens, and the legend where there is room."""
-    tokens = look.ledger.requests[look.chosen].counts.emitted[place] if look.chosen in look.ledger.requests else 0
+    tokens = look.ledger.requests[look.current].counts.emitted[place] if look.current in look.ledger.requests else 0
     legend: list[tuple[str, Ink]] = []
     for origin, ink in INKS.items():
         legend += [("■ ", ink), (f"{origin.value}  ", "dim")]
     legend[-1] = (legend[-1][0].rstrip(), "dim")
-    name = clean(look.chosen or "")
+    name = clean(look.current or "")
     parts: list[tuple[int, Line]] = [
         (0, [("Output", "strong"), (f"  {name}", "dim")]),
         (2, [(plural(tokens, "token"), "dim")]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,9 +15,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog
 
-from specscope.tui.text import clean
+from specscope.tui.text import clean, folded
 
 KEPT = 2000  # lines of what was said
+HINT = "help lists the commands. For example: break reject, continue, tree, node 0."
 
 
 @dataclass
@@ -30,6 +33,15 @@ class Talk:
         new = [(typed, clean(line)) for line in text.splitlines()]
         self.said = [*self.said, *new][-KEPT:]
         return new
+
+
+def hanging(line: str, width: int) -> list[str]:
+    """The line in pieces of at most `width` cells; what is too long for the last column of a table goes on below it."""
+    if cell_len(line) <= width:
+        return [line]
+    start = max((match.end() for match in re.finditer(r"\s{2,}", line) if match.end() <= width // 2), default=0)
+    first, *more = folded(line[start:], width - start)
+    return [line[:start] + first, *(" " * start + row for row in more)]
 
 
 class DebugPrompt(ModalScreen[None]):
@@ -51,7 +63,7 @@ class DebugPrompt(ModalScreen[None]):
         """The log above, the line below."""
         with Vertical(id="debug-prompt") as box:
             box.border_title = Text("Debugger")
-            box.border_subtitle = Text("Enter runs, Tab completes, ↑ history, Esc closes, help lists all")
+            box.border_subtitle = Text("help · Tab completes · ↑ history · Esc closes")
             yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)
             line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line")
             line.cursor_blink = False
@@ -60,7 +72,7 @@ class DebugPrompt(ModalScreen[None]):
     def on_mount(self) -> None:
         """What was said before, then the line."""
         self.query_one(RichLog).can_focus = False
-        self._show(self.talk.said)
+        self._show(self.talk.said or [(False, HINT)])
         self.query_one(Input).focus()
 
     def hear(self, text: str) -> None:
@@ -71,7 +83,8 @@ class DebugPrompt(ModalScreen[None]):
         log = self.query_one(RichLog)
         width = max(log.scrollable_content_region.width, 20) if log.size.width else None
         for typed, line in lines:
-            log.write(Text(f": {line}" if typed else line, style="bold" if typed else ""), width=width)
+            for row in hanging(f": {line}" if typed else line, width) if width else [line]:
+                log.write(Text(row, style="bold" if typed else ""), width=width)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """A line was typed; an empty one repeats the last, as the debugger has it."""

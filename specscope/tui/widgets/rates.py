@@ -16,7 +16,7 @@ ROOMY, WIDE = 40, 56  # cells in which the rate, and the rates by depth, have th
 
 
 class RatesPanel(Panel):
-    """Figures up to the position, over all requests or the chosen one. On a single row it draws a summary."""
+    """Figures up to the position, over all requests or the current one. On a single row it draws a summary."""
 
     def key(self, look: Look) -> Hashable:
         """Counts change with the position and the scope."""
@@ -27,7 +27,7 @@ class RatesPanel(Panel):
         counts = look.ledger.acceptance(look.position, look.scope)
         if height == 1:
             return Sheet([_summary(look, counts, width)])
-        title: Line = [("Acceptance", "strong"), (f"  {clean(look.scope_name)}", "dim")]
+        title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         if not counts.drafts:
             return Sheet([[("nothing drafted yet", "faint")]], title)
         bars = _bars(counts, width)
@@ -128,6 +128,8 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
 
 def _summary(look: Look, counts: Acceptance, width: int) -> Line:
     """All of it on one line, for screens with no room for more."""
+    if not counts.drafts:
+        return [(clean(look.scope_name), "dim"), ("  nothing drafted yet", "faint")]
     rates = counts.per_position_corrected
     blocks = "".join(LEVELS[max(1, round(rate * 8))] for rate in rates)
     return fit(

@@ -13,7 +13,7 @@ from textual.message import Message
 from specscope.trace.records import FinishReason
 from specscope.trace.wording import ending
 from specscope.tui.look import Look
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, right
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, left, line_width, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListPanel
 
@@ -74,7 +74,7 @@ def _state(look: Look, name: str) -> str:
 
 
 class RequestsPanel(ListPanel):
-    """Id, state, tokens, steps, tau, kind and prompt of each request; the chosen one is on the band.
+    """Id, state, tokens, steps, tau, kind and prompt of each request; the current one is on the band.
 
     Prompts that a paused engine has been given stand below, until a step takes them in.
     """
@@ -99,7 +99,7 @@ class RequestsPanel(ListPanel):
 
     def key(self, look: Look) -> Hashable:
         """The position decides the figures; ends and cancellations arrive with steps."""
-        return look.position, look.steps, look.chosen, len(look.history.requests), look.pending, self.order
+        return look.position, look.steps, look.current, len(look.history.requests), look.pending, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head where there is room for one, then a row a request."""
@@ -116,9 +116,12 @@ class RequestsPanel(ListPanel):
         columns = _columns([*every, *queued], width)
         cells = [(name, (right if name in NUMBERS else left)(HEADS.get(name, name), wide)) for name, wide in columns]
         lines: list[Line] = [self.head([("", ""), *cells])] if head else []
-        lines += [_line(item, columns, item.name == look.chosen) for item in [*rows, *queued]]
-        chosen = self.names.index(look.chosen) + head if look.chosen in self.names else -1
-        return Sheet(lines, title, cursor=chosen, keep=chosen, head=head)
+        if not head:  # no line to spare: the names of the figures stand in the title
+            names = "  " + "  ".join(text if name in NUMBERS else " " * len(text) for name, text in cells)
+            title = [*title, (names[line_width(title) :].rstrip(), "faint")]
+        lines += [_line(item, columns, item.name == look.current) for item in [*rows, *queued]]
+        current = self.names.index(look.current) + head if look.current in self.names else -1
+        return Sheet(lines, title, cursor=current, keep=current, head=head)
 
     def on_click(self, event: events.Click) -> None:
         """Choose the request under the pointer; on the head, sort."""
@@ -139,7 +142,7 @@ def _columns(rows: list[Row], width: int) -> list[tuple[str, int]]:
     """Width of each column that fits, the prompt taking what is left."""
     wanted = {
         "name": max(7, min(16, max(len(item.name) for item in rows))),
-        "state": 10,
+        "state": max(7, max(len(item.state) for item in rows)),
         "tokens": 6,
         "steps": 5,
         "tau": 5,
@@ -159,16 +162,16 @@ NUMBERS = ("tokens", "steps", "tau")
 HEADS = {"name": "request", "tau": "τ"}
 
 
-def _line(item: Row, columns: list[tuple[str, int]], chosen: bool) -> Line:
+def _line(item: Row, columns: list[tuple[str, int]], current: bool) -> Line:
     later = item.state in ("later", "queued")
     ink: Ink = "faint" if later else "dim"
-    line: list[tuple[str, Ink]] = [("▸ " if chosen else "  ", "accent")]
+    line: list[tuple[str, Ink]] = [("▸ " if current else "  ", "accent")]
     for name, wide in columns:
         text = str(getattr(item, name))
         if name in NUMBERS:
             line.append((right("" if later else text, wide), ink if later else "text"))
         elif name == "name":
-            line.append((left(clean(text), wide), "strong" if chosen else ink if later else "text"))
+            line.append((left(clean(text), wide), "strong" if current else ink if later else "text"))
         elif name == "state":
             line.append((left(text, wide), STATE_INKS.get(text, "dim")))
         else:

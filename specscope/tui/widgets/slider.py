@@ -42,7 +42,7 @@ class Slider(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Track, knob, and in words where it is."""
         words = _words(look)
-        room = max(1, width - 3 - line_width(words))
+        room = max(1, width - 4 - line_width(words))
         self._track = (1, room)
         at = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
         at = min(max(at, 0), room - 1)

@@ -1,4 +1,4 @@
-"""The draft tree of the chosen request and step, with the evidence of every node."""
+"""The draft tree of the current request and step, with the evidence of every node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class TreePanel(Panel):
         """The step shown, whether it is the position's own, and while loading how far that is."""
         control = look.viewer.control
         progress = control.progress if control is not None and look.status == "loading" else None
-        return look.chosen, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
+        return look.current, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
         if look.status == "loading" and not look.steps:
             return self._loading(look, width)
         if look.part is None:
-            return Sheet([[(_absence(look), "dim")]], [("Draft tree", "strong")])
+            return Sheet([[(look.absence, "dim")]], [("Draft tree", "strong")])
         step, record = look.part[1], look.history.steps[look.at]
         title = _title(look, step, record, width - 2)
         if step.verdict is None:
@@ -74,19 +74,13 @@ class TreePanel(Panel):
         return Sheet(lines, [("Loading", "strong")])
 
 
-def _absence(look: Look) -> str:
-    if look.chosen is None:
-        return "no steps yet" if look.viewer.live else "no steps were recorded"
-    return f"{clean(look.chosen)} has made no step up to here"
-
-
 def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Line:
     """Request, step and result; what fits of how the tree came about."""
     parts: list[tuple[int, Line]] = [(0, [(clean(step.request), "strong")])]
     if look.at == look.position:
         parts.append((1, [(f"step {record.step}", "text")]))
     else:
-        parts.append((1, [(f"its last step, {record.step}", "warn")]))
+        parts.append((1, [(f"last step {record.step}", "warn")]))
     if step.verdict is not None:
         kind: Ink = step.verdict.kind.value
         token = cut(show_token(look.vocabulary, step.verdict.token), 16)
@@ -111,10 +105,10 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
     if step.verdict is not None and step.emitted < step.verdict.accepted + 1:
         parts.append((2, [(f"{step.emitted} of {step.verdict.accepted + 1} emitted", "warn")]))
     if step.notes is not None and len(step.notes.dropped_token):
-        parts.append((3, [(f"{len(step.notes.dropped_token)} dropped", "dim")]))
+        parts.append((3, [(f"{len(step.notes.dropped_token)} nodes dropped", "dim")]))
     if step.sizing:
         parts.append((3, [(clean(step.sizing), "dim")]))
-    parts.append((5, [(f"its step {step.index}", "dim")]))
+    parts.append((5, [(f"{clean(step.request)}@{step.index}", "dim")]))
     if step.prefill_tokens and step.verdict is not None:
         parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))
     return fit(parts, width, " · ")

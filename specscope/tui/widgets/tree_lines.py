@@ -44,7 +44,8 @@ Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
 COIN = Column("coin", 5, _when(TRIED, lambda v, n: v.coin[n]))
 ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
-LINE = Column("0   coin on a line   1", 22, lambda step, v, n: "")  # drawn, not written
+LINE = Column("coin on a line", 22, lambda step, v, n: "")  # drawn, not written; as wide as there is room, to LONGEST
+LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
 FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
@@ -59,9 +60,11 @@ FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
     (2, (P, Q, COIN)),
     (1, (P, Q, COIN)),
     (1, (P, Q)),
+    (1, (P,)),
     (1, ()),
 )
 GAP = 2
+DIGITS = 5  # of a probability: 0 and 1 take as many cells, so that decimal points stand below each other
 NEAR_TIE = "≈"
 TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
 
@@ -70,7 +73,7 @@ def _accept(v: Verdict, n: int) -> str:
     """`< 0.812`: what the coin had to stay below, with the sign of how it fell."""
     if not tried(v, n):
         return ""
-    return f"{sign(v, n)} " + right(probability(float(v.accept_prob[n])), 5)
+    return f"{sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Node:
     mark: str
     token: str
     ink: Ink
+    kind: str = ""  # of the final token, shown where there is room
 
 
 def nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
@@ -93,8 +97,7 @@ def nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[N
     for node, lead in branches(grown):
         if node == count:
             kind: Ink = verdict.kind.value
-            text = f"{show_token(vocabulary, verdict.token)}  {kind}"
-            rows.append(Node(node, lead, FINAL_MARK, text, kind))
+            rows.append(Node(node, lead, FINAL_MARK, show_token(vocabulary, verdict.token), kind, kind))
         else:
             outcome = Outcome(int(verdict.outcome[node]))
             token = show_token(vocabulary, int(tree.token[node]))
@@ -125,13 +128,15 @@ def _columns(columns: tuple[Column, ...], step: RequestStep, same: Collection[Co
     for drawn, trial in ((Q, Q_ALL), (P, P_ALL)):
         if drawn not in given and trial not in given:
             given.insert(0, drawn)
+    if not len(step.tree):
+        return tuple(column for column in given if column in (P, COIN))
     if step.notes is None or np.any(step.tree.drawn != Drawn.DETERMINISTIC):
         return tuple(given)
     return tuple(DRAFT if column is Q else column for column in given)
 
 
 def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int) -> tuple[int, tuple[Column, ...], int]:
-    """The richest form that fits, and the room it leaves for branch, mark and token."""
+    """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
     same = _same(step, verdict)
     for indent, form in FORMS:
         columns = _columns(form, step, same) if form else ()
@@ -139,8 +144,10 @@ def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int)
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
             break
-    longest = max(len(row.lead) // 3 * indent + 2 + cell_len(row.token) for row in rows)
-    return indent, columns, min(room, max(longest, 24))
+    longest = max(len(row.lead) // 3 * indent + 2 + cell_len(f"{row.token}  {row.kind}".rstrip()) for row in rows)
+    spare = max(room - max(longest, 24), 0)
+    line = replace(LINE, width=min(LINE.width + spare, LONGEST))
+    return indent, tuple(line if column is LINE else column for column in columns), room - spare
 
 
 def tree_lines(
@@ -158,34 +165,43 @@ def tree_lines(
     final = 0
     for row in rows:
         lead = squeeze(row.lead, indent)
-        line: list[tuple[str, Ink]] = [(lead, "accepted" if row.ink == "accepted-strong" else "rail")]
-        line += [(row.mark + " ", row.ink), (left(row.token, room - len(lead) - 2), row.ink)]
+        line: list[tuple[str, Ink]] = [(lead[:-indent], "rail")]
+        line.append((lead[-indent:], "accepted" if row.ink == "accepted-strong" else "rail"))
+        name, free = f"{row.token}  {row.kind}".rstrip(), room - len(lead) - 2
+        line += [(row.mark + " ", row.ink), (left(name if cell_len(name) <= free else row.token, free), row.ink)]
         if row.node == len(step.tree):
             final = len(lines)
             line.append((_final_cells(verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             line += [(_cells(step, verdict, row.node, columns), ink)]
-            if LINE in columns and ink == "text":
-                a, coin = float(verdict.accept_prob[row.node]), float(verdict.coin[row.node])
-                line[-1] = (line[-1][0][: -LINE.width], ink)
-                line += mark_line(a, coin, LINE.width, row.ink)
+            if columns and columns[-1].head == LINE.head and ink == "text":
+                a, coin, wide = float(verdict.accept_prob[row.node]), float(verdict.coin[row.node]), columns[-1].width
+                line[-1] = (line[-1][0][:-wide], ink)
+                line += mark_line(a, coin, wide, row.ink)
         lines.append(line)
     return head, lines, final
 
 
 def _heading(column: Column) -> str:
-    return left(f"  {column.head}", column.width) if column is ACCEPT else right(column.head, column.width)
+    if column.head == LINE.head:
+        return f"0{column.head:^{column.width - 2}}1"
+    return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
 def _cells(step: RequestStep, verdict: Verdict, node: int, columns: Sequence[Column]) -> str:
-    return "".join(" " * GAP + right(column.cell(step, verdict, node), column.width) for column in columns)
+    return "".join(_cell(column.cell(step, verdict, node), column) for column in columns)
+
+
+def _cell(text: str, column: Column) -> str:
+    return " " * GAP + right(left(text, DIGITS) if len(text) < DIGITS else text, column.width)
 
 
 def _final_cells(verdict: Verdict, columns: Sequence[Column]) -> str:
     """The final token was drawn, not tried: its p and its coin."""
-    texts = {P: probability(verdict.final_p), COIN: probability(verdict.final_coin)}
-    return "".join(" " * GAP + right(texts.get(column, ""), column.width) for column in columns)
+    p = probability(verdict.final_p)
+    texts = {P: p, P_ALL: p, COIN: probability(verdict.final_coin)}
+    return "".join(_cell(texts.get(column, ""), column) for column in columns)
 
 
 def how_drawn(tree: DraftTree) -> str:

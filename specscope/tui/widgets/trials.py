@@ -18,7 +18,7 @@ def trial(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary
     """One decision under its token, and a blank line."""
     outcome = Outcome(int(verdict.outcome[node]))
     token = cut(show_token(vocabulary, int(step.tree.token[node])), max(width - 12, 8))
-    residual = f"{probability(float(verdict.residual_mass[node]))} of p is left"
+    residual = f"residual {probability(float(verdict.residual_mass[node]))}"
     said: Line = [(residual if outcome is Outcome.REJECTED else "", "faint")]
     name: Line = [(f"{MARKS[outcome]} {token}", INKS[outcome])]
     head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, said)], width)
@@ -51,6 +51,8 @@ def column_width(count: int, width: int) -> int:
 
 def why_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, room: int) -> list[Line]:
     """A blank line, the decisions that ended the path, then those on the way: as many as `room` lines hold."""
+    if not len(step.tree):
+        return [[], *final_trial(verdict, vocabulary, width)[:-1]] if room >= 3 else []
     ended = deciding(step, verdict)
     below = [int(node) for node in verdict.path if node not in ended]
     lines: list[Line] = []
@@ -84,10 +86,10 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
         blocks.append(final_trial(verdict, vocabulary, wide))
     lines: list[Line] = []
     if blocks:
-        title = "tried before it, in vain" if final else "drawn at the same place"
+        title = "rejected before it" if final else "siblings"
         lines += [[(title, "accent")], *trials(blocks, width)]
     rest = [at for at in range(len(step.tree)) if at not in {node, *others, *path}]
-    for title, them in (("the path down to it", path), ("the rest of the tree", rest)):
+    for title, them in (("path to it", path), ("rest of the tree", rest)):
         if them:
             wide = column_width(len(them), width)
             drawn = [trial(step, verdict, at, vocabulary, wide) for at in them]

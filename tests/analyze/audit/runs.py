@@ -12,6 +12,7 @@ from tests.heads import head_tensors, write_head
 RULES = {
     "greedy": {},
     "temperature": {"temperature": 1.0},
+    "cold": {"temperature": 0.3},
     "top-k": {"temperature": 0.8, "top_k": 20},
     "top-p": {"temperature": 1.2, "top_p": 0.8},
     "min-p": {"temperature": 1.0, "min_p": 0.05},
@@ -35,6 +36,11 @@ RULES = {
 SETTINGS = {
     **DRAFTERS,
     "same model": {"drafter": "draft_model", "draft_model": "same", "tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"},
+    "same model, top": {
+        "drafter": "draft_model",
+        "draft_model": "same",
+        "tree": "top:[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]",
+    },
     "dynamic model": {"drafter": "draft_model", "draft_model": "self:5", "tree": "dynamic:8,depth=3,top=3"},
 }
 SMALL = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}

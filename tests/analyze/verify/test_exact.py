@@ -108,6 +108,20 @@ def raw(part):
     return None if i is None else replaced(part, parents__raw_p=put(part.parents.raw_p, i, 1.0))
 
 
+def choice_of_the_drafter(part):
+    if not len(part.parents.node):
+        return None
+    return replaced(part, parents__choice_q=put(part.parents.choice_q, 0, 1.0), parents__choice_rank=np.full(
+        len(part.parents.node), 2, np.int32))  # fmt: skip
+
+
+def drafters_probability(part):
+    """A first child's, which is the likeliest token of its parent."""
+    if part.notes is None or not len(part.tree):
+        return None
+    return replaced(part, notes__prob=put(part.notes.prob, 0, 0.5))
+
+
 def no_entropy(part):
     if not len(part.parents.node) or not 0.01 < part.parents.choice_p[0] < 0.99:
         return None
@@ -154,6 +168,8 @@ EDITS = [
     ("target's choice", "sampled", beyond_the_choice),
     ("ranks", "sampled", rank),
     ("raw probabilities", "sampled", raw),
+    ("drafter's likeliest", "sampled", choice_of_the_drafter),
+    ("drafter's likeliest", "deterministic", drafters_probability),
     ("entropies", "sampled", no_entropy),
     ("greedy tokens", "greedy", uncertain),
     ("greedy tokens", "greedy", not_the_choice),

@@ -51,6 +51,15 @@ def test_another_temperature(runs):
     assert "temperature and penalties" in failed(under(runs["sampled"], temperature=1.2))
 
 
+@pytest.mark.parametrize("said", [1.0, 2.0])
+def test_q_of_another_temperature(engines, said):
+    """A drafter that sampled colder than the request asked for."""
+    history = run(engines["draft tree"], temperature=0.05)
+    assert failed(history) == []
+    assert passed(history, "draft's temperature")
+    assert check(under(history, temperature=said), "draft's temperature").result is Result.FAILED
+
+
 def test_what_cannot_be_said_is_skipped(runs):
     for name in ("top-k", "min-p", "top-p"):
         assert check(runs["sampled"], name).note.startswith("no request has")

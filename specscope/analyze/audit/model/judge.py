@@ -99,8 +99,10 @@ class TargetJudge(_Judge):
         if differs and behind <= self.slack:
             tally.excused += 1
             return
-        text = f"token {token} has p {recorded:g}, not {judged:g}: the model chooses {choice}, by {behind:.3g}"
-        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text if differs else "")
+        text = ""
+        if differs:
+            text = f"p of {tally.show(token)} is {recorded:g}; the model chooses {tally.show(choice)}, by {behind:.3g}"
+        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _sampled(self, step: Judged, parent: int, shaped: Tensor, p: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
@@ -207,14 +209,15 @@ class DrafterJudge(_Judge):
             if notes is not None:
                 judged = float(thought[token])
                 self._add("drafter p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
-            differs = rank >= len(tokens) or abs(float(shaped[token]) - values[rank]) > self.slack
-            text = f"token {token}, but choice {rank + 1} of the drafter is {tokens[rank]}" if differs else ""
-            self.tallies["drafter tokens"].add(
+            tally = self.tallies["drafter tokens"]
+            differs = not abs(float(shaped[token]) - values[rank]) <= self.slack  # also where both are least
+            text = f"{tally.show(token)}, but the drafter's choice {rank + 1} is {tally.show(tokens[rank])}"
+            tally.add(
                 step.at(child),
                 differs=differs,
                 recorded=float(token),
-                judged=float(tokens[min(rank, len(tokens) - 1)]),
-                text=text,
+                judged=float(tokens[rank]),
+                text=text if differs else "",
             )
 
     def _top(self, step: Judged, parent: int, logits: Tensor) -> None:

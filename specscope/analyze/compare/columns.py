@@ -1,0 +1,308 @@
+"""Columns: what a comparison keeps of captures, as arrays over steps and nodes. 60 MB for 100,000 steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.records import (
+    FinalKind,
+    FinishReason,
+    Outcome,
+    Preceded,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    Verdict,
+)
+from specscope.trace.tree import ROOT, Bools, DraftTree, Ints
+from specscope.trace.vocabulary import Vocabulary
+
+Longs = NDArray[np.int64]
+
+KINDS = tuple(FinalKind)
+PRECEDED = tuple(Preceded)
+
+# A request's part in a step. Steps of one request lie together, in their order.
+STEP = np.dtype(
+    [
+        ("request", "i4"),  # its place in Side.requests
+        ("index", "i4"),  # the request's own step number
+        ("step", "i8"),  # the engine's
+        ("context", "i4"),  # tokens in the KV cache when it began
+        ("prefill", "i4"),  # tokens fed besides root and drafts
+        ("batch", "i4"),  # requests in the engine's step
+        ("judged", "?"),  # False for a prefill chunk that did not reach the end of the prompt
+        ("emitted", "i4"),
+        ("accepted", "i4"),
+        ("nodes", "i4"),
+        ("token", "i4"),  # the final token
+        ("kind", "i1"),  # its place in KINDS
+        ("final_p", "f8"),
+        ("final_whole", "f8"),  # its probability in the target's whole p, before any rejection; NaN where not known
+        ("final_coin", "f8"),
+        ("final_margin", "f8"),
+        ("final_gap", "f4"),  # the target's raw first less its raw second probability; NaN where not recorded
+        ("preceded", "i1"),  # its place in PRECEDED; -1 for a prefill chunk
+        ("rule", "i2"),  # its place in Side.names
+        ("drafter", "i2"),  # likewise
+        ("forced", "?"),  # whether an outcome or the final token was forced
+        ("first_node", "i8"),
+        ("first_path", "i8"),
+        ("first_output", "i8"),
+        ("first_parent", "i8"),
+        ("parents", "i4"),
+    ]
+)
+# A node of a draft tree.
+NODE = {
+    "token": "i4",
+    "parent": "i2",
+    "q": "f4",
+    "drawn": "u1",
+    "outcome": "u1",
+    "p": "f4",
+    "p_trial": "f4",
+    "q_trial": "f4",
+    "accept_prob": "f8",
+    "coin": "f8",
+    "residual_mass": "f8",
+    "prob": "f4",  # the drafter's probability; NaN where it is no model
+    "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
+    "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise
+}
+# What target and drafter gave at a node whose children were tried, or at the root; none in captures without.
+PARENT = {
+    "node": "i2",  # within the tree; ROOT
+    "choice": "i4",  # the likeliest token of p
+    "choice_p": "f4",
+    "entropy": "f4",  # of p
+    "q_entropy": "f4",  # of q; 0 where the children are deterministic
+    "top": "i4",  # the target's likeliest token, raw
+    "top_p": "f4",
+}
+
+
+@dataclass
+class Request:
+    """A request of a side, and where its rows are."""
+
+    id: str
+    capture: int  # its place in Side.captures
+    info: RequestInfo | None
+    reason: FinishReason | None  # None where it did not end in the capture
+    first: int = 0  # its first row in `steps`
+    count: int = 0  # its rows
+    preempted: int = 0
+
+
+@dataclass
+class Capture:
+    """A file of a side."""
+
+    source: str
+    run: RunInfo | None
+    warnings: list[str] = field(default_factory=list)
+    engine_steps: int = 0
+
+
+@dataclass
+class Side:
+    """All captures of one side."""
+
+    captures: list[Capture]
+    requests: list[Request]
+    names: list[str]  # of rules and drafters
+    steps: NDArray[Any]  # STEP
+    nodes: dict[str, NDArray[Any]]  # by the names of NODE
+    parents: dict[str, NDArray[Any]]  # by the names of PARENT
+    path: Ints  # accepted nodes of each step, within its tree
+    output: Ints  # output tokens, step by step
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @cached_property
+    def node_step(self) -> Longs:
+        """[N] the row in `steps` of each node."""
+        return np.repeat(np.arange(len(self.steps)), self.steps["nodes"])
+
+    @cached_property
+    def parent_step(self) -> Longs:
+        """[K] the row in `steps` of each of the parents."""
+        return np.repeat(np.arange(len(self.steps)), self.steps["parents"])
+
+    @cached_property
+    def above(self) -> Longs:
+        """[N] each node's parent as a node of the side; -1 for the root."""
+        parent = self.nodes["parent"].astype(np.int64)
+        return np.where(parent == ROOT, -1, parent + self.steps["first_node"][self.node_step])
+
+    @cached_property
+    def depth(self) -> Ints:
+        """[N] depth of each node, the root's children at 1."""
+        depth = np.ones(len(self.above), np.int32)
+        at, up = np.flatnonzero(self.above >= 0), self.above
+        while len(at):  # a level deeper each time: as often as the deepest tree has levels
+            deeper = depth[up[at]] + 1
+            at = at[deeper != depth[at]]
+            depth[at] = depth[up[at]] + 1
+        return depth
+
+    @cached_property
+    def sibling(self) -> Ints:
+        """[N] rank of each node among its siblings, in draw order, from 0."""
+        family = np.where(self.above < 0, -1 - self.node_step, self.above)
+        order = np.argsort(family, kind="stable")
+        rank = np.empty(len(order), np.int32)
+        rank[order] = places(family[order])
+        return rank
+
+    @cached_property
+    def tree_depth(self) -> Ints:
+        """[S] levels of each step's tree."""
+        deepest = np.zeros(len(self.steps), np.int32)
+        np.maximum.at(deepest, self.node_step, self.depth)
+        return deepest
+
+    @cached_property
+    def place(self) -> Longs:
+        """[S] output tokens of the request before each step."""
+        firsts = np.array([request.first for request in self.requests], np.int64)
+        begin = self.steps["first_output"]
+        return begin - begin[firsts[self.steps["request"]]] if len(begin) else begin.astype(np.int64)
+
+    @cached_property
+    def tried(self) -> Bools:
+        """[N] whether a node was tried."""
+        tried: Bools = self.nodes["outcome"] != Outcome.UNTRIED
+        return tried
+
+    @cached_property
+    def has_coins(self) -> bool:
+        """Whether the coins are recorded: none is ever 0."""
+        return bool((self.nodes["coin"][self.tried] if self.tried.any() else self.steps["final_coin"]).any())
+
+    @cached_property
+    def has_p(self) -> bool:
+        """Whether the target's probabilities are recorded: that of a final token is never 0."""
+        return bool(self.steps["final_p"].any())
+
+    def rows(self, request: Request) -> slice:
+        """The rows of a request in `steps`."""
+        return slice(request.first, request.first + request.count)
+
+    def tokens(self, request: Request) -> Ints:
+        """The output of a request."""
+        if not request.count:
+            return self.output[:0]
+        last = self.steps[request.first + request.count - 1]
+        begin = self.steps["first_output"][request.first]
+        return self.output[begin : last["first_output"] + last["emitted"]]
+
+    def dtype(self, request: Request) -> str:
+        """Of the target that ran it, "" where it is not known."""
+        run = self.captures[request.capture].run
+        return "" if run is None else run.dtype
+
+    def decode_steps(self, request: Request) -> list[RequestStep]:
+        """A request's steps with a verdict."""
+        rows = self.rows(request)
+        return [self.part(row) for row in range(rows.start, rows.stop) if self.steps["judged"][row]]
+
+    def part(self, row: int) -> RequestStep:
+        """A row of `steps` as the record that it was, without the notes of drafter and parents."""
+        at = self.steps[row]
+        span = slice(int(at["first_node"]), int(at["first_node"] + at["nodes"]))
+        mine = {name: values[span] for name, values in self.nodes.items()}
+        tree = DraftTree(mine["token"], mine["parent"].astype(np.int32), mine["q"], mine["drawn"])
+        begin = int(at["first_path"])
+        verdict = Verdict(
+            **{name: mine[name] for name in _VERDICT},
+            path=self.path[begin : begin + int(at["accepted"])],
+            token=int(at["token"]),
+            kind=KINDS[at["kind"]],
+            final_p=float(at["final_p"]),
+            final_coin=float(at["final_coin"]),
+            final_margin=float(at["final_margin"]),
+        )
+        return RequestStep(
+            request=self.requests[at["request"]].id,
+            index=int(at["index"]),
+            context_len=int(at["context"]),
+            prefill_tokens=int(at["prefill"]),
+            drafter=self.names[at["drafter"]],
+            tree=tree,
+            verdict=verdict if at["judged"] else None,
+            emitted=int(at["emitted"]),
+            rule=self.names[at["rule"]],
+            preceded=None if at["preceded"] < 0 else PRECEDED[at["preceded"]],
+        )
+
+
+_VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+
+
+def places(sorted_keys: NDArray[np.generic]) -> Ints:
+    """The place of each element among those that equal it, in an array where equal ones lie together."""
+    n = len(sorted_keys)
+    new = np.ones(n, np.bool_)
+    new[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    at = np.arange(n)
+    return (at - np.maximum.accumulate(np.where(new, at, 0))).astype(np.int32)
+
+
+def spans(first: Longs, count: NDArray[np.integer]) -> Longs:
+    """The indices of several slices, one after the other."""
+    total = int(count.sum())
+    begin = np.repeat(first - (np.cumsum(count) - count), count)
+    return begin + np.arange(total)
+
+
+def joined(sides: Sequence[Side]) -> Side:
+    """Several captures as one side."""
+    if len(sides) == 1:
+        return sides[0]
+    names = list(dict.fromkeys(name for side in sides for name in side.names))
+    vocabulary = Vocabulary()
+    captures: list[Capture] = []
+    requests: list[Request] = []
+    parts = []
+    steps = nodes = paths = outputs = given = 0
+    for side in sides:
+        part = side.steps.copy()
+        renamed = np.array([names.index(name) for name in side.names] or [0], "i2")
+        part["rule"], part["drafter"] = renamed[part["rule"]], renamed[part["drafter"]]
+        part["request"] += len(requests)
+        for name, offset in (("first_node", nodes), ("first_path", paths), ("first_output", outputs)):
+            part[name] += offset
+        part["first_parent"] += given
+        parts.append(part)
+        moved = {"capture": len(captures), "first": steps}
+        for one in side.requests:
+            shifted = {name: getattr(one, name) + by for name, by in moved.items()}
+            requests += [dataclasses.replace(one, **shifted)]
+        captures += side.captures
+        steps, nodes = steps + len(part), nodes + len(side.nodes["token"])
+        paths, outputs = paths + len(side.path), outputs + len(side.output)
+        given += len(side.parents["node"])
+        vocabulary.pieces.update(side.vocabulary.pieces)
+        vocabulary.special.update(side.vocabulary.special)
+    return Side(
+        captures,
+        requests,
+        names,
+        np.concatenate(parts),
+        {name: np.concatenate([side.nodes[name] for side in sides]) for name in NODE},
+        {name: np.concatenate([side.parents[name] for side in sides]) for name in PARENT},
+        np.concatenate([side.path for side in sides]),
+        np.concatenate([side.output for side in sides]),
+        vocabulary,
+    )

@@ -1,0 +1,142 @@
+"""Two sides to a Comparison: the one function that text, page, screen and other tools call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from specscope.analyze.compare.columns import Request, Side
+from specscope.analyze.compare.configuration import differences
+from specscope.analyze.compare.contexts import align
+from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
+from specscope.analyze.compare.evidence import fields
+from specscope.analyze.compare.failif import Limit, judge
+from specscope.analyze.compare.match import match
+from specscope.analyze.compare.parting import Partings
+from specscope.analyze.compare.reading import Progress, read_sides
+from specscope.analyze.compare.result import Comparison, Match, Pair, SideFacts
+from specscope.analyze.compare.verdict import verdict
+from specscope.trace.tree import Drawn
+from specscope.trace.vocabulary import printable
+
+TITLE = 200  # characters
+
+
+def compare_captures(
+    a: Sequence[str], b: Sequence[str], limits: Sequence[Limit] = (), progress: Progress | None = None
+) -> Comparison:
+    """Captures compared, several on a side as one. Raises UserError."""
+    return compare(*read_sides(a, b, progress), limits)
+
+
+def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
+    """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
+    matched = match(a, b)
+    aligned = align(a, b, matched)
+    counts = clustered(a, b, matched)
+    found = {
+        "pairs": _pairs(a, b, matched),
+        "fields": tuple(fields(aligned)),
+        "figures": tuple(figures(*counts)),
+        "groups": groups(*counts),
+    }
+    answer, summary, reasons = verdict(**found)  # type: ignore[arg-type]
+    return Comparison(
+        a=_facts(a, len(matched)),
+        b=_facts(b, len(matched)),
+        answer=answer,
+        summary=summary,
+        reasons=tuple(reasons),
+        differences=tuple(differences(a, b, matched)),
+        missing=tuple(_missing(a, b, matched)),
+        nodes=len(aligned.given.places[0]),
+        steps=len(aligned.steps[0]),
+        calibration=tuple(calibration(a, b)),
+        conditions=tuple(judge(limits, found["figures"])),  # type: ignore[arg-type]
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> tuple[Pair, ...]:
+    finder = Partings(a, b)
+    found = []
+    for first, second, kind in matched:
+        mine, theirs = a.requests[first], b.requests[second]
+        parting, earlier = finder.of(mine, theirs, kind)
+        found.append(
+            Pair(
+                a=first,
+                b=second,
+                id_a=mine.id,
+                id_b=theirs.id,
+                title=_title(mine),
+                match=kind,
+                tokens=(len(a.tokens(mine)), len(b.tokens(theirs))),
+                tau=(_tau(a, mine), _tau(b, theirs)),
+                parting=parting,
+                first=earlier,
+            )
+        )
+    return tuple(found)
+
+
+def _title(request: Request) -> str:
+    info = request.info
+    return "" if info is None else printable(" ".join((info.title or info.prompt)[: TITLE * 2].split()))[:TITLE]
+
+
+def _tau(side: Side, request: Request) -> float | None:
+    steps = side.steps[side.rows(request)]
+    drafts = steps["judged"] & (steps["nodes"] > 0)
+    return 1 + float(steps["accepted"][drafts].sum()) / int(drafts.sum()) if drafts.any() else None
+
+
+def _facts(side: Side, matched: int) -> SideFacts:
+    runs = [capture.run for capture in side.captures if capture.run is not None]
+    return SideFacts(
+        sources=tuple(printable(capture.source) for capture in side.captures),
+        warnings=tuple(line for capture in side.captures for line in capture.warnings),
+        target=", ".join(dict.fromkeys(printable(run.target) for run in runs)) or "not known",
+        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in runs)) or "not known",
+        requests=len(side.requests),
+        unmatched=len(side.requests) - matched,
+        engine_steps=sum(capture.engine_steps for capture in side.captures),
+        decode_steps=int(side.steps["judged"].sum()),
+        tokens=len(side.output),
+    )
+
+
+def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> list[str]:
+    """What a side lacks, and what was therefore left out."""
+    lines = []
+    for name, side in (("A", a), ("B", b)):
+        nodes = side.nodes
+        if not len(nodes["token"]):
+            lines.append(f"{name} has no drafts: acceptance is not compared")
+            continue
+        if np.isnan(believed(side)).all():
+            lines.append(f"{name} does not record the drafter's probabilities: calibration is not compared")
+        elif (nodes["drawn"] == Drawn.DETERMINISTIC).all():
+            lines.append(f"{name} drafts without sampling: its q is the drafter's own probability")
+        if not side.has_coins:
+            lines.append(f"{name} records no coins: coins are not compared, and near ties not known")
+        if not side.has_p:
+            lines.append(f"{name} records no p: the target's probabilities are not compared")
+        if np.isnan(nodes["raw_p"][side.tried]).all():
+            lines.append(
+                f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
+            )
+        if side.steps["forced"].any():
+            lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
+    if matched and all(kind is Match.ORDER for _, _, kind in matched):
+        lines.append("prompts are not recorded: requests are paired by their order")
+    if not matched:
+        lines.append("no request of A has the prompt of one of B: only distributions are compared")
+    return lines
+
+
+def with_limits(comparison: Comparison, limits: Sequence[Limit]) -> Comparison:
+    """The same, judged by these limits. Raises UserError."""
+    return dataclasses.replace(comparison, conditions=tuple(judge(limits, comparison.figures)))

@@ -1,0 +1,134 @@
+"""What is configured differently, and what is seen to run differently: a line each, what explains most first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from specscope.analyze.compare.columns import Side
+from specscope.analyze.compare.result import Difference, Match
+from specscope.trace.params import PARAM_NAMES
+from specscope.trace.records import RunInfo
+from specscope.trace.tree import Drawn
+from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
+
+NONE = "–"
+SHOWN = 4  # values of a side
+_OF_HEADS = ("aux layers", "draft vocabulary")  # another drafter has none, which is no news
+# Of a run: (name, value, what it leads to)
+_RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
+    ("model", lambda run: run.target, "other probabilities everywhere"),
+    ("revision", lambda run: run.revision, "the weights or the configuration of the model differ"),
+    ("drafter", lambda run: run.drafter, ""),
+    ("draft model", lambda run: run.draft_model, "other drafts"),
+    ("tree", lambda run: run.tree, "acceptance length depends on it; compare by depth"),
+    ("aux layers", lambda run: ", ".join(run.aux_layers), "the head is fed other hidden states"),
+    ("draft vocabulary", lambda run: run.draft_vocab or "", "tokens outside it cannot be drafted"),
+    ("dtype", lambda run: run.dtype, "probabilities differ by rounding"),
+    ("backend", lambda run: run.backend, "probabilities differ by rounding"),
+    ("device", lambda run: run.device, "probabilities differ by rounding"),
+    ("seed", lambda run: run.seed, ""),
+    ("max context", lambda run: run.max_context, ""),
+    ("KV blocks", lambda run: f"{run.blocks} of {run.block_size}", "preemptions may differ"),
+    ("EOS tokens", lambda run: ", ".join(map(str, run.eos_tokens)), "outputs end elsewhere"),
+    ("evidence", lambda run: run.evidence, ""),
+)
+
+
+def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
+    """All of them."""
+    runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
+    found: list[Difference | None] = [_observed_q(a, b)]
+    if all(runs):
+        found += [
+            _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
+            for name, value, note in _RUN
+        ]
+    found = [one for one in found if one is None or one.name not in _OF_HEADS or NONE not in (one.a, one.b)]
+    params = _params(a, b, pairs)
+    if any(one.name == "seed" for one in params):  # the run's seed says the same
+        found = [one for one in found if one is None or one.name != "seed"]
+    found += [_rule(a, b), *params, *_load(a, b)]
+    if all(runs):
+        names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
+        told = [[run.versions for run in side] for side in runs]
+        found += [_unlike(f"version of {name}", _each(told[0], name), _each(told[1], name)) for name in names]
+    return [one for one in found if one is not None]
+
+
+def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:
+    first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
+    return None if set(first) == set(second) else Difference(printable(name), _some(first), _some(second), note)
+
+
+def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
+    return [one.get(name, "") for one in versions]
+
+
+def _some(values: Sequence[str]) -> str:
+    shown = [printable(value)[:200] or NONE for value in values[:SHOWN]]
+    return ", ".join([*shown, f"{len(values) - SHOWN} more"] if len(values) > SHOWN else shown) or NONE
+
+
+def _observed_q(a: Side, b: Side) -> Difference | None:
+    """A drafter that lost its q is verified by another rule: its acceptance falls, and no metric says why."""
+    first, second = (_how_drawn(side) for side in (a, b))
+    lost = "with q" in first + second and "without q" in first + second
+    note = "without q a draft is accepted with probability p alone" if lost else ""
+    return None if first == second else Difference("drafts", first, second, note)
+
+
+def _how_drawn(side: Side) -> str:
+    drawn = side.nodes["drawn"]
+    if not len(drawn):
+        return "none"
+    share = float(np.mean(drawn != Drawn.DETERMINISTIC))
+    if share in (0.0, 1.0):
+        return "sampled, with q" if share else "deterministic, without q"
+    return "partly sampled, with q; partly without q"
+
+
+def _rule(a: Side, b: Side) -> Difference | None:
+    rules = [[side.names[at] for at in np.unique(side.steps["rule"])] for side in (a, b)]
+    return _unlike("rule", rules[0], rules[1], "of verification")
+
+
+def _params(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
+    """Sampling parameters that differ within pairs."""
+    seen: dict[str, Counter[tuple[str, str]]] = {}
+    for first, second, _ in pairs:
+        infos = a.requests[first].info, b.requests[second].info
+        if infos[0] is None or infos[1] is None:
+            continue
+        for name in PARAM_NAMES:
+            mine, theirs = (getattr(info.params, name) for info in infos if info is not None)
+            if mine != theirs:
+                seen.setdefault(name, Counter())[str(mine), str(theirs)] += 1
+    found = []
+    for name, counts in seen.items():
+        values = [list(dict.fromkeys(pair[at] for pair in counts)) for at in (0, 1)]
+        note = f"in {plural(counts.total(), 'pair')}"
+        note += "; sampled outputs part, so only distributions can be compared" if name == "seed" else ""
+        found.append(Difference(name, _some(values[0]), _some(values[1]), note))
+    return sorted(found, key=lambda one: (one.name == "seed", one.name))
+
+
+def _load(a: Side, b: Side) -> list[Difference | None]:
+    """What the schedule was seen to do."""
+    preempted = [sum(request.preempted for request in side.requests) for side in (a, b)]
+    judged = [side.steps[side.steps["judged"]] for side in (a, b)]
+    batch = [f"{float(np.mean(steps['batch'])):.1f}" for steps in judged]
+    chunks = [f"{float(np.mean(side.steps['prefill'] > 0)) * len(side) / len(side.requests):.1f}" for side in (a, b)]
+    drafting = [f"{100 * float(np.mean(steps['nodes'] > 0)):.0f}%" for steps in judged]
+    forced = [f"{100 * float(np.mean(steps['forced'])):.0f}%" for steps in judged]
+    return [
+        _unlike("preemptions", [preempted[0]], [preempted[1]], "KV was computed again"),
+        _unlike("requests in a step, mean", [batch[0]], [batch[1]], "another batch moves the last bits of p"),
+        _unlike("prefill steps of a request, mean", [chunks[0]], [chunks[1]]),
+        _unlike("steps with drafts", [drafting[0]], [drafting[1]]),
+        _unlike("forced verdicts", [forced[0]], [forced[1]], "their acceptance measures nothing"),
+    ]

@@ -1,0 +1,135 @@
+"""Two sides aligned by context: the same request, the same output so far, the same path in the tree.
+
+Steps do not line up where acceptance differs; contexts do. At a context both sides asked the same thing, so p, q, coin
+and verdict can be compared one by one, and what differs can be laid out by depth and by what came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.compare.columns import Longs, Side
+from specscope.analyze.compare.parting import mix, rounding
+from specscope.analyze.compare.result import Match
+from specscope.trace.tree import ROOT, Bools
+
+Hashes = NDArray[np.uint64]
+FACTOR = 0x5851F42D4C957F2D
+MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Rows of both sides that stand at equal contexts."""
+
+    a: Side
+    b: Side
+    steps: tuple[Longs, Longs]  # rows of `steps` whose roots are at the same context
+    nodes: tuple[Longs, Longs]  # nodes of the same token at the same context
+    same_seed: Bools  # [nodes] whether the coins should be the same
+    tolerance: float
+    given: Given
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tokens whose p is known on both sides at the same context: nodes, and final tokens.
+
+    A token that one side drafted the other may have drawn.
+    """
+
+    places: tuple[Longs, Longs]  # in the nodes of a side, its `drawn` after them
+    drawn: list[Longs]  # rows of `steps`
+    parents: tuple[Longs, Longs]  # rows of Side.parents at the same context
+
+
+def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
+    """By hashes of (pair, output so far, path)."""
+    keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
+    drawn = [np.flatnonzero(_whole_p(side)) for side in (a, b)]
+    finals = [_final_keys(side, *mine, rows) for side, mine, rows in zip((a, b), keys, drawn, strict=True)]
+    steps = _join(keys[0][0], keys[1][0])
+    nodes = _join(keys[0][1], keys[1][1])
+    exact = np.zeros(len(a.requests), np.bool_)
+    exact[[first for first, _, kind in pairs if kind is Match.EXACT]] = True
+    request = a.steps["request"][a.node_step[nodes[0]]]
+    dtypes = {capture.run.dtype for side in (a, b) for capture in side.captures if capture.run is not None}
+    places = _join(*(np.concatenate([mine[1], last]) for mine, last in zip(keys, finals, strict=True)))
+    parents = [_parent_keys(side, *mine) for side, mine in zip((a, b), keys, strict=True)]
+    given = Given(places, drawn, _join(parents[0], parents[1]))
+    return Aligned(a, b, steps, nodes, exact[request], rounding(*(dtypes or {""})), given)
+
+
+def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes]:
+    """Of steps and of nodes; 0 where there is none."""
+    root = np.zeros(len(side.steps), np.uint64)
+    for number, at in enumerate(requests):
+        request = side.requests[at]
+        if not request.count:
+            continue
+        state = _scramble(number + 1)
+        chain = [state]
+        for token in side.tokens(request).tolist():
+            state = (state * FACTOR + _scramble(token + 2)) & MASK
+            chain.append(state)
+        rows = side.rows(request)
+        root[rows] = np.array(chain, np.uint64)[side.place[rows]]
+    root[~side.steps["judged"]] = 0
+    own = np.zeros(len(side.node_step), np.uint64)
+    token = mix(side.nodes["token"].astype(np.int64) + 2)
+    for depth in range(1, int(side.depth.max(initial=0)) + 1):
+        level = np.flatnonzero(side.depth == depth)
+        above = root[side.node_step[level]] if depth == 1 else own[side.above[level]]
+        own[level] = above * np.uint64(FACTOR) + token[level]
+    own[root[side.node_step] == 0] = 0
+    return root, own
+
+
+def _whole_p(side: Side) -> Bools:
+    """[S] whether the final token's probability in the target's whole p is known."""
+    known: Bools = side.steps["judged"] & ~np.isnan(side.steps["final_whole"]) & ~side.steps["forced"]
+    return known
+
+
+def _final_keys(side: Side, root: Hashes, own: Hashes, rows: Longs) -> Hashes:
+    """Of the final tokens of these steps."""
+    steps = side.steps[rows]
+    above = root[rows]
+    deep = np.flatnonzero(steps["accepted"])
+    last = side.path[steps["first_path"][deep] + steps["accepted"][deep] - 1] + steps["first_node"][deep]
+    above[deep] = own[last]
+    keys = above * np.uint64(FACTOR) + mix(steps["token"].astype(np.int64) + 2)
+    keys[above == 0] = 0
+    return keys
+
+
+def _parent_keys(side: Side, root: Hashes, own: Hashes) -> Hashes:
+    """Of the contexts at which target and drafter were asked."""
+    node = side.parents["node"].astype(np.int64)
+    first = side.steps["first_node"][side.parent_step]
+    padded = np.append(own, np.uint64(0))
+    return np.where(node == ROOT, root[side.parent_step], padded[np.where(node == ROOT, -1, node + first)])
+
+
+_scrambled: dict[int, int] = {}
+
+
+def _scramble(value: int) -> int:
+    """`mix` of one number."""
+    if value not in _scrambled:
+        _scrambled[value] = int(mix(np.array([value], np.int64))[0])
+    return _scrambled[value]
+
+
+def _join(a: Hashes, b: Hashes) -> tuple[Longs, Longs]:
+    """Places of equal keys, the first of each; 0 is no key."""
+    first, at_first = np.unique(a, return_index=True)
+    second, at_second = np.unique(b, return_index=True)
+    _, x, y = np.intersect1d(first[first != 0], second[second != 0], assume_unique=True, return_indices=True)
+    found = at_first[first != 0][x], at_second[second != 0][y]
+    order = np.argsort(found[0])  # as A has them: the first example is the first in time
+    return found[0][order], found[1][order]

@@ -1,0 +1,212 @@
+"""Both sides as distributions: acceptance, by depth and by group, and how well q tells what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.compare.bootstrap import LEVEL, Ratio, estimates
+from specscope.analyze.compare.columns import KINDS, PRECEDED, Side
+from specscope.analyze.compare.result import Bin, Estimate, Match
+from specscope.trace.records import FinalKind, Outcome
+from specscope.trace.tree import Doubles, Drawn
+
+FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is left out
+DEEPEST = 16
+MOST_VALUES = 20  # a label with more is an identifier, not a group
+BINS = 10
+# Half of what may be a false alarm goes to the figures, half to the groups.
+ALPHA = (1 - LEVEL) / 2
+POSITIONS = (0, 16, 64, 256, 1024, 4096)  # lower ends of ranges of output tokens
+CONTEXTS = (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # of tokens in the cache
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # of requests in the step
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the figures of a side are made of, by step, and which cluster each step belongs to."""
+
+    side: Side
+    cluster: NDArray[np.int64]  # [S]
+    clusters: int
+
+    @property
+    def drafts(self) -> NDArray[np.bool_]:
+        """[S] steps that drafted."""
+        return self.side.steps["judged"] & (self.side.steps["nodes"] > 0)
+
+    def total(self, values: NDArray[Any], rows: NDArray[Any] | None = None) -> Doubles:
+        """[clusters] the sum of a value by step, or of a value at these rows of `steps`."""
+        cluster = self.cluster if rows is None else self.cluster[rows.astype(np.int64)]
+        return np.bincount(cluster, values.astype(np.float64), self.clusters).astype(np.float64)
+
+
+def clustered(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> tuple[Counts, Counts]:
+    """A cluster is a pair, or a request that has none."""
+    found = []
+    owned = [{pair[at]: number for number, pair in enumerate(pairs)} for at in (0, 1)]
+    total = len(pairs)
+    for side, mine in zip((a, b), owned, strict=True):
+        for at in range(len(side.requests)):
+            if at not in mine:
+                mine[at], total = total, total + 1
+    for side, mine in zip((a, b), owned, strict=True):
+        of = np.array([mine[at] for at in range(len(side.requests))], np.int64)
+        found.append(Counts(side, of[side.steps["request"]], total))
+    return found[0], found[1]
+
+
+def figures(a: Counts, b: Counts) -> list[Estimate]:
+    """Acceptance length, rate, by depth, tokens per step, and the calibration of q."""
+    both = (a, b)
+    drafts = [side.drafts for side in both]
+    ratios = [
+        _ratio("tau", both, [c.side.steps["accepted"] for c in both], drafts, 1.0),
+        _ratio(
+            "rate", both, [c.side.steps["accepted"] for c in both], [c.side.steps["nodes"] for c in both], percent=True
+        ),
+    ]
+    deepest = min(int(c.side.tree_depth.max(initial=0)) for c in both)
+    for depth in range(1, min(deepest, DEEPEST) + 1):
+        here = [c.drafts & (c.side.tree_depth >= depth) for c in both]
+        if min(int(one.sum()) for one in here) < FEWEST_DRAFTS:
+            break
+        got = [c.side.steps["accepted"] >= depth for c in both]
+        ratios.append(
+            _ratio(f"depth {depth} rate", both, [x & y for x, y in zip(here, got, strict=True)], here, percent=True)
+        )
+    judged = [c.side.steps["judged"] for c in both]
+    ratios.append(_ratio("tokens per step", both, [c.side.steps["emitted"] for c in both], judged))
+    bonus = [(c.side.steps["kind"] == KINDS.index(FinalKind.BONUS)) & c.drafts for c in both]
+    ratios.append(_ratio("whole paths", both, bonus, drafts, percent=True))
+    ratios += _calibrated(both)
+    return estimates([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters, ALPHA)
+
+
+def _ratio(
+    name: str,
+    both: tuple[Counts, Counts],
+    top: Sequence[NDArray[Any]],
+    bottom: Sequence[NDArray[Any]],
+    offset: float = 0.0,
+    *,
+    percent: bool = False,
+) -> Ratio:
+    above = [c.total(np.where(bottom[at] > 0, top[at], 0)) for at, c in enumerate(both)]
+    below = [c.total(bottom[at]) for at, c in enumerate(both)]
+    return Ratio(name, (above[0], above[1]), (below[0], below[1]), percent, offset)
+
+
+def believed(side: Side) -> NDArray[np.float32]:
+    """[N] the drafter's probability of each node: q where it was sampled, else its own; NaN where neither is known."""
+    sampled = side.nodes["drawn"] != Drawn.DETERMINISTIC
+    return np.where(sampled, side.nodes["q"], side.nodes["prob"]).astype(np.float32)
+
+
+def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
+    """Whether q is too high, and how far it is from what happened; over first siblings, which are tried as drawn."""
+    tops: list[list[Doubles]] = [[], []]
+    belows: list[Doubles] = []
+    for c in both:
+        q = believed(c.side)
+        known = c.side.tried & ~np.isnan(q) & (c.side.sibling == 0)
+        rows = c.side.node_step[known]
+        miss = (c.side.nodes["outcome"][known] == Outcome.ACCEPTED) - q[known].astype(np.float64)
+        tops[0].append(c.total(-miss, rows))
+        tops[1].append(c.total(miss**2, rows))
+        belows.append(c.total(np.ones(len(rows)), rows))
+    names = ("q above acceptance", "squared error of q")
+    return [Ratio(name, (top[0], top[1]), (belows[0], belows[1])) for name, top in zip(names, tops, strict=True)]
+
+
+def calibration(a: Side, b: Side) -> list[Bin]:
+    """First siblings that were tried, by their q."""
+    edges = np.linspace(0, 1, BINS + 1)
+    columns = []
+    for side in (a, b):
+        q = believed(side)
+        known = side.tried & ~np.isnan(q) & (side.sibling == 0)
+        at = np.minimum((q[known] * BINS).astype(np.int64), BINS - 1)
+        count = np.bincount(at, minlength=BINS)
+        with np.errstate(invalid="ignore"):
+            mean = np.bincount(at, weights=q[known].astype(np.float64), minlength=BINS) / count
+            accepted = side.nodes["outcome"][known] == Outcome.ACCEPTED
+            got = np.bincount(at, weights=accepted.astype(np.float64), minlength=BINS) / count
+        columns.append((count, mean, got))
+    (count_a, mean_a, got_a), (count_b, mean_b, got_b) = columns
+    return [
+        Bin(
+            float(edges[at]),
+            float(edges[at + 1]),
+            (int(count_a[at]), int(count_b[at])),
+            (_known(mean_a[at]), _known(mean_b[at])),
+            (_known(got_a[at]), _known(got_b[at])),
+        )
+        for at in range(BINS)
+        if count_a[at] or count_b[at]
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def groups(a: Counts, b: Counts) -> dict[str, tuple[Estimate, ...]]:
+    """The acceptance length by group, one Holm's correction over all of them."""
+    both = (a, b)
+    ratios: list[tuple[str, Ratio]] = []
+    for title, names, of in _groupings(both):
+        rows = [[c.drafts & (mine == value) for c, mine in zip(both, of, strict=True)] for value in range(len(names))]
+        enough = [at for at, here in enumerate(rows) if min(int(one.sum()) for one in here) >= FEWEST_DRAFTS]
+        for at in enough if len(enough) > 1 else ():  # one value alone is what the figures say already
+            accepted = [c.side.steps["accepted"] for c in both]
+            ratios.append((title, _ratio(names[at], both, accepted, rows[at], 1.0)))
+    told = estimates([ratio for _, ratio in ratios], a.clusters, ALPHA)
+    found: dict[str, list[Estimate]] = {}
+    for (title, _), estimate in zip(ratios, told, strict=True):
+        found.setdefault(title, []).append(estimate)
+    return {title: tuple(each) for title, each in found.items()}
+
+
+Grouping = tuple[str, list[str], list[NDArray[np.int64]]]  # title, names of the values, the value of each step by side
+
+
+def _groupings(both: tuple[Counts, Counts]) -> list[Grouping]:
+    found = _labels(both)
+    places = [c.side.place for c in both]
+    found.append(_ranges("output position", POSITIONS, places))
+    found.append(_ranges("context length", CONTEXTS, [c.side.steps["context"] for c in both]))
+    found.append(_ranges("requests in the step", BATCHES, [c.side.steps["batch"] for c in both]))
+    found.append(("after", [str(one) for one in PRECEDED], [c.side.steps["preceded"].astype(np.int64) for c in both]))
+    return found
+
+
+def _ranges(title: str, edges: Sequence[int], values: Sequence[NDArray[np.integer]]) -> Grouping:
+    names = [
+        f"{low:,}"
+        if high is not None and high == low + 1
+        else f"{low:,}+"
+        if high is None
+        else f"{low:,} to {high - 1:,}"
+        for low, high in zip(edges, [*edges[1:], None], strict=True)
+    ]
+    return title, names, [np.searchsorted(np.array(edges), side, "right") - 1 for side in values]
+
+
+def _labels(both: tuple[Counts, Counts]) -> list[Grouping]:
+    infos = [[one.info for one in c.side.requests] for c in both]
+    names = sorted({name for side in infos for info in side if info is not None for name in info.labels})
+    found: list[Grouping] = []
+    for name in names:
+        of = [["" if info is None else str(info.labels.get(name, "")) for info in side] for side in infos]
+        values = sorted(set(of[0]) & set(of[1]) - {""})
+        if 0 < len(values) <= MOST_VALUES:
+            number = {value: at for at, value in enumerate(values)}
+            by_request = [np.array([number.get(value, -1) for value in side], np.int64) for side in of]
+            steps = [mine[c.side.steps["request"]] for mine, c in zip(by_request, both, strict=True)]
+            found.append((f"label {name}", values, steps))
+    return found

@@ -1,0 +1,271 @@
+"""Where the outputs of a pair part: the decisions there, with p, q, coin and margin of both, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.compare.columns import KINDS, Request, Side
+from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parting
+from specscope.analyze.findings import Reference
+from specscope.trace.params import PARAM_NAMES
+from specscope.trace.records import ROUNDING, Outcome
+from specscope.trace.tree import ROOT, Drawn
+
+ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
+WIDEST = max(ROUNDING.values())  # for a dtype that is not known
+_LENGTH = {"seed", "max_tokens", "stop", "ignore_eos"}  # parameters that shape no distribution
+_ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def rounding(*dtypes: str) -> float:
+    """How far the probabilities of these may be apart by rounding alone."""
+    return max(ROUNDING.get(dtype, WIDEST) for dtype in dtypes)
+
+
+def mix(values: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Numbers to well spread 64-bit ones (splitmix64)."""
+    x = values.astype(np.uint64) + _ODD[0]
+    x = (x ^ (x >> np.uint64(30))) * _ODD[1]
+    x = (x ^ (x >> np.uint64(27))) * _ODD[2]
+    return x ^ (x >> np.uint64(31))
+
+
+def decided(side: Side) -> NDArray[np.uint64]:
+    """[output tokens] a hash of what was decided at each place of the outputs: tokens tried, outcomes, kind of draw."""
+    rows = side.node_step
+    place = side.steps["first_output"][rows] + side.depth - 1
+    ends = side.steps["first_output"] + side.steps["emitted"]
+    mine = side.tried & (place < ends[rows])
+    what = mix(side.nodes["token"][mine].astype(np.int64) * 4 + side.nodes["outcome"][mine])
+    hashed = what * (mix(side.sibling[mine].astype(np.int64)) | np.uint64(1))
+    out = np.zeros(len(side.output), np.uint64)
+    np.add.at(out, place[mine], hashed)
+    final = side.steps["first_output"] + side.steps["accepted"]
+    drawn = side.steps["judged"] & (final < ends)
+    kinds = side.steps["kind"][drawn].astype(np.int64) + (side.steps["token"][drawn].astype(np.int64) << 3)
+    np.add.at(out, final[drawn], mix(kinds + (1 << 40)))
+    return out
+
+
+def first_difference(a: NDArray[np.generic], b: NDArray[np.generic]) -> int | None:
+    """The first place at which they differ, the end of the shorter one where it has no other; None if nowhere."""
+    shared = min(len(a), len(b))
+    unlike = np.flatnonzero(a[:shared] != b[:shared])
+    if len(unlike):
+        return int(unlike[0])
+    return None if len(a) == len(b) else shared
+
+
+class Partings:
+    """Finds them for the pairs of two sides."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.sides = (a, b)
+        self._decided = (decided(a), decided(b))
+
+    def of(self, a: Request, b: Request, match: Match) -> tuple[Parting | None, Parting | None]:
+        """(where the outputs part, the first decision before that which differs)."""
+        outputs = [side.tokens(one) for side, one in zip(self.sides, (a, b), strict=True)]
+        at = first_difference(*outputs)
+        hashes = []
+        for side, one, every, output in zip(self.sides, (a, b), self._decided, outputs, strict=True):
+            begin = int(side.steps["first_output"][one.first]) if one.count else 0
+            hashes.append(every[begin : begin + len(output)])
+        before = first_difference(*hashes)
+        parting = None if at is None else self._parting(a, b, at, match)
+        earlier = before is not None and before < min(map(len, outputs)) and (at is None or before < at)
+        return parting, self._parting(a, b, before, match) if earlier and before is not None else None
+
+    def _parting(self, a: Request, b: Request, at: int, match: Match) -> Parting:
+        tolerance = rounding(*(side.dtype(one) for side, one in zip(self.sides, (a, b), strict=True)))
+        first, second = (half(side, one, at, tolerance) for side, one in zip(self.sides, (a, b), strict=True))
+        return Parting(at, self._cause(a, b, first, second, match, tolerance), first, second)
+
+    def _cause(self, a: Request, b: Request, x: Half, y: Half, match: Match, tolerance: float) -> Cause:
+        if match is Match.PROMPT and _other_rules(a, b):
+            return Cause.PARAMETERS
+        if x.token is None or y.token is None:
+            return Cause.END
+        greedy = all(one.info is None or one.info.params.greedy for one in (a, b))
+        if not greedy and _seed(a) != _seed(b):
+            return Cause.SEED
+        coins = all(side.has_coins for side in self.sides)
+        certain = _certain(x, y) if match is Match.EXACT and coins else None
+        if certain is not None:
+            return certain
+        if any(one.near_tie for one in (*x.decisions, *y.decisions)):
+            return Cause.ROUNDING
+        if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
+            return Cause.CHOICE
+        given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
+        if _unlike(given[0], given[1], tolerance) or (greedy and x.token != y.token):
+            return Cause.TARGET
+        return _mechanical(x, y, tolerance, coins=coins)
+
+
+def _seed(request: Request) -> int | None:
+    return None if request.info is None else request.info.params.seed
+
+
+def _certain(x: Half, y: Half) -> Cause | None:
+    """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
+    if x.position != y.position:
+        return None
+    for one, two in zip(x.decisions, y.decisions, strict=False):
+        if one.node is None or (one.node, one.token) != (two.node, two.token):
+            return None
+        if one.coin != two.coin:
+            return Cause.COIN
+        if one.what != two.what:
+            return Cause.VERDICT if (one.accept_prob, one.p, one.q) == (two.accept_prob, two.p, two.q) else None
+    return None
+
+
+def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
+    """The target agrees: drafter, drafts, coins or verdict."""
+    shared = list(zip(x.decisions, y.decisions, strict=False))
+    qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
+    if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > tolerance for q, r in qs):
+        return Cause.DRAFTER
+    here = [tuple(one.token for one in half.decisions if one.node is not None) for half in (x, y)]
+    short = min(map(len, here))
+    if here[0][:short] != here[1][:short] or x.position != y.position or not shared:
+        return Cause.DRAFTS
+    for one, two in shared if coins else ():
+        if one.node != two.node:
+            return Cause.DRAFTS
+        if one.coin != two.coin:
+            return Cause.COIN
+        if one.what != two.what or one.token != two.token:
+            return Cause.VERDICT
+    return Cause.UNKNOWN
+
+
+def _other_rules(a: Request, b: Request) -> bool:
+    """Whether the parameters shape another distribution; how long an output may be does not."""
+    if a.info is None or b.info is None:
+        return False
+    mine, theirs = a.info.params, b.info.params
+    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - _LENGTH)
+
+
+def _unlike(a: dict[tuple[str, int], float], b: dict[tuple[str, int], float], tolerance: float) -> bool:
+    wide = {"H": ENTROPY}
+    return any(abs(a[key] - b[key]) > wide.get(key[0], 1) * tolerance for key in a.keys() & b.keys())
+
+
+def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
+    """The target's probabilities at the context: (p or raw, token) to its value."""
+    known: dict[tuple[str, int], float] = {}
+    if half.row < 0 or not side.has_p:
+        return known
+    above = _parent(side, half.row, half)
+    known |= _given(side, half.row, above)
+    for node in _children(side, half.row, above):
+        token = int(side.nodes["token"][node])
+        known["p", token] = float(side.nodes["p"][node])
+        if not np.isnan(side.nodes["raw_p"][node]):
+            known["raw", token] = float(side.nodes["raw_p"][node])
+    step = side.steps[half.row]
+    if half.decisions and half.decisions[-1].node is None and not np.isnan(step["final_whole"]):
+        known["p", int(step["token"])] = float(step["final_whole"])
+    return known
+
+
+def _given(side: Side, row: int, above: int) -> dict[tuple[str, int], float]:
+    """Of the target's first token at a parent and its entropy, where they are recorded."""
+    step = side.steps[row]
+    first, count = int(step["first_parent"]), int(step["parents"])
+    node = above - int(step["first_node"]) if above >= 0 else ROOT
+    at = first + np.flatnonzero(side.parents["node"][first : first + count] == node)
+    if not len(at):
+        return {}
+    told = {name: values[at[0]] for name, values in side.parents.items()}
+    choice, top = int(told["choice"]), int(told["top"])
+    return {
+        ("p", choice): float(told["choice_p"]),
+        ("raw", top): float(told["top_p"]),
+        ("H", 0): float(told["entropy"]),
+    }
+
+
+def _parent(side: Side, row: int, half: Half) -> int:
+    """The node of the side under which the half's token was decided; -1 for the root."""
+    step = side.steps[row]
+    return int(side.path[step["first_path"] + half.deep - 1] + step["first_node"]) if half.deep else -1
+
+
+def _children(side: Side, row: int, above: int) -> NDArray[np.int64]:
+    step = side.steps[row]
+    first, count = int(step["first_node"]), int(step["nodes"])
+    return first + np.flatnonzero(side.above[first : first + count] == above)
+
+
+def half(side: Side, request: Request, at: int, tolerance: float) -> Half:
+    """The step of a request in which its output token number `at` came, and what was decided there."""
+    output = side.tokens(request)
+    if at >= len(output):
+        return Half(None, len(output), (), None)
+    rows = side.rows(request)
+    row = rows.start + int(np.searchsorted(side.place[rows], at, "right")) - 1
+    while not side.steps["emitted"][row]:  # prefill chunks stand at the same place
+        row -= 1
+    step, place = side.steps[row], int(side.place[row])
+    deep = at - place
+    above = int(side.path[step["first_path"] + deep - 1] + step["first_node"]) if deep else -1
+    decisions = [_trial(side, row, int(node), tolerance) for node in _children(side, row, above) if side.tried[node]]
+    if deep == step["accepted"]:
+        decisions.append(_final(side, row, tolerance))
+    where = Reference(request.id, int(step["index"]), int(step["step"]))
+    return Half(where, place, tuple(decisions), int(output[at]), row, deep)
+
+
+def _gap(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
+    nodes = {name: values[node] for name, values in side.nodes.items()}
+    p, q, coin = float(nodes["p_trial"]), float(nodes["q_trial"]), float(nodes["coin"])
+    known = side.has_coins and side.has_p and p not in (0.0, 1.0)
+    margin = abs(p - coin * q) if known else 1.0
+    gap = _gap(nodes["gap"])
+    return Decision(
+        node=node - int(side.steps["first_node"][row]),
+        token=int(nodes["token"]),
+        text=side.vocabulary.show(int(nodes["token"])),
+        what="accepted" if nodes["outcome"] == Outcome.ACCEPTED else "rejected",
+        p=float(nodes["p"]),
+        q=None if nodes["drawn"] == Drawn.DETERMINISTIC else float(nodes["q"]),
+        coin=coin,
+        accept_prob=float(nodes["accept_prob"]),
+        margin=margin,
+        gap=gap,
+        near_tie=_near(side, row, margin, gap, tolerance),
+    )
+
+
+def _final(side: Side, row: int, tolerance: float) -> Decision:
+    step = side.steps[row]
+    margin, gap = float(step["final_margin"]), _gap(step["final_gap"])
+    return Decision(
+        node=None,
+        token=int(step["token"]),
+        text=side.vocabulary.show(int(step["token"])),
+        what=KINDS[step["kind"]].value,
+        p=float(step["final_p"]),
+        q=None,
+        coin=float(step["final_coin"]),
+        accept_prob=None,
+        margin=margin,
+        gap=gap,
+        near_tie=_near(side, row, margin, gap, tolerance),
+    )
+
+
+def _near(side: Side, row: int, margin: float, gap: float | None, tolerance: float) -> bool:
+    """Whether rounding could flip it. A greedy p is 0 or 1: there the raw probabilities tell, both of which move."""
+    info = side.requests[side.steps["request"][row]].info
+    greedy = info is None or info.params.greedy
+    return margin < tolerance or (greedy and gap is not None and gap < 2 * tolerance)

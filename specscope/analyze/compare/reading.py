@@ -1,0 +1,104 @@
+"""Reading both sides: large captures in processes of their own, one for each processor."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from specscope.analyze.compare.collect import BranchedError, CollectingHistory, from_history
+from specscope.analyze.compare.columns import Side, joined
+from specscope.errors import UserError
+from specscope.interrupt import ignore_terminal
+from specscope.lifetime import end_with_parent
+from specscope.trace.reading import CaptureReader, read_capture
+
+LARGE = 16 * 2**20  # bytes: a smaller file is read before a process has started
+Progress = Callable[[float], None]
+
+
+def read_side(path: str, progress: Progress | None = None) -> Side:
+    """One capture. Raises UserError."""
+    history = CollectingHistory()
+    try:
+        reader = CaptureReader(path, history)
+        while reader.read(0.2 if progress else None):
+            if progress:
+                progress(reader.progress)
+    except BranchedError:
+        whole = read_capture(path, progress)
+        return from_history(whole.history, path, whole.warnings)
+    return history.collector.finish(path, history.run, history.vocabulary, reader.warnings)
+
+
+def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
+    """Both sides. Raises UserError."""
+    paths = [*a, *b]
+    large = [path for path in paths if _size(path) > LARGE]
+    workers = min(len(large), os.cpu_count() or 1)
+    if workers > 1:
+        sides = _read_apart(paths, workers, progress)
+    else:
+        sides = [read_side(path, progress) for path in paths]
+    for path, side in zip(paths, sides, strict=True):
+        if not side.steps["judged"].any():
+            raise UserError(f"{path} holds no decode steps: there is nothing to compare")
+    return joined(sides[: len(a)]), joined(sides[len(a) :])
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # reading it says what is wrong
+
+
+def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:
+    """Each in a process of its own, so many at a time."""
+    context = multiprocessing.get_context("spawn")
+    done: dict[int, Side] = {}
+    shares = [0.0] * len(paths)
+    waiting = list(range(len(paths)))
+    going: dict[Connection, tuple[int, SpawnProcess]] = {}
+    try:
+        while waiting or going:
+            while waiting and len(going) < workers:
+                at = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_send, args=(paths[at], theirs), daemon=True)
+                with ignore_terminal():
+                    process.start()
+                theirs.close()
+                going[ours] = (at, process)
+            for ready in wait(list(going)):
+                assert isinstance(ready, Connection)
+                at, process = going[ready]
+                try:
+                    heard = ready.recv()
+                except EOFError:
+                    raise UserError(f"reading {paths[at]} failed: its process ended (out of memory?)") from None
+                if isinstance(heard, UserError):
+                    raise heard
+                if isinstance(heard, float):
+                    shares[at] = heard
+                    if progress:
+                        progress(sum(shares) / len(shares))
+                    continue
+                done[at], shares[at] = heard, 1.0
+                process.join()
+                del going[ready]
+    finally:
+        for _, process in going.values():
+            process.terminate()
+    return [done[at] for at in range(len(paths))]
+
+
+def _send(path: str, to: Connection) -> None:
+    """In the process: the side, or why it cannot be read; before it how much has been read."""
+    end_with_parent()
+    try:
+        to.send(read_side(path, to.send))
+    except UserError as error:
+        to.send(error)

@@ -1,0 +1,250 @@
+"""What a comparison finds, as plain values. Filled by comparison.py; text, page, screen and JSON all show these."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from specscope.analyze.findings import Reference
+
+
+class Answer(StrEnum):
+    """Whether the two sides do the same."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNKNOWN = "cannot be told"
+
+
+class Match(StrEnum):
+    """What two requests have in common."""
+
+    EXACT = "prompt, parameters and seed"
+    SEED = "prompt and parameters"  # the seed differs
+    PROMPT = "prompt"  # parameters differ
+    ORDER = "order"  # the prompt of one of them is not known
+
+
+class Cause(StrEnum):
+    """Why two outputs part. The first that applies."""
+
+    PARAMETERS = "parameters"
+    END = "end"  # one is the beginning of the other
+    SEED = "seed"
+    ROUNDING = "rounding"
+    TARGET = "target"  # other probabilities of the target
+    CHOICE = "choice"  # greedy: another first choice; how near the second came is not recorded
+    DRAFTER = "drafter"  # the same token with another q
+    DRAFTS = "drafts"  # other tokens were tried, or steps began elsewhere: sampling then uses other coins
+    COIN = "coin"
+    VERDICT = "verdict"  # all of it is the same, and another outcome
+    UNKNOWN = "not known"
+
+
+ABOUT = {
+    Cause.PARAMETERS: "the sampling parameters differ",
+    Cause.END: "one output ends where the other goes on",
+    Cause.SEED: "the seeds differ",
+    Cause.ROUNDING: "at a near tie: rounding alone explains it",
+    Cause.TARGET: "the target's probabilities differ at the same context",
+    Cause.CHOICE: "the target chose another token; whether at a near tie is not recorded",
+    Cause.DRAFTER: "the drafter's q differs at the same context",
+    Cause.DRAFTS: "other tokens were drafted, so sampling used other coins",
+    Cause.COIN: "the coins differ, though seed and position are the same",
+    Cause.VERDICT: "p, q and coin are the same, and the verdict is another",
+    Cause.UNKNOWN: "the captures do not say why",
+}
+SUSPECT = (Cause.TARGET, Cause.DRAFTER, Cause.COIN, Cause.VERDICT)  # no seed, no text and no rounding explains these
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One line of the configuration, or of what was observed, that is not the same."""
+
+    name: str
+    a: str
+    b: str
+    note: str = ""  # what it leads to
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A token that was tried, or drawn as the final one, where two outputs part."""
+
+    node: int | None  # None: the final token
+    token: int
+    text: str  # the token for people
+    what: str  # accepted, rejected, or the kind of final token
+    p: float
+    q: float | None  # as drawn; None where the draft is deterministic, and for a final token
+    coin: float
+    accept_prob: float | None  # None for a final token
+    margin: float  # how far p would have to move for another outcome; 1 where nothing could
+    gap: float | None  # the target's raw first less its second probability; None where not recorded
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Half:
+    """One side of a parting."""
+
+    at: Reference | None  # None where the output had ended
+    position: int  # output tokens before the step
+    decisions: tuple[Decision, ...]  # in the order of trial
+    token: int | None  # that came out there; None where the output had ended
+    row: int = -1  # in Side.steps
+    deep: int = 0  # output tokens of that step before this one
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a pair's outputs part, or the first decision before that which differs."""
+
+    position: int  # output tokens before it, the same on both sides
+    cause: Cause
+    a: Half
+    b: Half
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A request of each side."""
+
+    a: int  # place in Side.requests
+    b: int
+    id_a: str
+    id_b: str
+    title: str
+    match: Match
+    tokens: tuple[int, int]
+    tau: tuple[float | None, float | None]
+    parting: Parting | None = None  # None where the outputs are the same
+    first: Parting | None = None  # the first decision that differs, where that is before the parting
+
+    @property
+    def same(self) -> bool:
+        """Whether the outputs are the same."""
+        return self.parting is None
+
+
+@dataclass(frozen=True)
+class Where:
+    """How often a field differs at contexts of one kind."""
+
+    group: str  # depth, sibling, after, batch
+    value: str
+    compared: int
+    differ: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """One kind of evidence at equal contexts."""
+
+    name: str
+    compared: int
+    differ: int
+    largest: float | None  # the largest difference; None where it is no number
+    tolerance: float | None
+    example: tuple[Reference, Reference] | None  # of the largest, or the first
+    where: tuple[Where, ...] = ()
+    suspect: bool = False  # whether nothing in the configuration explains it
+    note: str = ""
+    condition: str = ""  # the one condition that tells best where it differs, with its counts
+
+    @property
+    def share(self) -> float:
+        """Of those compared, how many differ."""
+        return self.differ / self.compared if self.compared else 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of both sides, and the difference B - A with its 95 % interval."""
+
+    name: str
+    a: float | None
+    b: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    significant: bool = False  # after Holm's correction
+    visible: float | None = None  # the least difference that would be seen with 95 % power
+    clusters: int = 0  # requests, or pairs of them, behind it
+    weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
+    standard_error: float | None = None
+    percent: bool = False  # whether it is a share
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Nodes whose q lies in one range: how often they were accepted."""
+
+    low: float
+    high: float
+    nodes: tuple[int, int]
+    q: tuple[float | None, float | None]  # means
+    accepted: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A --fail-if, and what became of it."""
+
+    text: str
+    hit: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class SideFacts:
+    """What stands behind one side."""
+
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+    target: str
+    drafter: str
+    requests: int
+    unmatched: int
+    engine_steps: int
+    decode_steps: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that `specscope compare` shows."""
+
+    a: SideFacts
+    b: SideFacts
+    answer: Answer
+    summary: str  # the verdict in a sentence
+    reasons: tuple[str, ...]  # what speaks for it, the strongest first
+    differences: tuple[Difference, ...]
+    missing: tuple[str, ...]  # what a side lacks, and what was therefore not compared
+    pairs: tuple[Pair, ...]
+    nodes: int  # at equal contexts
+    steps: int  # likewise
+    fields: tuple[Field, ...]
+    figures: tuple[Estimate, ...]
+    groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
+    calibration: tuple[Bin, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def partings(self) -> dict[Cause, int]:
+        """Pairs by what they part at."""
+        counts: dict[Cause, int] = {}
+        for pair in self.pairs:
+            if pair.parting is not None:
+                counts[pair.parting.cause] = counts.get(pair.parting.cause, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = dataclasses.asdict(self)
+        values["partings"] = {str(cause): count for cause, count in self.partings.items()}
+        return values

@@ -1,0 +1,35 @@
+"""A comparison in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from specscope.analyze.compare import tables
+from specscope.analyze.compare.result import Answer, Comparison
+from specscope.analyze.text import table_block
+from specscope.trace.vocabulary import printable
+
+STYLES = {Answer.SAME: "bold green", Answer.DIFFERENT: "bold red", Answer.UNKNOWN: "bold yellow"}
+
+
+def render_text(comparison: Comparison, console: Console) -> None:
+    """Print it. Text of models and users is never read as markup, and holds no control characters."""
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in tables.header(comparison):
+        grid.add_row(name, Text(printable(value)))
+    console.print(grid)
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        for warning in side.warnings:
+            console.print(Text(f"! {name}: {printable(warning)}", style="yellow"))
+    console.print()
+    console.print(Text(f"{comparison.summary}", style=STYLES[comparison.answer]))
+    for reason in comparison.reasons:
+        console.print(Text(f"  • {printable(reason)}"))
+    for line in comparison.missing:
+        console.print(Text(f"  – {printable(line)}", style="dim"))
+    for table in tables.tables(comparison):
+        console.print(table_block(table))

@@ -1,0 +1,204 @@
+"""`specscope compare`: two captures, or several on a side, as text, JSON, a page or a screen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specscope.cli.streams import need_terminal, say
+from specscope.errors import UserError
+from specscope.lifetime import Lifetime
+from specscope.trace.files import PAGE, check_output
+
+if TYPE_CHECKING:
+    from specscope.analyze.compare.columns import Side
+    from specscope.analyze.compare.result import Comparison, Pair
+    from specscope.trace.records import RequestStep
+    from specscope.tui.compared import Compared, ComparedPair
+
+
+class WithCommand(click.Command):
+    """A command whose --with takes all words up to the next flag."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As if --with stood before each of them."""
+        spread: list[str] = []
+        after = False
+        for at, word in enumerate(args):
+            if word == "--":
+                return super().parse_args(ctx, [*spread, *args[at:]])
+            if word.startswith("-") and word != "-":
+                after = word == "--with"
+                spread += [] if after and at + 1 < len(args) else [word]
+            else:
+                spread += ["--with", word] if after else [word]
+        return super().parse_args(ctx, spread)
+
+
+@click.command(cls=WithCommand)
+@click.argument("captures", nargs=-1, metavar="A B | A... --with B...")
+@click.option(
+    "--with", "others", multiple=True, metavar="B...", help="Captures of the second side, where A is several."
+)
+@click.option(
+    "--fail-if",
+    "limits",
+    multiple=True,
+    metavar="CONDITION",
+    help='Exit with 1 only where this is shown: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%". '
+    "Figures: tau, rate, depth N rate.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
+@click.option("--tui", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
+@click.pass_obj
+def compare(
+    lifetime: Lifetime,
+    captures: tuple[str, ...],
+    others: tuple[str, ...],
+    limits: tuple[str, ...],
+    as_json: bool,
+    html: str | None,
+    screen: bool,
+) -> None:
+    """Compare two captures: configuration, where outputs part, and acceptance.
+
+    \b
+      specscope compare before.jsonl after.jsonl
+      specscope compare a1.jsonl a2.jsonl --with b1.jsonl b2.jsonl
+      specscope compare main.jsonl branch.jsonl --fail-if "tau drops > 2%"
+
+    Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 where nothing differs
+    beyond error (or too little was captured to tell), 1 where something does, 2 for bad input. With --fail-if, 1 only
+    where the 95 % interval of the change lies wholly beyond the limit. Another configuration alone is no difference.
+    """
+    from specscope.analyze.compare.comparison import compare as compare_sides
+    from specscope.analyze.compare.failif import parse
+    from specscope.analyze.compare.reading import read_sides
+    from specscope.analyze.compare.verdict import exit_code
+
+    a, b = _sides(captures, others)
+    if html is not None:
+        check_output(html, "--html", (*a, *b), PAGE)
+    if screen and (as_json or html is not None):
+        raise UserError("--tui shows a screen: leave out --json and --html")
+    if screen:
+        need_terminal(f"specscope compare {' '.join(captures)}")
+    asked = [limit for text in limits for limit in parse(text)]
+    with _bar() as progress:
+        sides = read_sides(a, b, progress)
+    found = compare_sides(*sides, asked)
+    if screen:
+        from specscope.tui.compare import run_compare
+
+        run_compare(compared(*sides, found), lifetime)
+        return
+    if html is not None or as_json:
+        if html is not None:
+            _write_page(found, html)
+        if as_json:
+            _print_json(found)
+    else:
+        _print_text(found)
+    code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
+    if code:
+        sys.exit(code)
+
+
+def compared(a: Side, b: Side, found: Comparison) -> Compared:
+    """What the screen shows."""
+    from specscope.analyze.compare.result import ABOUT
+    from specscope.tui.compared import Compared, ComparedPair
+
+    def pair(number: int, one: Pair) -> ComparedPair:
+        cause, at = ("", None) if one.parting is None else (one.parting.cause, one.parting.position)
+        other = None if one.first is None else one.first.position
+        about = "" if one.parting is None else ABOUT[one.parting.cause]
+        return ComparedPair(number, one.id_a, one.id_b, one.title, one.tokens, one.tau, at, str(cause), about, other)
+
+    def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
+        one = found.pairs[pair.number]
+        return a.decode_steps(a.requests[one.a]), b.decode_steps(b.requests[one.b])
+
+    return Compared(
+        sources=(", ".join(found.a.sources), ", ".join(found.b.sources)),
+        answer=found.answer.value,
+        summary=found.summary,
+        reasons=found.reasons,
+        differences=tuple((one.name, one.a, one.b, one.note) for one in found.differences),
+        pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
+        vocabularies=(a.vocabulary, b.vocabulary),
+        dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
+        steps=steps,
+    )
+
+
+def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The files of both sides. Raises UserError."""
+    if others and captures:
+        a, b = list(captures), list(others)
+    elif not others and len(captures) == 2:
+        a, b = [captures[0]], [captures[1]]
+    else:
+        raise UserError("give two captures, or several on each side: specscope compare A1 A2 --with B1 B2")
+    for name, side in (("A", a), ("B", b)):
+        twice = next((path for path in side if side.count(path) > 1), None)
+        if twice is not None:
+            raise UserError(f"{twice} is given twice for side {name}")
+    return a, b
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float], None] | None]:
+    """Progress of the reading, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _print_text(found: Comparison) -> None:
+    from rich.console import Console
+
+    from specscope.analyze.compare.text import render_text
+
+    class Pipe(Console):
+        """A console that leaves a closed pipe to `main`."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    render_text(found, Pipe())
+
+
+def _print_json(found: Comparison) -> None:
+    import orjson
+
+    click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+    for side in (found.a, found.b):
+        for warning in side.warnings:
+            say(f"specscope: warning: {warning}")
+
+
+def _write_page(found: Comparison, html: str) -> None:
+    try:
+        from specscope.analyze.compare.page import render_html
+    except ImportError as error:
+        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
+    page = render_html(found).encode("utf-8", "backslashreplace")
+    try:
+        Path(html).write_bytes(page)
+    except OSError as error:
+        raise UserError(f"cannot write {html}: {error.strerror}") from error
+    say(f"wrote {html}")

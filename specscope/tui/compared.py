@@ -1,0 +1,86 @@
+"""What the comparison's screens show: plain values that `specscope compare` fills, so that they know no analysis."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from specscope.trace.records import RequestStep
+from specscope.trace.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class ComparedPair:
+    """A request of each side."""
+
+    number: int  # its place in the comparison
+    a: str
+    b: str
+    title: str
+    tokens: tuple[int, int]
+    tau: tuple[float | None, float | None]
+    at: int | None  # output tokens before they part; None where the outputs are the same
+    cause: str  # why they part, in a word; "" where they do not
+    about: str  # the same in a sentence
+    other: int | None  # output tokens before the first decision that differs; None where none does before they part
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison."""
+
+    sources: tuple[str, str]
+    answer: str  # same, different, or anything else
+    summary: str
+    reasons: tuple[str, ...]
+    differences: tuple[tuple[str, str, str, str], ...]  # what, A, B, what it leads to
+    pairs: tuple[ComparedPair, ...]
+    vocabularies: tuple[Vocabulary, Vocabulary]
+    dtypes: tuple[str, str]
+    steps: Callable[[ComparedPair], tuple[list[RequestStep], list[RequestStep]]]  # decode steps of both sides
+
+
+@dataclass(frozen=True)
+class Row:
+    """A place in the output at which a step of either side begins."""
+
+    place: int  # output tokens before it
+    parts: tuple[int | None, int | None]  # the steps that begin there
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Both sides of a pair, laid out by place in the output: steps do not line up where acceptance differs."""
+
+    a: Sequence[RequestStep]
+    b: Sequence[RequestStep]
+
+    @cached_property
+    def places(self) -> tuple[list[int], list[int]]:
+        """Output tokens before each step."""
+        return _places(self.a), _places(self.b)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """In the order of the output."""
+        at = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
+        return [Row(place, (at[0].get(place), at[1].get(place))) for place in sorted({*at[0], *at[1]})]
+
+    def part(self, side: int, place: int) -> int | None:
+        """The step of a side that covers a place in the output."""
+        at = bisect_right(self.places[side], place) - 1
+        return at if at >= 0 else None
+
+    def row_of(self, place: int) -> int:
+        """The last row at or before a place."""
+        return max(bisect_right([row.place for row in self.rows], place) - 1, 0)
+
+
+def _places(steps: Sequence[RequestStep]) -> list[int]:
+    places, done = [], 0
+    for step in steps:
+        places.append(done)
+        done += step.emitted
+    return places

@@ -1,0 +1,237 @@
+"""Two captures compared: the verdict, what is configured differently, and the pairs with where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+
+from specscope.tui.compared import Compared, ComparedPair
+from specscope.tui.look import Look
+from specscope.tui.screens.over import Over
+from specscope.tui.screens.parting_view import PartingScreen
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, figure, fit, folded, left, right
+from specscope.tui.widgets.hints import Hint
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.listing import PickPanel
+from specscope.tui.widgets.panel import Panel
+
+INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
+HARMLESS = ("rounding", "seed", "parameters", "drafts", "end")
+NUMBER, TAU = 6, 5
+
+
+class VerdictPanel(Panel):
+    """Same, different, or not to be told, and why."""
+
+    def __init__(self, compared: Compared, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._compared = compared
+
+    def key(self, look: Look) -> Hashable:
+        """It does not change."""
+        return None
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The sentence first, then what speaks for it, then the files."""
+        compared = self._compared
+        ink: Ink = INKS.get(compared.answer, "warn")
+        lines: list[Line] = [[(text, ink)] for text in folded(compared.summary, width)]
+        for reason in compared.reasons:
+            for at, text in enumerate(folded(reason, width - 2)):
+                lines.append([("  " if at else "• ", "dim"), (text, "text")])
+        for name, source in zip("AB", compared.sources, strict=True):
+            lines.append([(f"{name} ", "accent"), (cut(clean(source), width - 2), "dim")])
+        return Sheet(lines, [("Verdict", "strong")])
+
+
+class ConfigurationPanel(Panel):
+    """What is not the same before anything ran."""
+
+    def __init__(self, compared: Compared, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._compared = compared
+
+    def key(self, look: Look) -> Hashable:
+        """It does not change."""
+        return None
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """A line each: what differs, A, B."""
+        rows = self._compared.differences
+        title: Line = [("Configuration", "strong"), (f"  {len(rows)} differ", "dim")]
+        if not rows:
+            return Sheet([[("nothing differs", "faint")]], title)
+        name = min(max(len(row[0]) for row in rows), 31, width // 2)
+        half = min(max(len(row[1]) for row in rows), (width - name - 4) // 2)
+        lines: list[Line] = []
+        for what, a, b, note in rows:
+            rest = width - name - half - 4
+            line: list[tuple[str, Ink]] = [(left(clean(what), name), "dim"), ("  ", "dim")]
+            line += [(left(clean(a), half), "text"), ("  ", "dim"), (cut(clean(b), rest), "text")]
+            room = rest - len(clean(b)) - 3
+            if note and room > 12:
+                line += [("   ", "dim"), (cut(note, room), "faint")]
+            lines.append(line)
+        return Sheet(lines, title)
+
+
+class PairsPanel(PickPanel):
+    """A line a pair; the band is on the picked one."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("request", "tokens", "τ A", "τ B", "change", "parts at", "cause")
+
+    def __init__(self, compared: Compared, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._compared = compared
+
+    def key(self, look: Look) -> Hashable:
+        """What is picked, and the order."""
+        return self.picked, self.order
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The table."""
+        every = self._compared.pairs
+        self.shown = self.arranged(every, _value, lambda pair: f"{pair.a} {pair.b} {pair.cause} {pair.title}")
+        self.rows = list(range(len(self.shown)))
+        self.picked = max(min(self.picked, len(self.shown) - 1), 0)
+        parted = sum(pair.at is not None for pair in every)
+        count = f"{len(self.shown)} of {len(every)}" if self.order.words else f"{len(every)}"
+        title = fit(
+            [(0, [("Pairs", "strong")]), (1, [(count, "dim")]), (2, [(f"{parted} part", "dim")]), (3, self.said())],
+            width - 2,
+        )
+        if not every:
+            return Sheet([[("no request of A has the prompt of one of B", "faint")]], title)
+        name = min(max(max(len(pair.a) for pair in every), 7), 14)
+        wide = width >= 100
+        cells = [("request", left("request", name))]
+        cells += [("tokens", right("tokens", NUMBER))] if wide else []
+        cells += [("τ A", right("τ A", TAU)), ("τ B", right("τ B", TAU)), ("change", right("change", NUMBER))]
+        cells += [("parts at", right("parts at", 8)), ("cause", left("cause", 10)), ("", "prompt")]
+        lines: list[Line] = [self.head(cells)]
+        lines += [_line(pair, name, width, wide) for pair in self.shown]
+        return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
+
+
+def _change(pair: ComparedPair) -> float | None:
+    a, b = pair.tau
+    return None if a is None or b is None else b - a
+
+
+def _value(pair: ComparedPair, column: str) -> float | str:
+    """What a pair is sorted by; what there is none of comes last."""
+    last = float("inf")
+    if column == "request":
+        return pair.a
+    if column == "cause":
+        return pair.cause or "~"
+    numbers = {
+        "tokens": pair.tokens[0],
+        "τ A": pair.tau[0],
+        "τ B": pair.tau[1],
+        "change": _change(pair),
+        "parts at": pair.at,
+    }
+    value = numbers[column]
+    return last if value is None else value
+
+
+def _line(pair: ComparedPair, name: int, width: int, wide: bool) -> Line:
+    change = _change(pair)
+    moved: Ink = "dim" if not change else "accepted" if change > 0 else "rejected"
+    why: Ink = "dim" if pair.cause in HARMLESS else "rejected"
+    line: list[tuple[str, Ink]] = [(left(clean(pair.a), name), "text"), ("  ", "dim")]
+    line += [(right(f"{pair.tokens[0]:,}", NUMBER), "dim"), ("  ", "dim")] if wide else []
+    for value in pair.tau:
+        line += [(right(figure(value), TAU), "text"), ("  ", "dim")]
+    line += [(right(NOTHING if change is None else f"{change:+.2f}", NUMBER), moved), ("  ", "dim")]
+    line += [(right(NOTHING if pair.at is None else f"{pair.at:,}", 8), "text"), ("  ", "dim")]
+    same: Ink = "accepted" if pair.other is None else "dim"
+    said = (left(pair.cause, 10), why) if pair.cause else (left("same text", 10), same)
+    line += [said, ("  ", "dim")]
+    used = sum(len(text) for text, _ in line)
+    return [*line, (cut(clean(pair.title), max(width - used, 0)), "dim")]
+
+
+class CompareScreen(Over, inherit_bindings=False):
+    """Enter opens the picked pair where it parts."""
+
+    SCOPED_CSS = False  # the classes of size are on the screen itself
+    DEFAULT_CSS = """
+    #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 8 5 1fr; }
+    .-tall #of-compare { grid-rows: 8 11 1fr; }
+    .-wide #of-compare { grid-size: 2; grid-columns: 1fr 1fr; grid-rows: 11 1fr; }
+    .-wide #pairs { column-span: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "go", "Open", show=False),
+        Binding("q,ctrl+c", "app.quit", "Quit", show=False),  # the app's own do not reach a modal screen
+        Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("n", "next(1)", "Next parting", show=False),
+        Binding("N,upper_n", "next(-1)", "Previous parting", show=False),
+        Binding("slash", "app.filter", "Filter", show=False),
+        Binding("o", "app.sort(1)", "Sort", show=False),
+        Binding("O,upper_o", "app.sort(-1)", "Reverse the sorting", show=False),
+        Binding("tab", "app.focus_next", "Next panel", show=False),
+        Binding("shift+tab", "app.focus_previous", "Previous panel", show=False),
+    ]
+    HINTS = (
+        Hint(0, "⏎", "open", "screen.go"),
+        Hint(1, "n", "next parting", "screen.next(1)"),
+        Hint(5, "N", "previous", "screen.next(-1)"),
+        Hint(2, "/", "filter", "app.filter"),
+        Hint(3, "o", "sort", "app.sort(1)"),
+        Hint(6, "O", "reverse", "app.sort(-1)"),
+        Hint(7, "t", "theme", "app.next_theme"),
+        Hint(4, "q", "quit", "app.quit"),
+    )
+
+    def __init__(self, look: Look, compared: Compared) -> None:
+        super().__init__(look)
+        self._compared = compared
+
+    def parts(self) -> ComposeResult:
+        """Three panels."""
+        with Container(id="of-compare"):
+            yield VerdictPanel(self._compared, "verdict")
+            yield ConfigurationPanel(self._compared, "configuration")
+            yield PairsPanel(self._compared, "pairs")
+
+    def on_mount(self) -> None:
+        """Arrows pick a pair."""
+        super().on_mount()
+        self._pairs.focus()
+
+    @property
+    def _pairs(self) -> PairsPanel:
+        return self.query_one(PairsPanel)
+
+    def action_pick(self, way: int) -> None:
+        """Another pair."""
+        self._pairs.pick(way)
+
+    def action_next(self, way: int) -> bool:
+        """The next pair that parts, as they are listed; False where there is none."""
+        panel = self._pairs
+        at = panel.picked + way
+        while 0 <= at < len(panel.shown):
+            if panel.shown[at].at is not None:
+                panel.pick(at - panel.picked)
+                return True
+            at += way
+        self.notify(f"no {'later' if way > 0 else 'earlier'} pair parts")
+        return False
+
+    def action_go(self) -> None:
+        """Open the picked pair."""
+        pair = self._pairs.item
+        if pair is not None:
+            self.app.push_screen(PartingScreen(self.last, self._compared, pair, self._other))
+
+    def _other(self, way: int) -> ComparedPair | None:
+        """Pick the next pair that parts, for the screen that lies over this one."""
+        return self._pairs.item if self.action_next(way) else None

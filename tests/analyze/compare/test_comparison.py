@@ -1,0 +1,292 @@
+"""Two runs compared: the same, with one thing planted, and with one side's evidence taken away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import orjson
+import pytest
+
+from specscope.analyze.compare.collect import from_history
+from specscope.analyze.compare.columns import joined
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.evidence import sharpest
+from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match, Where
+from specscope.trace.records import RunInfo
+
+from .runs import Made, make, side
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return side(seed=1)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return side(seed=1, evidence=True)
+
+
+def begins(one, request: int, number: int) -> int:
+    """Output tokens before a step of a request."""
+    return int(one.place[one.requests[request].first + number])
+
+
+def test_a_run_is_the_same_as_itself(recorded):
+    found = compare(recorded, side(seed=1, evidence=True))
+    assert found.answer is Answer.SAME
+    assert found.summary == "the same: 24 pairs made every decision alike"
+    assert all(pair.match is Match.EXACT and pair.same and pair.first is None for pair in found.pairs)
+    assert not found.differences
+    assert not found.reasons
+    assert found.nodes > 900
+    assert found.steps == len(recorded)
+    assert {field.differ for field in found.fields} == {0}
+    assert {one.difference for one in found.figures} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "evidence"),
+    [("coin", Cause.COIN, "coin"), ("p", Cause.TARGET, "target p"), ("verdict", Cause.VERDICT, "outcome")],
+)
+def test_a_fault_at_one_place_is_where_the_pair_parts(recorded, fault, cause, evidence):
+    at = begins(recorded, 3, 4)
+    found = compare(recorded, side(seed=1, evidence=True, plant={("r3", at): fault}))
+    assert found.answer is Answer.DIFFERENT
+    assert found.partings == {cause: 1}
+    (pair,) = (pair for pair in found.pairs if not pair.same)
+    assert pair.id_a == pair.id_b == "r3"
+    assert at <= pair.parting.position <= at + 3
+    assert pair.parting.a.at.index == pair.parting.b.at.index == 4
+    assert "r3" in found.reasons[-1]
+    assert next(field for field in found.fields if field.name == evidence).differ > 0
+
+
+def test_a_parting_shows_p_q_coin_and_margin_of_both(plain):
+    at = begins(plain, 3, 4)
+    found = compare(plain, side(seed=1, plant={("r3", at): "verdict"}))
+    parting = next(pair.parting for pair in found.pairs if not pair.same)
+    for one, half in ((plain, parting.a), (side(seed=1, plant={("r3", at): "verdict"}), parting.b)):
+        step = one.part(half.row)
+        first = half.decisions[0]
+        assert (first.node, first.token) == (0, step.tree.token[0])
+        assert first.p == pytest.approx(step.verdict.p[0])
+        assert first.q == pytest.approx(step.tree.q[0])
+        assert first.coin == step.verdict.coin[0]
+        assert first.margin == pytest.approx(step.verdict.margin[0], rel=1e-6)
+    what = {half.decisions[0].what for half in (parting.a, parting.b)}
+    assert what == {"accepted", "rejected"}
+
+
+def test_a_near_tie_is_called_rounding():
+    found = compare(side(seed=1, dtype="bfloat16"), side(seed=1, dtype="bfloat16", noise=0.004))
+    assert found.partings.keys() == {Cause.ROUNDING}
+    assert found.answer is not Answer.DIFFERENT
+    for pair in found.pairs:
+        if pair.parting is not None:
+            assert any(one.near_tie for one in (*pair.parting.a.decisions, *pair.parting.b.decisions))
+
+
+def test_the_same_change_is_no_rounding_in_float32():
+    found = compare(side(seed=1), side(seed=1, noise=0.004))
+    assert found.answer is Answer.DIFFERENT
+    assert Cause.TARGET in found.partings
+    assert next(field for field in found.fields if field.name == "target p").suspect
+
+
+def test_greedy_near_ties_are_told_by_the_raw_probabilities():
+    how = {"seed": 1, "temperature": 0.0, "dtype": "bfloat16"}
+    found = compare(side(evidence=True, **how), side(evidence=True, noise=0.02, **how))
+    assert found.partings.keys() == {Cause.ROUNDING}
+    assert found.answer is not Answer.DIFFERENT
+    bare = compare(side(**how), side(noise=0.02, **how))  # the raw ones are not recorded
+    assert bare.partings.keys() == {Cause.CHOICE}
+    assert bare.answer is Answer.UNKNOWN
+    assert any("raw probabilities" in line for line in bare.missing)
+
+
+def test_a_greedy_choice_far_from_a_tie_is_the_targets():
+    how = {"seed": 1, "temperature": 0.0, "evidence": True}
+    found = compare(side(**how), side(model=2, **how))
+    assert found.answer is Answer.DIFFERENT
+    assert found.partings[Cause.TARGET] == 24
+
+
+def test_another_target_is_seen_where_no_token_was_tried_by_both():
+    found = compare(side(seed=1, evidence=True), side(seed=1, evidence=True, model=2))
+    assert found.partings == {Cause.TARGET: 24}
+    assert next(field for field in found.fields if field.name == "target entropy").suspect
+
+
+def test_other_seeds_part_for_no_other_reason(plain):
+    found = compare(plain, side(seed=2))
+    assert all(pair.match is Match.SEED for pair in found.pairs)
+    assert found.partings == {Cause.SEED: 24}
+    assert found.answer is not Answer.DIFFERENT
+    assert [one.name for one in found.differences if "schedule" not in one.note and one.name == "seed"] == ["seed"]
+
+
+def test_a_drafter_that_lost_its_q_is_named_in_one_line(plain):
+    found = compare(plain, side(seed=1, sampled=False))
+    first = found.differences[0]
+    assert (first.name, first.a, first.b) == ("drafts", "sampled, with q", "deterministic, without q")
+    assert "accepted with probability p alone" in first.note
+    tau = next(one for one in found.figures if one.name == "tau")
+    assert tau.significant
+    assert tau.high < 0
+    assert not set(found.partings) & {Cause.TARGET, Cause.VERDICT, Cause.COIN}
+    assert any("calibration is not compared" in line for line in found.missing)
+
+
+def test_a_worse_drafter_differs_in_q_and_not_in_p():
+    found = compare(side(seed=1, evidence=True), side(seed=1, evidence=True, blur=0.6))
+    by_name = {field.name: field for field in found.fields}
+    assert by_name["target p"].differ == by_name["verdict"].differ == by_name["coin"].differ == 0
+    assert by_name["drafter q"].differ > 0
+    assert set(found.partings) & set(SUSPECT) <= {Cause.DRAFTER}
+    assert found.summary.startswith("different: acceptance length is lower in B")
+
+
+def test_what_differs_is_laid_out_by_depth_and_by_what_came_before(recorded):
+    plant = {(f"r{n}", begins(recorded, n, 4)): "p" for n in range(24)}
+    found = compare(recorded, side(seed=1, evidence=True, plant=plant))
+    field = next(one for one in found.fields if one.name == "target p")
+    assert {where.group for where in field.where} == {"depth", "sibling", "after", "requests in the step"}
+    for group in {where.group for where in field.where}:
+        mine = [where for where in field.where if where.group == group]
+        assert sum(where.differ for where in mine) == field.differ
+        assert sum(where.compared for where in mine) == field.compared
+
+
+def test_the_condition_that_tells_best_is_named():
+    by = [Where("depth", str(d), 100, 0 if d < 3 else 98) for d in (1, 2, 3, 4)]
+    by += [Where("after", "full", 200, 98), Where("after", "nothing", 200, 98)]
+    assert sharpest(by, 400, 196) == "depth 3 or more: 196 of 200; elsewhere 0 of 200"
+    assert sharpest(by[4:], 400, 196) == ""
+    one = [Where("after", "preemption", 12, 12), Where("after", "full", 300, 1)]
+    assert sharpest(one, 312, 13) == "after preemption: 12 of 12; elsewhere 1 of 300"
+
+
+def test_parameters_that_differ_are_the_cause(plain):
+    other = side(seed=1)
+    for request in other.requests:
+        params = dataclasses.replace(request.info.params, temperature=0.5)
+        request.info = dataclasses.replace(request.info, params=params)
+    found = compare(plain, side(seed=2))
+    changed = compare(plain, other)
+    assert all(pair.match is Match.PROMPT for pair in changed.pairs)
+    assert "temperature" in {one.name for one in changed.differences}
+    assert "temperature" not in {one.name for one in found.differences}
+
+
+def test_configuration_lines_name_what_differs_in_the_run(plain):
+    run = dataclasses.replace(
+        plain.captures[0].run, draft_model="other-head", tree="5", versions={"torch": "2.14.0", "python": "3.11.2"}
+    )
+    history = make(Made(seed=1, run=run))
+    lines = {one.name: one for one in compare(plain, from_history(history, "b")).differences}
+    assert lines["tree"].a == "4"
+    assert lines["tree"].b == "5"
+    assert (lines["draft model"].a, lines["draft model"].b) == ("–", "other-head")
+    assert lines["version of torch"].b == "2.14.0"
+    assert "version of python" not in lines
+    assert lines["version of specscope"].b == "–"
+
+
+def test_every_field_of_a_run_is_compared_or_left_out_on_purpose():
+    from specscope.analyze.compare import configuration
+
+    left_out = {"run_id", "params", "versions", "text", "block_size"}  # its id, compared apart, or said with the blocks
+    every = {field.name for field in dataclasses.fields(RunInfo)} - left_out
+    assert len(configuration._RUN) == len(every)
+
+
+def test_several_captures_on_a_side_are_one(plain):
+    halves = [make(Made(seed=1, requests=24)), make(Made(seed=4, requests=24))]
+    a = joined([from_history(one, f"a{n}") for n, one in enumerate(halves)])
+    b = joined([from_history(one, f"b{n}") for n, one in enumerate(reversed(halves))])
+    assert len(a.requests) == 48
+    assert len(a) == len(b) == sum(one.acceptance.steps for one in halves)
+    found = compare(a, b)
+    assert found.answer is Answer.SAME
+    assert len(found.pairs) == 48
+    assert all(pair.match is Match.EXACT for pair in found.pairs)
+    assert found.a.sources == ("a0", "a1")
+    for request in range(48):
+        one, other = found.pairs[request].a, found.pairs[request].b
+        assert a.tokens(a.requests[one]).tolist() == b.tokens(b.requests[other]).tolist()
+    alone = compare(plain, from_history(halves[0], "x"))
+    tau = {one.name: one for one in found.figures}["tau"].weight
+    assert tau[0] > {one.name: one for one in alone.figures}["tau"].weight[0]
+
+
+def test_without_prompts_requests_are_paired_by_order(plain):
+    bare = side(seed=1)
+    for request in bare.requests:
+        request.info = dataclasses.replace(request.info, prompt="", prompt_tokens=np.zeros(0, np.int32))
+    found = compare(plain, bare)
+    assert all(pair.match is Match.ORDER for pair in found.pairs)
+    assert all(pair.same for pair in found.pairs)
+    assert any("paired by their order" in line for line in found.missing)
+
+
+def test_other_prompts_make_no_pair_and_distributions_are_compared(plain):
+    other = side(seed=5)
+    for at, request in enumerate(other.requests):
+        request.info = dataclasses.replace(request.info, prompt_tokens=np.array([at, 99], np.int32))
+    found = compare(plain, other)
+    assert not found.pairs
+    assert found.a.unmatched == found.b.unmatched == 24
+    assert found.nodes == found.steps == 0
+    tau = next(one for one in found.figures if one.name == "tau")
+    assert tau.low < tau.difference < tau.high
+    assert found.answer is not Answer.DIFFERENT
+
+
+def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
+    bare = side(seed=1)
+    for name in ("coin", "p", "p_trial"):
+        bare.nodes[name][:] = 0
+    bare.steps["final_p"] = bare.steps["final_coin"] = 0
+    found = compare(plain, bare)
+    said = "\n".join(found.missing)
+    assert "B records no coins" in said
+    assert "B records no p" in said
+    assert found.answer is Answer.SAME, found.reasons
+    assert not {field.name for field in found.fields if field.suspect}
+
+
+def test_a_side_without_drafts_has_its_outputs_compared(plain):
+    how = {"seed": 1, "temperature": 0.0, "evidence": True}
+    bare = make(Made(chain=0, **how))
+    found = compare(side(**how), from_history(bare, "none"))
+    assert all(pair.same for pair in found.pairs)
+    assert any("B has no drafts" in line for line in found.missing)
+    assert "tau" not in {one.name for one in found.figures}
+    assert next(one for one in found.figures if one.name == "tokens per step").significant
+
+
+def test_json_holds_all_of_it(plain):
+    found = compare(plain, side(seed=1, plant={("r3", begins(plain, 3, 4)): "coin"}))
+    read = orjson.loads(orjson.dumps(found.to_dict(), option=orjson.OPT_NON_STR_KEYS))
+    assert read["answer"] == "different"
+    assert read["partings"] == {"coin": 1}
+    assert len(read["pairs"]) == 24
+    assert {one["name"] for one in read["figures"]} >= {"tau", "rate", "depth 1 rate"}
+
+
+def test_one_request_alone_is_told_by_its_decisions_and_not_by_its_figures():
+    found = compare(side(seed=1, requests=1), side(seed=2, requests=1))
+    assert found.answer is Answer.UNKNOWN
+    assert "1 request with drafts" in found.summary
+    assert all(one.low is None for one in found.figures)
+    assert compare(side(seed=1, requests=1), side(seed=1, requests=1)).answer is Answer.SAME
+
+
+def test_a_request_that_ended_sooner_parts_at_its_end(plain):
+    other = make(Made(seed=1, tokens=30))
+    found = compare(plain, from_history(other, "short"))
+    assert found.partings == {Cause.END: 24}
+    assert all(pair.parting.b.token is None and pair.parting.position == 30 for pair in found.pairs)
+    assert found.answer is not Answer.DIFFERENT

@@ -1,0 +1,70 @@
+"""Real engines compared: the same run in other batches, with preemptions, and with other drafters."""
+
+from __future__ import annotations
+
+import pytest
+
+from specscope.analyze.compare.collect import from_history
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.result import SUSPECT, Answer
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
+
+
+def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
+    """A run of all prompts as a side."""
+    fresh(engine, blocks)
+    before, engine.scheduler.max_batch = engine.scheduler.max_batch, batch
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True)
+        engine.add(prompt, params)
+    history = History(run=engine.run_info, vocabulary=engine.vocabulary)
+    while engine.busy:
+        history.append(engine.step())
+    engine.scheduler.max_batch = before
+    return from_history(history, "run")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "eagle adaptive"])
+def test_the_batch_changes_nothing(engines, name, temperature):
+    engine = engines[name]
+    a = ran(engine, temperature=temperature)
+    found = compare(a, ran(engine, batch=1, temperature=temperature))
+    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    assert found.nodes > 50
+    fields = {field.name: field for field in found.fields}
+    assert fields["requests in step"].differ > 0
+    assert {field.name for field in found.fields if field.suspect} == set()
+    assert any(one.name == "requests in a step, mean" for one in found.differences)
+
+
+def test_a_preemption_changes_nothing_but_what_is_cached(engines):
+    engine = engines["draft tree"]
+    a, b = ran(engine, tokens=60), ran(engine, tokens=60, blocks=SMALL)
+    assert sum(request.preempted for request in b.requests) > 0
+    found = compare(a, b)
+    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    cached = next(field for field in found.fields if field.name == "cached tokens")
+    assert {where.value for where in cached.where if where.group == "after" and where.differ} >= {"preemption"}
+    assert next(one for one in found.differences if one.name == "preemptions").a == "0"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2], ids=["greedy", "sampled"])
+def test_other_drafters_have_the_same_target(engines, temperature):
+    sides = {name: ran(engines[name], temperature=temperature) for name in ("none", "draft tree", "eagle", "ngram")}
+    for name in ("none", "eagle", "ngram"):
+        found = compare(sides["draft tree"], sides[name])
+        fields = {field.name: field for field in found.fields}
+        assert fields["target p"].compared > 0
+        assert fields["target p"].differ == 0
+        assert not set(found.partings) & set(SUSPECT)
+        assert found.differences[0].name in ("drafts", "drafter")
+        if temperature == 0:
+            assert all(pair.same for pair in found.pairs)

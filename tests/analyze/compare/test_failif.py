@@ -1,0 +1,98 @@
+"""The conditions of --fail-if: what they mean, and that bad ones get one line."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.analyze.compare.failif import Limit, Way, judge, parse
+from specscope.analyze.compare.result import Estimate
+from specscope.errors import UserError
+
+figures = st.one_of(st.sampled_from(["tau", "rate"]), st.integers(1, 999).map(lambda n: f"depth {n} rate"))
+sizes = st.decimals(0, 1_000_000, places=3, allow_nan=False).map(lambda size: f"{size:f}")
+
+
+@given(figures, st.sampled_from(list(Way)), sizes, st.booleans())
+def test_what_is_written_is_read(figure, way, size, relative):
+    (limit,) = parse(f"{figure}  {way} > {size}{'%' if relative else ''}")
+    assert (limit.figure, limit.way, limit.relative) == (figure, way, relative)
+    assert limit.size == pytest.approx(float(size) / (100 if relative else 1))
+    (again,) = parse(str(limit))
+    assert (again.figure, again.way, again.relative) == (limit.figure, limit.way, limit.relative)
+    assert again.size == pytest.approx(limit.size, rel=1e-9)
+
+
+@given(st.text(max_size=40))
+def test_any_other_text_is_a_users_error(text):
+    with contextlib.suppress(UserError):  # nothing else is raised
+        assert parse(text)
+
+
+BAD = [
+    "",
+    "tau",
+    "tau drops",
+    "tau drops 2%",
+    "tau falls > 2%",
+    "tau drops > -1",
+    "tau drops > 2%%",
+    "length drops > 1",
+]
+BAD += ["depth 0 rate drops > 1", "depth rate drops > 1", "tau drops > 1e3", "tau drops > nan", "tau drops < 2%"]
+BAD += ["tau drops > 2% or", "tau drops > 99999999999", "tau drops > ٣"]
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_conditions_are_refused(text):
+    with pytest.raises(UserError, match=r"\A--fail-if [^\n]*\Z"):
+        parse(text)
+
+
+def test_several_are_joined_by_or():
+    limits = parse("tau drops > 2% or depth 1 differs > 0.05")
+    assert limits == [Limit("tau", Way.DROPS, 0.02, True), Limit("depth 1 rate", Way.DIFFERS, 0.05, False)]
+
+
+def figure(low: float, high: float, a: float = 3.0, name: str = "tau") -> Estimate:
+    middle = (low + high) / 2
+    return Estimate(name, a, a + middle, difference=middle, low=low, high=high, p_value=0.01, clusters=20)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text", "hit"),
+    [
+        (-0.20, -0.08, "tau drops > 2%", True),  # 2 % of 3 are 0.06: the whole interval lies beyond
+        (-0.20, -0.05, "tau drops > 2%", False),  # it may be less
+        (-0.20, -0.05, "tau drops > 0.04", True),
+        (-0.20, -0.08, "tau rises > 0", False),
+        (-0.20, -0.08, "tau differs > 2%", True),
+        (0.08, 0.20, "tau differs > 2%", True),
+        (0.08, 0.20, "tau drops > 0%", False),
+        (0.08, 0.20, "tau rises > 2%", True),
+        (-0.10, 0.10, "tau differs > 0", False),
+        (-0.20, -0.08, "rate drops > 0 or tau drops > 2%", True),
+    ],
+)
+def test_it_is_hit_where_the_whole_interval_lies_beyond(low, high, text, hit):
+    both = [figure(low, high), figure(-0.001, 0.001, name="rate")]
+    assert any(one.hit for one in judge(parse(text), both)) is hit
+
+
+def test_what_may_or_may_not_be_is_said():
+    (condition,) = judge(parse("tau drops > 2%"), [figure(-0.20, 0.0)])
+    assert not condition.hit
+    assert condition.detail.startswith("not shown")
+    (condition,) = judge(parse("tau drops > 2%"), [figure(-0.01, 0.01)])
+    assert condition.detail.startswith("not hit")
+
+
+def test_a_figure_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="do not show this figure"):
+        judge(parse("depth 9 rate drops > 1%"), [figure(-1, 1)])
+    bare = Estimate("tau", 3.0, 3.1, difference=0.1, clusters=2)
+    with pytest.raises(UserError, match="2 requests are too few"):
+        judge(parse("tau drops > 1%"), [bare])

@@ -1,0 +1,139 @@
+"""`specscope compare` as people run it: its syntax, its outputs and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.analyze.compare.runs import Made, make
+from tests.analyze.compare.test_columns import write
+from tests.test_bad_input import run_here
+
+TRACES = Path(__file__).parents[2] / "traces"
+SAMPLED, EAGLE, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("sampled", "eagle", "ngram"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Captures of the same configuration (1, 2) and one with a worse drafter."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, made in (
+        ("a1", Made(seed=1)),
+        ("a2", Made(seed=2)),
+        ("b1", Made(seed=3)),
+        ("worse", Made(seed=4, blur=0.7)),
+    ):
+        write(make(made), folder / f"{name}.jsonl")
+    return folder
+
+
+def compare(*words):
+    return run_here(["compare", *map(str, words)])
+
+
+def test_a_capture_is_the_same_as_itself(tmp_path):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(SAMPLED).read_bytes())
+    code, out, err = compare(SAMPLED, copy)
+    assert (code, err) == (0, "")
+    assert "the same: 3 pairs made every decision alike" in out
+
+
+def test_differences_are_exit_code_1(runs):
+    code, out, _ = compare(runs / "a1.jsonl", runs / "worse.jsonl")
+    assert code == 1
+    assert "different: acceptance length is lower in B" in out
+
+
+def test_other_seeds_are_exit_code_0(runs):
+    code, out, _ = compare(runs / "a1.jsonl", runs / "a2.jsonl")
+    assert code == 0
+    assert "no difference beyond error" in out
+
+
+def test_several_captures_on_a_side(runs):
+    a1, a2, b1, worse = (runs / f"{name}.jsonl" for name in ("a1", "a2", "b1", "worse"))
+    code, out, _ = compare(a1, a2, "--with", b1, worse, "--json")
+    read = json.loads(out)
+    assert code == 1
+    assert read["a"]["sources"] == [str(a1), str(a2)]
+    assert read["b"]["sources"] == [str(b1), str(worse)]
+    again = json.loads(compare(a1, a2, "--json", "--with", b1, "--with", worse)[1])
+    assert again == read
+    assert json.loads(compare("--with", b1, worse, "--json", a1, a2)[1])["a"]["sources"] == [str(a1), str(a2)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [
+        ("tau drops > 2%", 1),
+        ("tau drops > 60%", 0),
+        ("tau rises > 0", 0),
+        ("rate differs > 5% or tau rises > 1%", 1),
+        ("depth 1 rate drops > 0.01", 1),
+    ],
+)
+def test_fail_if_alone_decides(runs, condition, code):
+    done, out, _ = compare(runs / "a1.jsonl", runs / "worse.jsonl", "--fail-if", condition)
+    assert done == code
+    assert ("FAIL" in out) is bool(code)
+
+
+def test_fail_if_is_given_several_times(runs):
+    words = (runs / "a1.jsonl", runs / "worse.jsonl", "--fail-if", "tau rises > 0", "--json")
+    assert compare(*words)[0] == 0
+    code, out, _ = compare(*words, "--fail-if", "tau drops > 1%")
+    assert code == 1
+    assert [one["hit"] for one in json.loads(out)["conditions"]] == [False, True]
+
+
+def test_the_page(runs, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, err = compare(runs / "a1.jsonl", runs / "worse.jsonl", "--html", page)
+    assert (code, out) == (1, "")
+    assert err == f"wrote {page}\n"
+    assert page.read_text().endswith("</html>\n") or page.read_text().endswith("</html>")
+
+
+def test_an_older_kind_of_run_is_compared_by_what_both_have():
+    code, out, _ = compare(EAGLE, NGRAM)
+    assert code == 0
+    assert "B does not record the drafter's probabilities" in out
+
+
+BAD = [
+    ((), "give two captures"),
+    ((SAMPLED,), "give two captures"),
+    ((SAMPLED, EAGLE, NGRAM), "give two captures"),
+    (("--with", SAMPLED), "give two captures"),
+    ((SAMPLED, "--with"), "requires an argument"),
+    ((SAMPLED, SAMPLED, "--with", EAGLE), "given twice"),
+    ((SAMPLED, "nothing.jsonl"), "cannot read"),
+    ((SAMPLED, __file__), "not a capture"),
+    ((SAMPLED, EAGLE, "--fail-if", "tau falls"), "--fail-if"),
+    ((SAMPLED, EAGLE, "--fail-if", "depth 99 rate drops > 1%"), "do not show this figure"),
+    ((SAMPLED, EAGLE, "--html", SAMPLED), "overwrite the input"),
+    ((SAMPLED, EAGLE, "--tui", "--json"), "--tui shows a screen"),
+    ((SAMPLED, EAGLE, "--tui"), "needs a terminal"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(words, says):
+    code, out, err = compare(*words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_what_holds_no_decode_steps_is_refused(tmp_path):
+    history = make(Made(requests=1))
+    empty = tmp_path / "empty.jsonl"
+    history.steps.clear()
+    history._known.clear()
+    write(history, empty)
+    code, _, err = compare(SAMPLED, empty)
+    assert code == 2
+    assert err.count("\n") == 1
