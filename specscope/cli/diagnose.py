@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", metavar="CAPTURE")
+@click.option("--against", metavar="GOOD", help="A capture of a run without the fault, to be compared with.")
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @click.option(
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose(
     file: str,
+    against: str | None,
     target: str | None,
     draft_model: str | None,
     sample: int,
@@ -44,20 +46,30 @@ def diagnose(
     """Name what is wrong with the run in CAPTURE, the most likely cause first.
 
     Runs `verify`; where the models are at hand, `audit`; and where these disagree with the capture, the models again
-    under named mistakes. Each cause comes with the figures for and against it and a command that shows an example.
+    under named mistakes; with --against, `compare`. Each cause comes with the figures for and against it and a command
+    that shows an example.
 
     Exit code: 0 nothing wrong was found, 1 something was, 2 cannot be judged.
     """
     from specscope.analyze.diagnose.run import examine
 
     reader = read_branch(file, branch)
+    good = None if against is None else read_branch(against, None)
     options, why = None, "audit: --no-audit was given"
     if not no_audit:
         options, why = _options(reader.history, target, draft_model, sample)
     from specscope.cli.audit import progress_bar
 
     with progress_bar() as progress:
-        found = examine(reader.history, file, options, why_no_models=why, warnings=reader.warnings, progress=progress)
+        found = examine(
+            reader.history,
+            file,
+            options,
+            good=None if good is None else good.history,
+            why_no_models=why,
+            warnings=reader.warnings,
+            progress=progress,
+        )
     if as_json:
         import orjson
 
@@ -73,7 +85,7 @@ def diagnose(
 
 def _options(history: History, target: str | None, draft: str | None, sample: int) -> tuple[Options | None, str]:
     """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
-    from specscope.cli.audit import audit_options
+    from specscope.cli.judges import audit_options
     from specscope.model.quiet import hush
 
     hush(gguf=True)

@@ -55,6 +55,7 @@ class Diagnosis:
     looked_at: tuple[str, ...] = ()  # what could be run: the capture, verify, audit, ...
     left_out: tuple[str, ...] = field(default=())  # what could not, and why
     steps: int = 0  # decode steps that were looked at
+    beside: tuple[str, ...] = ()  # what differs from a good capture, where there is one
 
     @property
     def faults(self) -> Sequence[Suspect]:
@@ -77,4 +78,5 @@ class Diagnosis:
             "unexplained": list(self.unexplained),
             "looked_at": list(self.looked_at),
             "left_out": list(self.left_out),
+            "beside": list(self.beside),
         }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from specscope.analyze.audit.audit import Audit
+from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler
+from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
@@ -52,18 +54,26 @@ def diagnose(
     *,
     verify: Trial | None = None,
     audit: Audit | None = None,
+    compare: Comparison | None = None,
     again: Sequence[Suspect] = (),
     left_out: Sequence[str] = (),
 ) -> Diagnosis:
-    """Rank the causes of what is wrong in a run. `again`: what models say that were run under named mistakes."""
+    """Rank the causes of what is wrong in a run.
+
+    `compare`: a good run (its side A) beside this one; `again`: what models say that were run under named mistakes.
+    """
     case = Case.of(history, () if verify is None else verify.checks)
     found = [one for ask in HYPOTHESES if (one := ask(case)) is not None] if case.steps else []
     if audit is not None:
         found += from_audit(case, audit)
+    if compare is not None:
+        found += from_comparison(compare)
     suspects = settled(ranked([*found, *again]), case, audit)
-    unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case, audit)
+    unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case, audit, compare)
     looked_at = ["capture"] + ["verify"] * (verify is not None) + ["audit"] * (audit is not None)
-    return Diagnosis(tuple(suspects), unexplained, tuple(looked_at), tuple(left_out), len(case.steps))
+    looked_at += ["compare"] * (compare is not None)
+    beside = () if compare is None else tuple(differing(compare))
+    return Diagnosis(tuple(suspects), unexplained, tuple(looked_at), tuple(left_out), len(case.steps), beside)
 
 
 def settled(suspects: Sequence[Suspect], case: Case, audit: Audit | None) -> list[Suspect]:
@@ -108,7 +118,11 @@ def ranked(found: Iterable[Suspect]) -> list[Suspect]:
     return sorted(best.values(), key=lambda suspect: (not suspect.cause.is_fault, -suspect.score))
 
 
-def _unexplained(case: Case, audit: Audit | None) -> tuple[str, ...]:
-    """What verify and audit found wrong where no cause fits."""
+def _unexplained(case: Case, audit: Audit | None, compare: Comparison | None) -> tuple[str, ...]:
+    """What verify, audit and compare found wrong where no cause fits."""
     said = [f"verify, {check.name}: {check.detail or check.about}" for check in case.failed()]
-    return (*said, *(() if audit is None else (f"audit: {line}" for line in conditions(audit))))
+    if audit is not None:
+        said += [f"audit: {line}" for line in conditions(audit)]
+    if compare is not None:
+        said += [f"compare: {line}" for line in inexplicable(compare)]
+    return tuple(said)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.compare.collect import from_history
+from specscope.analyze.compare.comparison import compare
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.hypotheses import diagnose
@@ -22,11 +24,12 @@ def examine(
     source: str,
     options: Options | None = None,
     *,
+    good: History | None = None,
     why_no_models: str = "",
     warnings: Sequence[str] = (),
     progress: Progress = lambda *_: None,
 ) -> Diagnosis:
-    """Verify, audit where models are at hand, ask the models again, and rank the causes."""
+    """Verify, audit where models are at hand, ask the models again, compare with a good run, and rank the causes."""
     trial = judge(history, source=source, warnings=warnings)
     audited: Audit | None = None
     left_out = [why_no_models] if why_no_models else []
@@ -38,7 +41,8 @@ def examine(
             left_out.append(f"audit: {error}")
         else:
             again = rerun(history, audited, options, progress)
-    return diagnose(history, verify=trial, audit=audited, again=again, left_out=left_out)
+    beside = None if good is None else compare(from_history(good, "good"), from_history(history, source))
+    return diagnose(history, verify=trial, audit=audited, compare=beside, again=again, left_out=left_out)
 
 
 def rerun(history: History, audited: Audit, options: Options, progress: Progress) -> list[Suspect]:

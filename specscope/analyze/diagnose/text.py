@@ -35,6 +35,10 @@ def render_diagnosis(found: Diagnosis, source: str, console: Console) -> None:
         console.print(Text("\nSomething is wrong that fits no known cause", style="bold red"))
         for line in found.unexplained:
             console.print(Padding(Text(printable(line)), (0, 0, 0, 2)))
+    if found.beside:
+        console.print(Text("\nBeside the good capture", style="bold cyan"))
+        for line in found.beside:
+            console.print(Padding(Text(printable(line)), (0, 0, 0, 3)))
     console.print(_verdict(found))
 
 

@@ -22,14 +22,32 @@ class Match:
     same: int = 0
     total: int = 0
     permuted: int = 0  # of those that differ, such as have the same probabilities at other tokens
+    off: float = 0.0  # the sum of each parent's largest deviation
 
     @property
     def share(self) -> float:
         """Same over total."""
         return self.same / self.total if self.total else 0.0
 
+    @property
+    def mean(self) -> float:
+        """The mean of the largest deviations."""
+        return self.off / self.total if self.total else 0.0
+
+    def gain(self, right: Match) -> float:
+        """How much of what is off as it should be is explained: 1 all of it, 0 nothing.
+
+        By the parents that differ; or, where rounding hides these, by how far they are off.
+        """
+        if not self.total or not right.total:
+            return 0.0
+        counted = (self.share - right.share) / (1 - right.share) if right.share < 1 else 0.0
+        if right.share < 0.9 or right.mean <= 0:
+            return counted
+        return max(counted, 1 - self.mean / right.mean)
+
     def __str__(self) -> str:
-        return f"{self.same:,} of {self.total:,}"
+        return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
 
 
 def slack(dtype: str) -> float:
@@ -52,7 +70,9 @@ def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: flo
     """Count one parent: a row of logits [V] against recorded probabilities of some tokens."""
     p = row.softmax(-1)
     found.total += 1
-    if float(np.abs(p[tokens.tolist()].numpy() - probs).max()) <= allowed:
+    deviation = float(np.abs(p[tokens.tolist()].numpy() - probs).max())
+    found.off += deviation
+    if deviation <= allowed:
         found.same += 1
     elif float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed:
         found.permuted += 1
