@@ -25,7 +25,8 @@ ALLOWED = {
     "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train"},
 }
 LIGHT = ["trace", "remote", "analyze", "debug", "tui"]
-HEAVY = ("specscope.analyze.audit.model.",)  # audit runs models: it imports these when it does
+# audit and diagnose run models: they import these when they do
+HEAVY = ("specscope.analyze.audit.model.", "specscope.analyze.diagnose.rerun.")
 
 
 def imported(path):

@@ -12,6 +12,7 @@ import specscope
 from specscope.cli.bench import bench
 from specscope.cli.captures import read_branch, text_console
 from specscope.cli.compare import compare
+from specscope.cli.diagnose import diagnose
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -51,6 +52,7 @@ def cli(context: click.Context) -> None:
       specscope report run.jsonl                   print its acceptance figures
       specscope verify run.jsonl                   check that it is consistent
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
+      specscope diagnose run.jsonl                 name what is wrong with it
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
     """
     if context.invoked_subcommand is None:
@@ -341,6 +343,7 @@ def doctor(*, step: bool) -> None:
 
 cli.add_command(bench)
 cli.add_command(compare)
+cli.add_command(diagnose)
 cli.add_command(train)
 cli.add_command(verify)
 

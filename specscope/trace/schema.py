@@ -246,7 +246,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     def _check_path(self) -> None:
         above = ROOT
         for node in self.path:
-            if node >= len(self.parent) or self.parent[node] != above or self.outcome[node] != Outcome.ACCEPTED:
+            if node >= len(self.parent) or self.parent[node] != above:  # whether each was accepted, `verify` judges
                 raise ValueError("`specscope.verdict.path` is no path of accepted nodes from the root down")
             above = node
 

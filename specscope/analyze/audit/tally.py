@@ -44,6 +44,8 @@ class Finding:
     condition: Condition | None = None  # None where all agree, or nothing tells those that differ
     examples: tuple[Difference, ...] = ()  # the first that differ
     first_only: bool = False  # whether the condition is of each request up to its first step that differs
+    items: tuple[Reference, ...] = ()  # all that were compared, where some differ
+    differs: tuple[bool, ...] = ()  # of each of them
 
     @property
     def sentence(self) -> str:
@@ -106,7 +108,8 @@ class Tally:
         if not failed:
             return Finding(check, self.noun)
         condition, first_only = self._condition(history)
-        return Finding(check, self.noun, condition, tuple(self.examples), first_only)
+        items, differs = tuple(self.items), tuple(self.differs)
+        return Finding(check, self.noun, condition, tuple(self.examples), first_only, items, differs)
 
     def _condition(self, history: History) -> tuple[Condition | None, bool]:
         """What tells those that differ, and whether only the first step that differs of each request was looked at.

@@ -1,0 +1,226 @@
+"""What an audit's differences say of the cause: where they begin, set against what each cause would make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.tally import Finding
+from specscope.analyze.conditions import log_fisher, phi
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.facts import facts_table
+from specscope.analyze.findings import Reference, Result
+from specscope.trace.wording import plural
+
+Facts = dict[str, NDArray[Any]]
+Bools = NDArray[np.bool_]
+LEAST = 0.35  # of the correlation between a prediction and the differences
+CHANCE = math.log(1e-4)  # that noise agrees as well
+
+TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
+DRAFTER = ("drafter top tokens", "drafter p", "drafter tokens", "drafter tree")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where a cause would make steps differ for the first time in their request."""
+
+    cause: Cause
+    where: str
+    holds: Callable[[Facts], Bools]
+
+
+def _eq(name: str, value: object) -> Callable[[Facts], Bools]:
+    return lambda facts: np.asarray(facts[name] == value)
+
+
+def _over(name: str, least: float) -> Callable[[Facts], Bools]:
+    return lambda facts: np.asarray(facts[name] > least)
+
+
+OF_TARGET = (
+    Prediction(
+        Cause.KV_NOT_MOVED, "the step before moved its path", _eq("the path of the step before was moved", True)
+    ),
+    Prediction(Cause.BLOCKS_SHARED, "a block is held by two requests", _eq("a block is held by two requests", True)),
+    Prediction(Cause.TOKEN_LOST, "the prompt came in several chunks", _over("prefill chunks", 1)),
+    Prediction(Cause.TOKEN_LOST, "the request was preempted before", _over("preemptions of the request", 0)),
+)
+OF_DRAFTER = (
+    Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
+    Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(
+        Cause.FEATURES_STALE,
+        "the path of the step before was moved",
+        _eq("the path of the step before was moved", True),
+    ),
+)
+
+
+def from_audit(case: Case, audit: Audit) -> list[Suspect]:
+    """Causes that fit where the models disagree with the capture."""
+    target = _first(audit, TARGET)
+    drafter = _first(audit, DRAFTER)
+    found: list[Suspect | None] = []
+    if target is not None:
+        facts, differs, items = onset(case, target)
+        found += [_predicted(target, one, facts, differs, items, "target") for one in OF_TARGET]
+        found.append(_rules(case, audit, target))
+        found.append(_decay(case, target))
+    if drafter is not None:
+        facts, differs, items = onset(case, drafter)
+        eagle = case.history.run is not None and case.history.run.drafter == "eagle"
+        predictions = tuple(p for p in OF_DRAFTER if eagle or p.cause is not Cause.FEATURES_STALE)
+        found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
+        found.append(_beyond(case, drafter))
+        found.append(_other_q(audit))
+    return [one for one in found if one is not None]
+
+
+def conditions(audit: Audit) -> list[str]:
+    """What the audit found, in its own words."""
+    return [finding.sentence for finding in audit.findings if finding.check.result is Result.FAILED]
+
+
+def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
+    """The first of some quantities that differs."""
+    all_of = (audit.finding(name) for name in names)
+    return next((one for one in all_of if one is not None and one.check.result is Result.FAILED and one.items), None)
+
+
+def onset(case: Case, finding: Finding) -> tuple[Facts, Bools, list[Reference]]:
+    """The steps of each request up to the first that differs: facts of each, and whether it is that one.
+
+    What is wrong in a cache stays wrong, so that later steps tell nothing of how it began.
+    """
+    wrong: dict[tuple[str, int], bool] = {}
+    where: dict[tuple[str, int], Reference] = {}
+    for item, differs in zip(finding.items, finding.differs, strict=True):
+        key = (item.request, item.index)
+        wrong[key] = wrong.get(key, False) or differs
+        where.setdefault(key, Reference(item.request, item.index, item.step))
+    first: dict[str, int] = {}
+    for (request, index), differs in wrong.items():
+        if differs:
+            first[request] = min(first.get(request, index), index)
+    kept = sorted(key for key in wrong if key[1] <= first.get(key[0], key[1]))
+    items = [where[key] for key in kept]
+    table = facts_table(case.history, items)
+    return {n: np.asarray(v) for n, v in table.items()}, np.array([wrong[key] for key in kept], np.bool_), items
+
+
+def _predicted(
+    finding: Finding, one: Prediction, facts: Facts, differs: Bools, items: list[Reference], what: str
+) -> Suspect | None:
+    """How well a cause's prediction tells where differences begin."""
+    try:
+        held = one.holds(facts)
+    except KeyError:
+        return None
+    a, b = int((held & differs).sum()), int((held & ~differs).sum())
+    c, d = int((~held & differs).sum()), int((~held & ~differs).sum())
+    agree = float(phi(np.array([a]), np.array([a + b]), a + c, a + b + c + d)[0])
+    if agree < LEAST or log_fisher(a, b, c, d) > CHANCE:
+        return None
+    said = (
+        f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {one.where}, "
+        f"in {c:,} of {c + d:,} others"
+    )
+    example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
+    return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example)
+
+
+def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
+    """p is wrong where the raw p is right: then the rules between them are."""
+    ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
+    if not any(ruled):
+        return None
+    raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
+    known = [one for one in raw if one is not None and one.check.tested]
+    if not known or any(one.check.result is Result.FAILED for one in known):
+        return None
+    said = [
+        f"p after the sampling rules differs from the model's at {target.check.failed:,} of {target.check.tested:,}, "
+        f"p before them at none of {known[0].check.tested:,}"
+    ]
+    if target.sentence:
+        said.append(target.sentence)
+    return Suspect(Cause.RULES_OFF_PATH, CERTAIN - 0.05, tuple(said), example=target.check.example)
+
+
+def _other_q(audit: Audit) -> Suspect | None:
+    """q is wrong where the drafter's raw probabilities are right: then what lies between them is."""
+    raw, q = audit.finding("drafter top tokens"), audit.finding("drafter p")
+    if raw is None or raw.check.result is not Result.PASSED or q is None or q.check.result is not Result.FAILED:
+        return None
+    said = (
+        f"the recorded q is not the drafter's at {q.check.failed:,} of {plural(q.check.tested, 'node')}, its raw "
+        f"probabilities are at all of {raw.check.tested:,}"
+    )
+    return Suspect(Cause.Q_TEMPERATURE, CONDITION, (said,), example=q.check.example)
+
+
+def _beyond(case: Case, finding: Finding) -> Suspect | None:
+    """Nearly all that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
+    parts = {(step.request, step.part.index): step for step in case.steps}
+    positions, differs, items = [], [], []
+    for item, wrong in zip(finding.items, finding.differs, strict=True):
+        step = parts.get((item.request, item.index))
+        if step is not None:
+            depth = 0 if item.node is None else int(step.tree.depth[item.node])
+            positions.append(step.part.position + depth)
+            differs.append(wrong)
+            items.append(item)
+    at, wrongs = np.array(positions), np.array(differs, np.bool_)
+    if wrongs.all() or not wrongs.any():
+        return None
+    edge = int(np.quantile(at[wrongs], 0.002))
+    held = at >= edge
+    a, b = int((held & wrongs).sum()), int(held.sum())
+    c, d = int((~held & wrongs).sum()), int((~held).sum())
+    requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
+    if requests < 3 or d < 30 or float(phi(np.array([a]), np.array([b]), a + c, b + d)[0]) < 0.8:
+        return None
+    said = (
+        f"the drafter differs from the model at {a:,} of {plural(b, 'node')} from position {edge:,} on, at {c:,} of "
+        f"{d:,} before it, in {plural(requests, 'request')}"
+    )
+    example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
+    return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
+
+
+def _decay(case: Case, finding: Finding) -> Suspect | None:
+    """Requests that came before some engine step agree throughout; those after it differ from their beginning on."""
+    began: dict[str, int] = {}
+    for visit in case.visits:
+        began.setdefault(visit.request.id, visit.record.step)
+    wrong: dict[str, int] = {}
+    total: dict[str, int] = {}
+    first: dict[str, Reference] = {}
+    for item, differs in zip(finding.items, finding.differs, strict=True):
+        total[item.request] = total.get(item.request, 0) + 1
+        wrong[item.request] = wrong.get(item.request, 0) + differs
+        if differs:
+            first.setdefault(item.request, item)
+    names = sorted((name for name in total if total[name] >= 4), key=lambda name: began[name])
+    bad = np.array([wrong[name] > 0.25 * total[name] for name in names], np.bool_)
+    if len(names) < 8 or bad.all() or not bad.any():
+        return None
+    edge = int(bad.argmax())
+    a, b, d = int(bad[edge:].sum()), int((~bad[edge:]).sum()), edge
+    if d < 3 or log_fisher(a, b, 0, d) > math.log(1e-3):
+        return None
+    step = began[names[edge]]
+    said = (
+        f"{d:,} requests that began before engine step {step:,} agree with the model, {a:,} of {a + b:,} that began "
+        "later do not"
+    )
+    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=first[names[edge]])

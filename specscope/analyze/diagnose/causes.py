@@ -1,0 +1,179 @@
+"""What can be wrong with a run of speculative decoding, and what is no fault at all."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Cause(Enum):
+    """A cause: its stable name, what it is in a line, and where to look."""
+
+    def __init__(self, label: str, about: str, look: str) -> None:
+        self.label, self.about, self.look = label, about, look
+
+    # Drafts
+    DRAFT_POSITION = (
+        "draft_position",
+        "the drafts are shifted in position",
+        "which token the drafter continues from: the root must be its last input, its first output depth 1",
+    )
+    DRAFT_PLACEHOLDERS = (
+        "draft_placeholders",
+        "placeholders are judged as drafts",
+        "who pads drafts to a fixed length, and whether the padding is cut off before it is verified",
+    )
+    VOCABULARY_MAP = (
+        "vocabulary_map",
+        "draft tokens are mapped to the wrong tokens of the target",
+        "the map from the draft vocabulary (d2t): an offset that is missing, added twice or off by a row",
+    )
+    Q_TEMPERATURE = (
+        "q_temperature",
+        "q is recorded at another temperature than the drafts were drawn at",
+        "the tensor that drafts are drawn from must be the one that the ratio test uses",
+    )
+    Q_DROPPED = (
+        "q_dropped",
+        "drafts were sampled, but they are judged without their q",
+        "how q travels from the drafter to the verifier: without it only deterministic drafts are judged rightly",
+    )
+    SIBLINGS_SORTED = (
+        "siblings_sorted",
+        "sampled siblings are sorted after they were drawn",
+        "re-ranking is for deterministic trees only: sampled siblings are tried in the order of their draws",
+    )
+    SIBLINGS_PRUNED = (
+        "siblings_pruned",
+        "sampled siblings are dropped after they were drawn",
+        "pruning by probability is for deterministic trees only: every sampled sibling must be tried",
+    )
+    # What the drafter is fed
+    FEATURES_STALE = (
+        "features_stale",
+        "the drafter is fed the features of other positions",
+        "which rows of the target's hidden states go to the head: one of each committed position, in order",
+    )
+    FEATURES_MISSING = (
+        "features_missing",
+        "features are missing from what the drafter is fed",
+        "whether every committed position's hidden states reach the head, prompt and accepted path alike",
+    )
+    FEATURES_LAYERS = (
+        "features_layers",
+        "the drafter is fed other layers' features",
+        "the aux layers: whether j means what enters or what leaves layer j, and their order",
+    )
+    DRAFTER_KV_FULL = (
+        "drafter_kv_full",
+        "the drafter's KV is stale after a full acceptance",
+        "the last accepted token was never run by the drafter: it must be fed with the next root",
+    )
+    DRAFTER_KV_PREEMPTION = (
+        "drafter_kv_preemption",
+        "the drafter's KV is stale after a preemption",
+        "what the drafter forgets when a request loses its place: blocks and the count of computed tokens together",
+    )
+    DRAFTER_ROTARY = (
+        "drafter_rotary",
+        "the drafter's rotary positions or table are wrong",
+        "the position of each drafted node (root + depth), and the length of the drafter's rotary table",
+    )
+    # The rule
+    RESIDUAL = (
+        "residual_not_renormalised",
+        "what is left of p after a rejection is wrong",
+        "p_2 = max(p - q, 0) / its mass, before the next sibling is tried",
+    )
+    FINAL_FROM_P = (
+        "final_from_p",
+        "after a rejection the final token is drawn from p, not from the residual",
+        "the draw after the last rejection: from max(p - q, 0), or from p without the rejected tokens",
+    )
+    RATIO_BY_P = (
+        "ratio_by_p",
+        "the ratio test is not min(1, p / q)",
+        "the acceptance probability of sampled drafts",
+    )
+    NOISE_SHARED = (
+        "noise_shared",
+        "the residual is drawn with noise that was used before",
+        "the noise (or coin) of the final draw: it must be independent of what drew and judged the draft",
+    )
+    COINS_SHARED = (
+        "coins_shared",
+        "coins are shared among siblings or steps",
+        "each trial needs a coin of its own: the counter of the generator, and its key",
+    )
+    COINS_BY_BATCH = (
+        "coins_by_batch",
+        "coins depend on the place in the batch",
+        "the key of a coin: seed and position of the request, never its row",
+    )
+    RULES_OFF_PATH = (
+        "rules_off_path",
+        "the sampling rules are not applied along a node's own path",
+        "penalties, top-k, top-p, min-p and grammar must be applied at every node, with the tokens on its path",
+    )
+    # The target
+    MASK_SIBLINGS = (
+        "mask_siblings",
+        "the tree's attention mask shows a node what it must not see",
+        "a node sees the context, its ancestors and itself: no siblings, no other branch",
+    )
+    POSITION_BY_INDEX = (
+        "position_by_index",
+        "the positions of the tree's nodes are not root + depth",
+        "the rotary position of a node: its depth counts, not its index",
+    )
+    KV_NOT_MOVED = (
+        "kv_not_moved",
+        "the accepted path's KV is not moved to its place",
+        "the move after the verdict, where the path is not the tree's first nodes",
+    )
+    BLOCKS_SHARED = (
+        "blocks_shared",
+        "a KV block is held by two requests",
+        "the block pool: a block that is freed twice or given to two",
+    )
+    KV_DECAY = (
+        "kv_decay",
+        "it gets worse with time",
+        "what lives longer than a request: caches of blocks by hash, reference counts, buffers that are used again",
+    )
+    # Bookkeeping
+    TOKEN_LOST = (
+        "token_lost",
+        "a token is lost or computed twice",
+        "preemption and the borders of prefill chunks: tokens before it and positions after it",
+    )
+    COUNTS_SWAPPED = (
+        "counts_swapped",
+        "a request gets another request's count of accepted tokens",
+        "the rows of the batch when the counts are read: an asynchronous copy, a batch that was reordered",
+    )
+    VERDICT_LATE = (
+        "verdict_late",
+        "a step is given the verdict of the step before it",
+        "when verdicts are read: buffers that the next step writes, copies that nobody waits for",
+    )
+    # No fault
+    WEAK_DRAFTER = (
+        "weak_drafter",
+        "the drafter is weak here",
+        "another drafter, or a head trained on text like this",
+    )
+    HARD_TEXT = (
+        "hard_text",
+        "the text is hard here: the target itself is unsure",
+        "nothing is wrong; shorter drafts cost less",
+    )
+    TREE_TOO_SMALL = (
+        "tree_too_small",
+        "the tree is too small: its deepest level is still accepted",
+        "a deeper or wider tree",
+    )
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong where it is named."""
+        return self not in (Cause.WEAK_DRAFTER, Cause.HARD_TEXT, Cause.TREE_TOO_SMALL)

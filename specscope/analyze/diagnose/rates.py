@@ -1,0 +1,96 @@
+"""Shares with their errors, for text in which what is easy for one token is easy for the next."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Z95 = 1.96
+
+
+@dataclass
+class Rate:
+    """Hits out of so many, by request: requests are independent, the tokens of one are not."""
+
+    by_request: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+
+    def add(self, request: str, hit: float, weight: float = 1.0) -> None:
+        """Count one more."""
+        one = self.by_request[request]
+        one[0] += hit
+        one[1] += weight
+
+    @property
+    def hits(self) -> float:
+        """How many."""
+        return sum(hits for hits, _ in self.by_request.values())
+
+    @property
+    def total(self) -> float:
+        """Out of how many."""
+        return sum(total for _, total in self.by_request.values())
+
+    @property
+    def share(self) -> float:
+        """Hits over total; 0 where there is nothing."""
+        return self.hits / self.total if self.total else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of the share, the larger of two: by request (the ratio estimator's), and that of independent trials.
+
+        The trials' is Wilson's, so that it is not 0 where all or nothing was a hit.
+        """
+        total, share, count = self.total, self.share, len(self.by_request)
+        if not total:
+            return math.inf
+        around = (self.hits + Z95**2 / 2) / (total + Z95**2)
+        alone = around * (1 - around) / total
+        if count < 2:
+            return alone
+        spread = sum((hits - share * own) ** 2 for hits, own in self.by_request.values())
+        return max(spread * count / (count - 1) / total**2, alone)
+
+    def __str__(self) -> str:
+        """`0.63 ± 0.04 of 210`."""
+        return f"{self.share:.2f} ± {Z95 * math.sqrt(self.variance):.2f} of {self.total:,.0f}" if self.total else "none"
+
+
+def z_between(one: Rate, other: Rate) -> float:
+    """How many standard errors `one` lies above `other`."""
+    if not one.total or not other.total:
+        return 0.0
+    return (one.share - other.share) / math.sqrt(one.variance + other.variance)
+
+
+@dataclass
+class Sum:
+    """A sum whose terms have mean 0 and known variances where all is right."""
+
+    value: float = 0.0
+    variance: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, variance: float) -> None:
+        """One more term."""
+        self.value += value
+        self.variance += variance
+        self.count += 1
+
+    @property
+    def z(self) -> float:
+        """The sum in standard deviations; 0 where nothing could vary."""
+        return self.value / math.sqrt(self.variance) if self.variance > 1 else 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean excess of a term."""
+        return self.value / self.count if self.count else 0.0
+
+
+def share(flags: Iterable[bool]) -> float:
+    """The share of True; 0 of nothing."""
+    some = list(flags)
+    return sum(some) / len(some) if some else 0.0

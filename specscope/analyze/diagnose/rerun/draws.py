@@ -1,0 +1,176 @@
+"""The final draws once more: what is left of p by the models, and the token that the recorded coin draws from it.
+
+A capture tells of each final token how likely it was, not what else could have been drawn. With the models at hand all
+of the residual is known: then each draw can be done again (in our own runs, where the coin decides by the cumulative
+sum), and it can be seen whether the drawn tokens lean to what the drafter held likely or unlikely, as they must not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.rules import Rules
+from specscope.analyze.audit.options import Options
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
+from specscope.analyze.diagnose.rates import Sum
+from specscope.analyze.findings import Reference
+from specscope.trace.records import FinalKind
+from specscope.trace.tree import Drawn
+from specscope.trace.wording import plural
+
+REQUESTS = 12  # whose draws are done again
+BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that
+SIGMAS = 5.0
+
+
+@dataclass
+class Draws:
+    """Final draws after a rejection, done again."""
+
+    total: int = 0
+    other: int = 0  # where the coin draws another token
+    lean: Sum = field(default_factory=Sum)  # log q of the drawn tokens, less what the residual says
+    example: Reference | None = None
+
+
+def shared_noise(case: Case, options: Options) -> list[Suspect]:
+    """Recovered tokens that do not follow from the residual."""
+    run = case.history.run
+    wanted = [
+        step.request
+        for step in case.drafting
+        if step.rejected_last and step.is_sampled and step.params is not None and not step.params.greedy
+    ]
+    if run is None or options.draft is None or len(wanted) < 20:
+        return []
+    names = list(dict.fromkeys(wanted))
+    found = _draws(case, options, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
+    ours = "specscope" in run.versions
+    said = []
+    if ours and found.other > max(2, 0.05 * found.total):
+        said.append(
+            f"the recorded coin draws another token from the residual in {found.other:,} of {found.total:,} draws"
+        )
+    if found.lean.count >= 20 and abs(found.lean.z) > SIGMAS:
+        side = "less" if found.lean.value < 0 else "more"
+        said.append(
+            f"tokens drawn from the residual are {side} likely to the drafter than draws from it would be, "
+            f"{abs(found.lean.z):.0f} standard errors over {plural(found.lean.count, 'draw')}"
+        )
+    if not said:
+        return []
+    score = CERTAIN - 0.04 if ours and found.other else STATISTICAL + 0.25
+    return [Suspect(Cause.NOISE_SHARED, score, tuple(said), example=found.example)]
+
+
+def _draws(case: Case, options: Options, names: Sequence[str]) -> Draws:
+    assert options.draft is not None
+    run = case.history.run
+    target = Causal(options.target, "float32", options.device)
+    eagle = run is not None and run.drafter == "eagle"
+    head = Head(options.draft, target.model).to(torch.float32) if eagle else None
+    draft = None if eagle else Causal(options.draft, "float32", options.device)
+    found = Draws()
+    for name in names:
+        contexts = _contexts(case, name)
+        if contexts is None:
+            continue
+        leaves = {step.rows[step.leaf]: step for step in contexts.steps if _recovered(step)}
+        p, features = _rows(target, contexts, leaves, head)
+        if head is not None and features is not None:
+            q = _head_rows(head, contexts, features, leaves)
+        elif draft is not None:
+            q, _ = _rows(draft, contexts, leaves, None)
+        else:
+            continue
+        for row, step in leaves.items():
+            if row in p and row in q:
+                _again(found, step, p[row], q[row])
+    return found
+
+
+def _contexts(case: Case, name: str) -> Contexts | None:
+    request = case.history.requests[name]
+    places = [place for place, part in enumerate(request.steps) if part.verdict is not None]
+    return contexts_of(request, places, [case.history.steps[at].step for at in request.engine_steps])
+
+
+def _recovered(step: Judged) -> bool:
+    """Whether its final token was drawn after sampled drafts were rejected."""
+    verdict, tree = step.part.verdict, step.part.tree
+    if verdict is None or verdict.kind is not FinalKind.RECOVERED or len(verdict.forced):
+        return False
+    children = tree.children(step.leaf)
+    return bool(children) and tree.drawn[children[0]] != Drawn.DETERMINISTIC
+
+
+def _rows(
+    model: Causal, contexts: Contexts, leaves: dict[int, Judged], head: Head | None
+) -> tuple[dict[int, Tensor], Tensor | None]:
+    """The distribution at each leaf, after all rules; the features along the text with them."""
+    found, along = {}, []
+    for (rows, logits), piece in model.rows(contexts, () if head is None else head.layers):
+        found.update({row: _ruled(contexts, row, logits[at]) for at, row in enumerate(rows) if row in leaves})
+        if piece is not None:
+            along.append(piece.cpu())
+    return found, torch.cat(along) if along else None
+
+
+def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[int, Judged]) -> dict[int, Tensor]:
+    wanted = {id(step) for step in leaves.values()}
+    asked = [
+        (step, node)
+        for step in contexts.steps
+        if id(step) in wanted
+        for node in sorted(step.rows)
+        if step.part.tree.children(node)
+    ]
+    found = {}
+    for some, logits in head.rows(contexts, features, asked):
+        for (step, node), row in zip(some, logits, strict=True):
+            if node == step.leaf:
+                found[step.rows[node]] = _ruled(contexts, step.rows[node], row)
+    return found
+
+
+def _ruled(contexts: Contexts, row: int, logits: Tensor) -> Tensor:
+    rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
+    outputs = [contexts.output(row)] if contexts.params.penalised else [[]]
+    return rules.scores(rules.shaped(logits[None].cpu(), outputs)).softmax(-1)[0].double()
+
+
+def _again(found: Draws, step: Judged, p: Tensor, q: Tensor) -> None:
+    """Draw once more, and see how the token lies in what was left."""
+    verdict, tree = step.part.verdict, step.part.tree
+    assert verdict is not None
+    whole = q
+    for child in tree.children(step.leaf):
+        left = (p - q).clamp(min=0)
+        p = left / left.sum() if float(left.sum()) > 0 else p
+        if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
+            rest = q.clone()
+            rest[int(tree.token[child])] = 0
+            q = rest / rest.sum() if float(rest.sum()) > 0 else q
+    token = verdict.token
+    if float(p[token]) < 1e-9:
+        return  # it could not be drawn at all: another cause
+    ends = p.cumsum(0)
+    below, above = float(ends[token] - p[token]), float(ends[token])
+    found.total += 1
+    if not below - BORDER <= verdict.final_coin <= above + BORDER:
+        found.other += 1
+        found.example = found.example or step.at(None)
+    held = whole.clamp(min=1e-9).log()
+    mean = float((p * held).sum())
+    variance = float((p * held * held).sum()) - mean * mean
+    found.lean.add(math.log(max(float(whole[token]), 1e-9)) - mean, max(variance, 0.0))

@@ -1,0 +1,219 @@
+"""An EAGLE head once more under a named mistake: other features, other positions, another vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.judge import Ask
+from specscope.analyze.audit.options import Source
+from specscope.analyze.diagnose.case import Step
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.rerun.match import Match, compare, recorded
+from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
+from specscope.trace.tree import ROOT
+
+
+@dataclass(frozen=True)
+class Along:
+    """What enters the target's layers: along a request's text, and at the nodes of its first steps."""
+
+    text: Tensor  # [T, layers, width]
+    nodes: Mapping[int, Tensor]  # by the step's index: [n + 1, layers, width] at the root and each node
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text."""
+        return len(self.text)
+
+
+Feed = Callable[[Along, tuple[int, ...], Sequence[Step]], Tensor]  # to what the head is fed, [T, F]
+
+
+def of_layers(along: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """The features of some layers side by side."""
+    return along[:, list(layers)].flatten(1)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """How a head is fed."""
+
+    name: str
+    cause: Cause | None
+    feed: Feed = lambda along, layers, steps: of_layers(along.text, layers)
+    further: int = 0  # drafted nodes are that many positions too far
+    scale: float = 1.0  # all positions times this
+    tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
+
+
+def _shifted(by: int) -> Feed:
+    """Each position gets the feature of the one `by` further on."""
+
+    def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+        at = (torch.arange(along.length) + by).clamp(0, along.length - 1)
+        return of_layers(along.text[at], layers)
+
+    return feed
+
+
+def _only(positions: Callable[[Sequence[Step], int], set[int]]) -> Feed:
+    """Zeros at some positions."""
+
+    def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+        features = of_layers(along.text, layers).clone()
+        features[sorted(at for at in positions(steps, along.length) if at < along.length)] = 0
+        return features
+
+    return feed
+
+
+def _accepted(steps: Sequence[Step], length: int) -> set[int]:
+    return {step.after + i for step in steps for i in range(len(step.verdict.path))}
+
+
+def _prompt(steps: Sequence[Step], length: int) -> set[int]:
+    return set(range(steps[0].after - 1))
+
+
+def _held(steps: Sequence[Step], length: int) -> list[int]:
+    """Of each position the root of its step: what is fed where a step's features are its root's."""
+    at = list(range(length))
+    for step in steps:
+        for i in range(len(step.verdict.path)):
+            if step.after + i < length:
+                at[step.after + i] = step.after - 1
+    return at
+
+
+def _roots_again(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    return of_layers(along.text[_held(steps, along.length)], layers)
+
+
+def _first_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    """Accepted tokens get the features of the tree's first nodes."""
+    features = of_layers(along.text, layers).clone()
+    for step in steps:
+        nodes = along.nodes.get(step.part.index)
+        for i in range(len(step.verdict.path)):
+            if nodes is not None and step.after + i < len(features):
+                features[step.after + i] = nodes[i + 1, list(layers)].flatten()
+    return features
+
+
+def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
+    def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+        most = along.text.shape[1] - 1
+        return of_layers(along.text, tuple(min(max(layer, 0), most) for layer in change(layers)))
+
+    return feed
+
+
+STALE, MISSING, LAYERS = Cause.FEATURES_STALE, Cause.FEATURES_MISSING, Cause.FEATURES_LAYERS
+MISTAKES = (
+    Mistake("as it should be", None),
+    Mistake("the features of the position before", STALE, _shifted(-1)),
+    Mistake("the features of two positions before", STALE, _shifted(-2)),
+    Mistake("the features of the position after", STALE, _shifted(1)),
+    Mistake("the root's features for all tokens of a step", STALE, _roots_again),
+    Mistake("the features of the tree's first nodes for the accepted ones", STALE, _first_nodes),
+    Mistake("no features at all", MISSING, _only(lambda steps, length: set(range(length)))),
+    Mistake("no features of accepted tokens", MISSING, _only(_accepted)),
+    Mistake("no features of the prompt", MISSING, _only(_prompt)),
+    Mistake("each layer one lower", LAYERS, _layers(lambda layers: tuple(layer - 1 for layer in layers))),
+    Mistake("each layer one higher", LAYERS, _layers(lambda layers: tuple(layer + 1 for layer in layers))),
+    Mistake("the layers in reverse order", LAYERS, _layers(lambda layers: layers[::-1])),
+    Mistake("the layers one place on", LAYERS, _layers(lambda layers: (*layers[1:], layers[0]))),
+    Mistake("the layers one place back", LAYERS, _layers(lambda layers: (layers[-1], *layers[:-1]))),
+    Mistake("the lowest layer thrice", LAYERS, _layers(lambda layers: (layers[0],) * len(layers))),
+    Mistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
+    Mistake("drafted nodes one position too far", Cause.DRAFTER_ROTARY, further=1),
+    Mistake("drafted nodes one position too near", Cause.DRAFTER_ROTARY, further=-1),
+    Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
+    Mistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
+    Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
+    Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
+    Mistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
+    Mistake(
+        "the vocabulary's offset added twice",
+        Cause.VOCABULARY_MAP,
+        tokens=lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
+    ),
+    Mistake("no map of the vocabulary", Cause.VOCABULARY_MAP, tokens=lambda d2t: torch.arange(len(d2t))),
+)
+
+
+class Moved(Head):
+    """A head whose drafted nodes lie further on than they should."""
+
+    further = 0
+    scale = 1.0
+    _off = 0
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return super()._turn(x, (positions + self._off) * self.scale)
+
+    def _trees(
+        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Iterator[tuple[list[Ask], Tensor]]:
+        self._off = self.further
+        yield from super()._trees(asked, out, kv)
+        self._off = 0
+
+
+class HeadRerun:
+    """A head and its target, to be asked about some beginnings of requests."""
+
+    def __init__(self, source: Source, target: Causal) -> None:
+        self.head = Moved(source, target.model)
+        self.head.to(torch.float32)
+        self.target = target
+        self.tokens = self.head.tokens
+        self._along: dict[str, tuple[Contexts, Along]] = {}
+
+    def ask(self, steps: Sequence[Step], mistake: Mistake, allowed: float) -> Match:
+        """How many of the steps' parents agree under a mistake."""
+        found = Match()
+        if not all(isinstance(layer, int) for layer in self.head.layers):
+            return found
+        contexts, along = self._contexts(steps)
+        layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
+        self.head.further, self.head.scale = mistake.further, mistake.scale
+        self.head.tokens = mistake.tokens(self.tokens)
+        judged = {step.part.index: step for step in steps}
+        asked: list[Ask] = [
+            (one, node)
+            for one in contexts.steps
+            if one.part.index in judged and one.rows[ROOT] >= 1
+            for node in sorted(one.rows)
+            if one.part.tree.children(node)
+        ]
+        for some, logits in self.head.rows(contexts, mistake.feed(along, layers, steps), asked):
+            for (one, node), row in zip(some, logits, strict=True):
+                for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
+                    if parent == node:
+                        compare(found, row, tokens, probs, allowed)
+        self.head.further, self.head.scale, self.head.tokens = 0, 1.0, self.tokens
+        return found
+
+    def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:
+        """What the head sees of a request, and what the target makes of its text in every layer."""
+        name = steps[0].request
+        if name not in self._along:
+            request = steps[0].visit.request
+            indices = {step.part.index for step in steps}
+            places = [place for place, part in enumerate(request.steps) if part.index in indices]
+            contexts = contexts_of(request, places, list(range(len(request.steps))))
+            assert contexts is not None
+            count = int(self.target.config.num_hidden_layers)
+            _, features = self.target.alone(contexts.text, list(range(count)))
+            assert features is not None
+            nodes = {step.part.index: states.cpu() for step, states in decoded(self.target, steps, RIGHT, states=True)}
+            self._along[name] = contexts, Along(features.cpu().reshape(len(features), count, -1), nodes)
+        return self._along[name]

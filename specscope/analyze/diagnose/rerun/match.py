@@ -1,0 +1,108 @@
+"""How well what a model says under some mistake agrees with what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from specscope.analyze.diagnose.case import Step
+from specscope.trace.records import ROUNDING
+from specscope.trace.tree import ROOT, Floats, Ints
+
+LEAST = 3e-4  # of a probability: below this two are the same
+
+
+@dataclass
+class Match:
+    """Parents at which the recorded likeliest tokens have the probabilities that were computed."""
+
+    same: int = 0
+    total: int = 0
+    permuted: int = 0  # of those that differ, such as have the same probabilities at other tokens
+    off: float = 0.0  # the sum of each parent's largest deviation
+
+    @property
+    def share(self) -> float:
+        """Same over total."""
+        return self.same / self.total if self.total else 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean of the largest deviations."""
+        return self.off / self.total if self.total else 0.0
+
+    def gain(self, right: Match) -> float:
+        """How much of what is off as it should be is explained: 1 all of it, 0 nothing.
+
+        By the parents that differ; or, where rounding hides these, by how far they are off.
+        """
+        if not self.total or not right.total:
+            return 0.0
+        counted = (self.share - right.share) / (1 - right.share) if right.share < 1 else 0.0
+        if right.share < 0.9 or right.mean <= 0:
+            return counted
+        return max(counted, 1 - self.mean / right.mean)
+
+    def __str__(self) -> str:
+        return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
+
+
+def slack(dtype: str) -> float:
+    """How far a probability may be off in this dtype."""
+    return max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"]))
+
+
+def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats]]:
+    """(parent, its likeliest tokens, their raw probabilities) of the target or the drafter, where they are recorded."""
+    notes = step.part.parents
+    if notes is None:
+        return []
+    tokens, probs = (notes.draft_top, notes.draft_top_p) if drafter else (notes.top, notes.top_p)
+    if not tokens.shape[1]:
+        return []
+    return [(int(node), tokens[at], probs[at]) for at, node in enumerate(notes.node.tolist())]
+
+
+def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> None:
+    """Count one parent: a row of logits [V] against recorded probabilities of some tokens."""
+    p = row.softmax(-1)
+    found.total += 1
+    deviation = float(np.abs(p[tokens.tolist()].numpy() - probs).max())
+    found.off += deviation
+    if deviation <= allowed:
+        found.same += 1
+    elif float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed:
+        found.permuted += 1
+
+
+def compare_rows(
+    found: Match, step: Step, logits: Tensor, allowed: float, *, drafter: bool, late: bool = False
+) -> None:
+    """Count a step's parents. logits [n + 1, V] at the root and each node; `late`: each parent against its parent."""
+    for node, tokens, probs in recorded(step, drafter=drafter):
+        if late and node == ROOT:
+            continue
+        row = int(step.tree.parent[node]) + 1 if late else node + 1
+        compare(found, logits[row], tokens, probs, allowed)
+
+
+def beginnings(steps: Sequence[Step], requests: int, most: int) -> list[list[Step]]:
+    """The first steps of some requests, spread over the run, up to what breaks them off: a preemption or a gap."""
+    by_request: dict[str, list[Step]] = {}
+    for step in steps:
+        by_request.setdefault(step.request, []).append(step)
+    whole = [own for own in by_request.values() if own[0].visit.part.index <= 64 and own[0].last is None]
+    chosen = whole[:: max(1, len(whole) // requests)][:requests]
+    return [_unbroken(own)[:most] for own in chosen]
+
+
+def _unbroken(steps: Sequence[Step]) -> list[Step]:
+    kept: list[Step] = []
+    for step in steps:
+        if step.visit.preempted or step.part.position != step.after - 1:
+            break
+        kept.append(step)
+    return kept

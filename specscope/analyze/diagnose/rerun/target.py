@@ -1,0 +1,121 @@
+"""The target once more under a named mistake: a request decoded step by step as recorded, in plain transformers.
+
+What a mistake writes into the KV cache stays there, so that later steps differ too. So the steps follow one another as
+they did in the run: each feeds the root and the recorded tree, and keeps the KV of the accepted path. Under a mistake
+the mask, the positions or what is kept are those that it would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.diagnose.case import Step
+from specscope.analyze.diagnose.causes import Cause
+from specscope.trace.tree import Bools, DraftTree
+
+Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
+Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far behind the root each node is
+Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # which nodes' KV is kept for an accepted path
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """How a tree is fed and kept."""
+
+    name: str
+    cause: Cause | None  # None: as it should be
+    mask: Mask = lambda tree: tree.ancestors
+    places: Places = lambda tree: tree.depth
+    keep: Keep = lambda path, tree: path
+
+
+def _elder(tree: DraftTree) -> Bools:
+    """Ancestors, and the elder siblings of all of them."""
+    elder = (tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_)
+    return np.asarray(tree.ancestors | (tree.ancestors.astype(int) @ elder.astype(int) > 0))
+
+
+def _own_elder(tree: DraftTree) -> Bools:
+    """Ancestors, and the node's own elder siblings."""
+    return np.asarray(tree.ancestors | ((tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=bool)))
+
+
+def _level(tree: DraftTree) -> Bools:
+    """Everything on its own level or above."""
+    return np.asarray(tree.depth[None] <= tree.depth[:, None])
+
+
+def _above(tree: DraftTree) -> Bools:
+    """Everything on the levels above, and itself."""
+    return np.asarray((tree.depth[None] < tree.depth[:, None]) | np.eye(len(tree), dtype=np.bool_))
+
+
+MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITION_BY_INDEX
+RIGHT = Mistake("as it should be", None)
+MISTAKES = (
+    Mistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
+    Mistake("a mask that shows a node's elder siblings", MASK, mask=_own_elder),
+    Mistake("a mask that shows all nodes before", MASK, mask=lambda tree: np.tri(len(tree), dtype=np.bool_)),
+    Mistake("a mask that shows a node's whole level", MASK, mask=_level),
+    Mistake("a mask that shows all levels above", MASK, mask=_above),
+    Mistake("a mask that shows all nodes", MASK, mask=lambda tree: np.ones((len(tree), len(tree)), np.bool_)),
+    Mistake("a mask that hides the nodes from one another", MASK, mask=lambda tree: np.eye(len(tree), dtype=np.bool_)),
+    Mistake("positions by index", PLACE, places=lambda tree: 1 + np.arange(len(tree))),
+    Mistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),
+    Mistake("every node one position too far", PLACE, places=lambda tree: tree.depth + 1),
+    Mistake("every node at its parent's position", PLACE, places=lambda tree: tree.depth - 1),
+    Mistake("the first slots kept, not the path's", Cause.KV_NOT_MOVED, keep=lambda path, tree: range(len(path))),
+)
+
+
+@torch.inference_mode()
+def decoded(
+    model: Causal, steps: Sequence[Step], mistake: Mistake, *, states: bool = False
+) -> Iterator[tuple[Step, Tensor]]:
+    """Some first steps of a request in order, each with the target's logits at the root and at each node [n + 1, V].
+
+    With `states` what enters each layer there, [n + 1, layers, width], in place of the logits.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for step in steps:
+        done = cache.get_seq_length()
+        root = step.after - 1
+        pending = list(step.text[done : root + 1])
+        tree, c, n = step.tree, len(pending), len(step.tree)
+        seen = torch.ones(c + n, done + c + n, dtype=torch.bool)
+        seen[:, done:] = False
+        seen[:c, done : done + c] = torch.ones(c, c, dtype=torch.bool).tril()
+        seen[c:, done : done + c] = True
+        places = [*range(done, root + 1)]
+        if n:
+            seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))
+            places += (root + mistake.places(tree)).tolist()
+        added = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+        out = model.model(
+            input_ids=torch.tensor([[*pending, *tree.token.tolist()]], device=model.device),
+            position_ids=torch.tensor([places], device=model.device),
+            attention_mask=added[None, None].to(model.device),
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=states,
+        )
+        rows = torch.stack([x[0] for x in out.hidden_states[:-1]], dim=1) if states else out.logits[0]
+        yield step, rows[c - 1 :].float().cpu()
+        _keep(cache, done + c, list(mistake.keep(step.verdict.path.tolist(), tree)))
+
+
+def _keep(cache: Any, committed: int, nodes: Sequence[int]) -> None:  # noqa: ANN401
+    """Of the tree's slots only these stay."""
+    places = torch.tensor([*range(committed), *(committed + node for node in nodes)])
+    for layer in cache.layers:
+        layer.keys = layer.keys[:, :, places.to(layer.keys.device)]
+        layer.values = layer.values[:, :, places.to(layer.values.device)]

@@ -1,0 +1,63 @@
+"""`specscope diagnose`: its text, its JSON, its exit codes, and what it says where models are missing."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from specscope.cli.main import cli
+from specscope.errors import UserError
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["diagnose", *map(str, arguments)])
+
+
+def test_the_planted_bug_of_the_readme_is_named():
+    result = run(TRACES / "planted.jsonl", "--no-audit")
+    assert result.exit_code == 1
+    assert "1. the drafts are shifted in position" in result.output
+    assert f"specscope replay '{TRACES / 'planted.jsonl'}#r0@" in result.output
+    assert "left out: audit: --no-audit was given" in result.output
+
+
+def test_a_healthy_capture_has_no_fault():
+    for name in ("ngram", "eagle", "sampled"):
+        result = run(TRACES / f"{name}.jsonl", "--no-audit")
+        assert result.exit_code == 0, result.output
+        assert "No fault found." in result.output
+
+
+def test_json():
+    result = run(TRACES / "planted.jsonl", "--no-audit", "--json")
+    found = json.loads(result.output)
+    assert result.exit_code == 1
+    first = found["suspects"][0]
+    assert first["cause"] == "draft_position"
+    assert first["is_fault"] is True
+    assert first["for"]
+    assert first["command"].startswith("specscope replay")
+    assert found["looked_at"] == ["capture", "verify"]
+
+
+def test_a_model_that_is_not_at_hand_is_said(tmp_path):
+    text = (TRACES / "ngram.jsonl").read_text()
+    other = tmp_path / "other.jsonl"
+    other.write_text(text.replace("SmolLM2-135M-Instruct", "nobody/has-this"))
+    result = run(other)
+    assert result.exit_code == 0, result.output
+    assert "left out: audit: " in result.output
+    assert "nobody/has-this" in result.output
+
+
+def test_a_model_that_was_named_and_is_not_there_is_refused():
+    result = run(TRACES / "ngram.jsonl", "--target", "/no/such/model")
+    assert isinstance(result.exception, UserError)
+
+
+def test_what_is_no_capture_is_refused(tmp_path):
+    (tmp_path / "text").write_text("hello")
+    result = run(tmp_path / "text")
+    assert isinstance(result.exception, UserError)

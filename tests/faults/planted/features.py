@@ -1,0 +1,91 @@
+"""Faults in what an EAGLE head is fed."""
+
+from __future__ import annotations
+
+import torch
+
+from specscope import Engine
+from specscope.analyze.diagnose.causes import Cause
+from specscope.model.features import AuxHiddenStates
+from specscope.speculate.drafters.eagle import Eagle
+from tests.faults.fault import Fault
+
+
+def one_late(patch, engine):
+    """Each position is given the feature of the one before it."""
+    observe, last = Eagle.observe, {}
+
+    def late(self, request, start, features):
+        before = last.get(request, features[:1]) if start else features[:1]
+        last[request] = features[-1:]
+        observe(self, request, start, torch.cat([before, features[:-1]]))
+
+    patch.setattr(Eagle, "observe", late)
+
+
+def rows_by_index(patch, engine):
+    """The accepted tokens' features are taken from the tree's first rows, not from the path's."""
+
+    def show(self, part, verdict, features):
+        accepted = 0 if verdict is None else len(verdict.path)
+        self.drafter.observe(part.request.id, part.request.computed, features[: part.feed + accepted])
+
+    patch.setattr(Engine, "_show_features", show)
+
+
+def root_only(patch, engine):
+    """Accepted tokens get no features; only the root's step does."""
+    observe = Eagle.observe
+
+    def sparse(self, request, start, features):
+        if start:
+            features = torch.cat([features[:1], torch.zeros_like(features[1:])])
+        observe(self, request, start, features)
+
+    patch.setattr(Eagle, "observe", sparse)
+
+
+def nothing(patch, engine):
+    """All features are zero."""
+    observe = Eagle.observe
+    patch.setattr(Eagle, "observe", lambda self, request, start, features: observe(self, request, start, features * 0))
+
+
+def other_layers(change):
+    """Features of the layers that `change` makes of the right ones."""
+
+    def install(patch, engine):
+        aux = engine.runner._aux
+        layers = change(aux.aux_layers)
+        aux.close()
+        patch.setattr(engine.runner, "_aux", AuxHiddenStates(engine.runner.loaded.model, layers))
+
+    return install
+
+
+FAULTS = [
+    Fault("features one late", Cause.FEATURES_STALE, one_late, "eagle chain warm", "features of the position before"),
+    Fault(
+        "features by index",
+        Cause.FEATURES_STALE,
+        rows_by_index,
+        "eagle tree",
+        "features of the tree's first nodes instead of the accepted ones",
+    ),
+    Fault("features of roots only", Cause.FEATURES_MISSING, root_only, "eagle chain", "zeros for accepted tokens"),
+    Fault("no features", Cause.FEATURES_MISSING, nothing, "eagle dynamic", "zeros for every token"),
+    Fault(
+        "layers one lower",
+        Cause.FEATURES_LAYERS,
+        other_layers(lambda layers: tuple(layer - 1 for layer in layers)),
+        "eagle chain",
+        "what leaves a layer is taken for what enters it",
+    ),
+    Fault(
+        "layers in another order",
+        Cause.FEATURES_LAYERS,
+        other_layers(lambda layers: tuple(reversed(layers))),
+        "eagle dynamic",
+        "the highest layer first",
+    ),
+]

@@ -1,0 +1,148 @@
+"""Faults in the target: masks, positions, and its KV cache."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import torch
+
+from specscope.analyze.diagnose.causes import Cause
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockPool
+from tests.faults.fault import Fault
+
+
+def changed_segment(change):
+    """The target's segments of trees, after `change(segment, pending tokens, tree)`."""
+
+    def install(patch, engine):
+        right = Segment.of_tree
+
+        def of_tree(table, context, tokens, tree, *, logits):
+            segment = right(table, context, tokens, tree, logits=logits)
+            if len(tree):
+                change(segment, len(tokens), tree)
+            return segment
+
+        patch.setattr(Segment, "of_tree", staticmethod(of_tree))
+
+    return install
+
+
+def sees_siblings(segment, pending, tree):
+    """A node sees the elder siblings of itself and of its ancestors."""
+    elder = (tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_)
+    segment.mask[pending:, pending:] = tree.ancestors | (tree.ancestors.astype(int) @ elder.astype(int) > 0)
+
+
+def causal(segment, pending, tree):
+    """A node sees all nodes before it."""
+    segment.mask[pending:, pending:] = np.tri(len(tree), dtype=np.bool_)
+
+
+def by_index(segment, pending, tree):
+    """A node's position is its place in the tree."""
+    segment.positions[pending:] = segment.context + pending + np.arange(len(tree))
+
+
+def at_the_root(segment, pending, tree):
+    """Every node has the position of the first level."""
+    segment.positions[pending:] = segment.context + pending
+
+
+def left_where_it_lay(patch, engine):
+    """The accepted path's KV stays among the tree's slots."""
+    patch.setattr(engine.runner.cache, "move", lambda paths: None)
+
+
+def given_to_two(patch, engine):
+    """Now and then a block that another request holds is handed out as free."""
+    take, drop, asked = BlockPool.take, BlockPool.drop, [0]
+    pool = engine.runner.cache.pool
+
+    def careless(self, count):
+        taken = take(self, count)
+        asked[0] += count if self is pool else 0
+        held = [request.table.blocks[-1] for request in engine.scheduler.running if request.table.blocks]
+        if self is pool and taken and asked[0] >= 5 and len(held) > 1:
+            asked[0] = 0
+            drop(self, taken[-1])
+            taken[-1] = held[0]
+        return taken
+
+    def lenient(self, block):
+        if self.refs[block] > 0:
+            drop(self, block)
+
+    patch.setattr(BlockPool, "take", careless)
+    patch.setattr(BlockPool, "drop", lenient)
+
+
+def freed_early(patch, engine):
+    """A running request's newest block is put back into the pool while the request goes on using it."""
+    step, pool = engine.scheduler.schedule, engine.runner.cache.pool
+    calls, drop = [0], BlockPool.drop
+
+    def schedule(now_ns, nodes):
+        calls[0] += 1
+        running = [request for request in engine.scheduler.running if request.table.blocks]
+        if calls[0] % 15 == 0 and running:
+            block = running[0].table.blocks[0]
+            if pool.refs[block] == 1:
+                pool.refs[block] = 0
+                heapq.heappush(pool._free, block)
+        return step(now_ns, nodes)
+
+    def lenient(self, block):
+        if self.refs[block] > 0:
+            drop(self, block)
+
+    patch.setattr(engine.scheduler, "schedule", schedule)
+    patch.setattr(BlockPool, "drop", lenient)
+
+
+def worse_with_time(patch, engine):
+    """From some step on prompts' KV is what the blocks happened to hold: vLLM 41838, in short."""
+    forward, calls = engine.runner.forward_with_features, [0]
+
+    def spoiled(segments):
+        calls[0] += 1
+        out = forward(segments)
+        for segment in segments:
+            if segment.context == 0 and len(segment.tokens) > 32 and calls[0] > 60:
+                slots = segment.table.slots(0, 64)
+                for rows in engine.runner.cache.rows:
+                    rows[slots] = rows[0] * torch.randn(64, 1, generator=torch.Generator().manual_seed(calls[0]))
+        return out
+
+    patch.setattr(engine.runner, "forward_with_features", spoiled)
+
+
+FAULTS = [
+    Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", "elder siblings"),
+    Fault(
+        "mask is causal",
+        Cause.MASK_SIBLINGS,
+        changed_segment(causal),
+        "eagle tree warm",
+        "all nodes before it are seen",
+    ),
+    Fault(
+        "positions by index", Cause.POSITION_BY_INDEX, changed_segment(by_index), "model tree warm", "root + 1 + index"
+    ),
+    Fault(
+        "positions all alike", Cause.POSITION_BY_INDEX, changed_segment(at_the_root), "eagle chain", "root + 1 for all"
+    ),
+    Fault("KV not moved", Cause.KV_NOT_MOVED, left_where_it_lay, "model tree", "the accepted path stays where it lay"),
+    Fault(
+        "KV not moved, sampled",
+        Cause.KV_NOT_MOVED,
+        left_where_it_lay,
+        "eagle tree warm",
+        "the same at a temperature",
+    ),
+    Fault("block given to two", Cause.BLOCKS_SHARED, given_to_two, "model chain", "a held block is handed out again"),
+    Fault("block freed early", Cause.BLOCKS_SHARED, freed_early, "ngram", "a block is free while it is used"),
+    Fault("worse with time", Cause.KV_DECAY, worse_with_time, "model chain", "prompts' blocks are not what they hold"),
+]

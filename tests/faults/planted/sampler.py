@@ -1,0 +1,198 @@
+"""Faults in the rule of verification and in its randomness."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specscope.analyze.diagnose.causes import Cause
+from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
+from specscope.speculate.drafters import tree_builder
+from specscope.speculate.sampling import all_probabilities
+from specscope.speculate.verify import host, inputs, verifier
+from specscope.speculate.verify.evidence import BatchEvidence
+from specscope.trace.coins import coins
+from tests.faults.fault import Fault
+
+
+def try_with(accept_prob=None, reject=None, final_from_p=False):
+    """host._try with a part of it replaced."""
+
+    def attempt(batch, row, children, p, found):
+        trees, whole = batch.trees, p
+        q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
+        for child in children:
+            token = int(trees.token[child])
+            p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+            if accept_prob is None:
+                accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+            else:
+                accept = accept_prob(p_token, q_token)
+            accepted = trees.coin[child] < accept
+            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
+            if accepted:
+                return child, p
+            p, found.residual_mass[child] = (reject or type(p).reject)(p, token, q)
+            if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
+                q = q.without(token)
+        return None, whole if final_from_p else p
+
+    return lambda patch, engine: patch.setattr(host, "_try", attempt)
+
+
+def as_it_is(p, token, q):
+    """max(p - q, 0), and not divided by its mass."""
+    left = (p.row - q.row).clamp_(min=0)
+    mass = float(left.sum())
+    return (host.Residual(left) if mass > 0 else p), mass
+
+
+def unchanged(p, token, q):
+    """p again: nothing is subtracted."""
+    return p, 1.0
+
+
+def noise(seed: int, position: int, node: int, size: int) -> np.ndarray:
+    """Exponential noise of one node: the token of largest probability over noise is a fair draw."""
+    generator = np.random.Philox(key=[seed, 47386], counter=[0, position, node + 1, 0])
+    return np.random.Generator(generator).exponential(size=size)
+
+
+def noise_again(patch, engine):
+    """vLLM 47386: the draft is drawn with exponential noise, and after its rejection the residual with the same."""
+    contexts: list = []
+    step_batch = verifier.step_batch
+
+    def remember(parts, *rest):
+        contexts[:] = [context for context, _, _ in parts]
+        return step_batch(parts, *rest)
+
+    def draft(level, growing):
+        q = all_probabilities([tree.rows(level, rows) for tree, rows in growing], level.backend)
+        start = 0
+        for tree, rows in growing:
+            end = start + rows.stop - rows.start
+            drawn = []
+            for node, row in zip(tree.frontier, q[start:end], strict=True):
+                own = noise(tree.context.params.seed, tree.context.position, node, len(row))
+                token = int(np.argmax(row.numpy() / own))
+                drawn.append([(token, float(row[token]))])
+            tree.take(q[start:end].unbind(), drawn)
+            start = end
+
+    def verify(batch):
+        trees, found = batch.trees, BatchEvidence.empty(batch)
+        found.p[:] = host._p_of_nodes(batch)
+        children, at_row = trees.children(), host._targets(batch)
+        for tree, root in enumerate(trees.root[:-1].tolist()):
+            row, left = root, at_row[root]
+            while children[row] and not found.recovered[tree]:
+                accepted, left = host._try(batch, row, children[row], left, found)
+                found.recovered[tree] = accepted is None
+                if accepted is not None:
+                    row, left = accepted, at_row[accepted]
+            token, prob, margin = left.draw(float(trees.coin[root]))
+            if found.recovered[tree]:
+                context, rest = contexts[tree], left.row.numpy()
+                own = noise(context.params.seed, context.position, row - root - 1, len(rest))
+                token = int(np.argmax(rest / own))
+                prob, margin = float(rest[token]), 1.0
+            found.final(tree, token, prob, margin)
+        return found.verdicts(batch)
+
+    patch.setattr(verifier, "step_batch", remember)
+    patch.setattr(tree_builder, "grow_sampled", draft)
+    patch.setattr(host, "verify", verify)
+
+
+def coin_again(patch, engine):
+    """The coin that rejected a draft also draws the final token."""
+
+    def verify(batch):
+        trees = batch.trees
+        for tree, root in enumerate(trees.root[:-1].tolist()):
+            if trees.root[tree + 1] > root + 1:
+                batch.inputs[tree].coin[0] = trees.coin[root] = trees.coin[root + 1]
+        return right(batch)
+
+    right = host.verify
+    patch.setattr(host, "verify", verify)
+
+
+def changed_coins(change):
+    """The verifier's coins are what `change` makes of (seed, stream, position, count)."""
+    return lambda patch, engine: patch.setattr(inputs, "coins", change)
+
+
+def one_for_all_nodes(seed, stream, position, count):
+    """Every node gets the first node's coin."""
+    own = coins(seed, stream, position, max(count, 2))[:count].copy()
+    own[2:] = own[1:2]
+    return own
+
+
+def by_row(patch, engine):
+    """The key of a coin is the request's row in the batch, not its seed."""
+    row = [0]
+    step_batch = verifier.step_batch
+
+    def begin(parts, *rest):
+        row[0] = 0
+        return step_batch(parts, *rest)
+
+    def keyed(seed, stream, position, count):
+        row[0] += 1
+        return coins(row[0] - 1, stream, position, count)
+
+    patch.setattr(verifier, "step_batch", begin)
+    patch.setattr(inputs, "coins", keyed)
+
+
+def p_alone(p, q):
+    """The ratio test without q."""
+    return p
+
+
+FAULTS = [
+    Fault(
+        "residual as it is",
+        Cause.RESIDUAL,
+        try_with(reject=as_it_is),
+        "early tree warm",
+        "max(p - q, 0) is not divided by its mass",
+    ),
+    Fault("nothing subtracted", Cause.RESIDUAL, try_with(reject=unchanged), "early tree warm", "p stays p"),
+    Fault(
+        "final from p",
+        Cause.FINAL_FROM_P,
+        try_with(final_from_p=True),
+        "early tree warm",
+        "trials are right, the final token is drawn from p",
+    ),
+    Fault(
+        "final from p, lookup",
+        Cause.FINAL_FROM_P,
+        try_with(final_from_p=True),
+        "ngram tree warm",
+        "the same with deterministic drafts",
+    ),
+    Fault("accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"),
+    Fault("noise again", Cause.NOISE_SHARED, noise_again, "early chain hot", "vLLM 47386"),
+    Fault(
+        "coin again", Cause.NOISE_SHARED, coin_again, "early chain hot", "the coin of the trial draws the final token"
+    ),
+    Fault(
+        "one coin for all nodes",
+        Cause.COINS_SHARED,
+        changed_coins(one_for_all_nodes),
+        "early tree warm",
+        "siblings and levels share a coin",
+    ),
+    Fault(
+        "one coin for all steps",
+        Cause.COINS_SHARED,
+        changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
+        "early chain warm",
+        "the position is left out of the key",
+    ),
+    Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key"),
+]

@@ -1,0 +1,90 @@
+"""Faults in bookkeeping: tokens, counts and verdicts that get lost or go astray."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from specscope import Engine
+from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.scheduler import Scheduler
+from tests.faults.fault import Fault
+
+
+def lost_at_preemption(patch, engine):
+    """A request that loses its place loses its newest token too."""
+    preempt = Scheduler._preempt
+
+    def careless(self, victim, plan):
+        preempt(self, victim, plan)
+        if len(victim.tokens) > len(victim.prompt_tokens) + 1:
+            del victim.tokens[len(victim.tokens) - 1 :]
+
+    patch.setattr(Scheduler, "_preempt", careless)
+
+
+def lost_at_a_border(patch, engine):
+    """The first token of every prefill chunk but the first is not fed."""
+    commit = Engine._commit
+
+    def skip(self, now):
+        commit(self, now)
+        for part in now.plan.parts:
+            if not part.decodes and part.request.pending > 2:
+                part.request.computed += 1
+
+    patch.setattr(Engine, "_commit", skip)
+
+
+def swapped_counts(patch, engine):
+    """In a batch of two or more each request is given its neighbour's count of accepted tokens."""
+    verify = Engine._verify
+
+    def swapped(self, now):
+        verify(self, now)
+        judged = [i for i, verdict in enumerate(now.verdicts) if verdict is not None and len(now.drafts[i].tree)]
+        counts = [len(now.verdicts[i].path) for i in judged]
+        for i, count in zip(judged, counts[1:] + counts[:1], strict=True):
+            path = np.arange(min(count, len(now.drafts[i].tree)), dtype=np.int32)
+            now.verdicts[i] = dataclasses.replace(now.verdicts[i], path=path)
+
+    patch.setattr(Engine, "_verify", swapped)
+
+
+def late_verdicts(patch, engine):
+    """Each step is given the verdict of the request's step before."""
+    verify, last = Engine._verify, {}
+
+    def late(self, now):
+        verify(self, now)
+        for i, part in enumerate(now.plan.parts):
+            right = now.verdicts[i]
+            if right is None:
+                continue
+            old = last.get(part.request.id)
+            last[part.request.id] = right
+            if old is not None and len(old.outcome) == len(right.outcome):
+                now.verdicts[i] = old
+
+    patch.setattr(Engine, "_verify", late)
+
+
+FAULTS = [
+    Fault(
+        "token lost at preemption",
+        Cause.TOKEN_LOST,
+        lost_at_preemption,
+        "model chain crowded",
+        "the newest token is gone when the request comes back",
+    ),
+    Fault(
+        "token lost at a chunk's border",
+        Cause.TOKEN_LOST,
+        lost_at_a_border,
+        "model chain chunks",
+        "a prompt's token is never fed",
+    ),
+    Fault("counts swapped", Cause.COUNTS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count"),
+    Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", "the verdict of the step before"),
+]

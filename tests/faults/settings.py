@@ -1,0 +1,123 @@
+"""The runs that faults are planted into: an engine over the tiny trained models, prompts and sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from tests.faults.fault import Fault
+from tests.faults.models import DRAFT, HEAD, TARGET, story
+
+TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
+WARM = {"temperature": 0.8}
+RULES = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "5", "ngram_min": 2},
+    "ngram tree": {"drafter": "ngram", "tree": "3x4", "ngram_min": 1},
+    "model chain": {"drafter": "draft_model", "draft_model": str(DRAFT), "tree": "4"},
+    "model tree": {"drafter": "draft_model", "draft_model": str(DRAFT), "tree": TREE},
+    "early chain": {"drafter": "draft_model", "draft_model": "self:4", "tree": "3"},
+    "early tree": {"drafter": "draft_model", "draft_model": "self:4", "tree": TREE},
+    "model dynamic": {"drafter": "draft_model", "draft_model": str(DRAFT), "tree": "dynamic:8,depth=4,top=3"},
+    "eagle chain": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "4"},
+    "eagle tree": {"drafter": "eagle", "draft_model": str(HEAD), "tree": TREE},
+    "eagle dynamic": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=4,top=3"},
+    "eagle adaptive": {
+        "drafter": "eagle",
+        "draft_model": str(HEAD),
+        "tree": "dynamic:8,depth=4,top=3",
+        "adaptive": True,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: a drafter by name, sampling, and how crowded it is."""
+
+    drafter: str
+    params: Mapping[str, Any] = field(default_factory=dict)  # of SamplingParams; none: greedy
+    requests: int = 18
+    tokens: int = 90  # of output, at most
+    batch: int = 3
+    blocks: int | None = None  # KV blocks of the target; few of them, and requests are preempted
+    step_tokens: int = 512  # few of them, and prompts come in chunks
+    prompt: int = 70  # bytes of a prompt
+
+    def engine(self) -> Engine:
+        """A new one."""
+        how = DRAFTERS[self.drafter]
+        engine = Engine(
+            target=str(TARGET),
+            dtype="float32",
+            kv_memory=0.02,
+            max_batch=self.batch,
+            max_step_tokens=self.step_tokens,
+            threads=1,
+            **how,
+        )
+        if self.blocks is not None:
+            engine.runner.cache.pool.__init__(self.blocks)  # type: ignore[misc]
+        return engine
+
+
+SETTINGS = {
+    "ngram": Setting("ngram"),
+    "ngram tree": Setting("ngram tree"),
+    "ngram tree warm": Setting("ngram tree", WARM),
+    "model chain": Setting("model chain"),
+    "model chain warm": Setting("model chain", WARM),
+    "early chain warm": Setting("early chain", WARM),
+    "early chain hot": Setting("early chain", {"temperature": 1.2}, requests=24),
+    "early tree warm": Setting("early tree", WARM),
+    "model chain long": Setting("model chain", tokens=200, requests=9),
+    "model chain crowded": Setting("model chain", blocks=18),
+    "model chain chunks": Setting("model chain", step_tokens=32, prompt=150, tokens=60),
+    "model tree": Setting("model tree"),
+    "model tree warm": Setting("model tree", WARM, requests=24),
+    "model tree rules": Setting("model tree", RULES),
+    "model tree top-p": Setting("model tree", {"temperature": 1.2, "top_p": 0.8}),
+    "model tree crowded": Setting("model tree", WARM, blocks=20),
+    "eagle chain": Setting("eagle chain"),
+    "eagle chain warm": Setting("eagle chain", WARM),
+    "eagle chain long": Setting("eagle chain", tokens=200, requests=9),
+    "eagle tree": Setting("eagle tree"),
+    "eagle tree warm": Setting("eagle tree", WARM, requests=24),
+    "eagle tree top-k": Setting("eagle tree", {"temperature": 1.2, "top_k": 4}),
+    "eagle dynamic": Setting("eagle dynamic"),
+}
+
+
+def prompts(setting: Setting, seed: int = 0) -> list[str]:
+    """Beginnings of stories, of about the same length."""
+    return [story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
+
+
+def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0) -> Path:
+    """Run it, with a fault or without, and write the capture."""
+    engine = setting.engine()
+    with pytest.MonkeyPatch.context() as patch:
+        if fault is not None:
+            fault.install(patch, engine)
+        engine.subscribe(CaptureWriter(path, engine.run_info, engine.vocabulary), lossless=True)
+        params = [
+            SamplingParams(**{"max_tokens": setting.tokens, "seed": seed * 1000 + i, **setting.params})
+            for i in range(setting.requests)
+        ]
+        engine.generate(prompts(setting, seed), params)
+        engine.close()
+    return path
+
+
+def history(path: Path) -> History:
+    """A capture as it is read back."""
+    return read_capture(path).history

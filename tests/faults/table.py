@@ -1,0 +1,108 @@
+"""What diagnose says of every planted fault: `python -m tests.faults.table [NAME ...] [--keep FOLDER]`.
+
+Without names all faults are planted, the healthy runs follow, and README.md beside this file is written anew. The
+captures are kept in FOLDER, where that is given, and used again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from specscope.analyze.diagnose.diagnosis import Diagnosis
+from specscope.analyze.diagnose.run import examine
+from specscope.cli.judges import audit_options
+from specscope.trace.reading import read_capture
+from tests.faults.healthy import HEALTHY
+from tests.faults.models import TARGET
+from tests.faults.planted import FAULTS
+from tests.faults.settings import DRAFTERS, SETTINGS, Setting, record
+
+SAMPLE = 400  # steps that are audited
+README = Path(__file__).parent / "README.md"
+HEAD = """# Planted faults
+
+Each fault is a few lines that a test puts into a running engine over tiny trained models (`planted/`), recorded as any
+run is, and judged by `specscope diagnose` with the models at hand. `python -m tests.faults.table` writes this page.
+
+{right} of {total} faults have their cause named first; {missed} missed silently. Of {healthy} runs without a fault
+(`healthy.py`) {alarms} had a cause named.
+
+| fault | what is wrong | run | cause | named first | score | by |
+|---|---|---|---|---|---|---|
+"""
+
+
+def diagnosed(path: Path, setting: Setting) -> Diagnosis:
+    """A capture of the tiny models, judged with them at hand."""
+    reader = read_capture(path)
+    draft = DRAFTERS[setting.drafter].get("draft_model")
+    options = audit_options(reader.history, str(TARGET), draft, SAMPLE)
+    return examine(reader.history, str(path), options, warnings=reader.warnings)
+
+
+def planted(name: str, folder: Path) -> Diagnosis:
+    """A fault's run, recorded and judged."""
+    fault = FAULTS[name]
+    setting, path = SETTINGS[fault.setting], folder / f"{name.replace(' ', '_')}.jsonl"
+    return diagnosed(path if path.exists() else record(setting, path, fault), setting)
+
+
+def show(name: str, found: Diagnosis, seconds: float) -> bool:
+    """Print what was found of a fault; whether it is right."""
+    fault = FAULTS[name]
+    is_right = bool(found.faults) and found.suspects[0].cause is fault.cause
+    print(f"{'ok' if is_right else '--'} {name} [{fault.cause.label}] {seconds:.1f} s")
+    for one in found.suspects[:4]:
+        print(f"      {one.score:.2f} {one.cause.label}: {'; '.join(one.for_)} {'; '.join(one.against)}")
+    for line in found.unexplained:
+        print("      ?", line)
+    sys.stdout.flush()
+    return is_right
+
+
+def row(name: str, found: Diagnosis) -> str:
+    """A line of the table."""
+    fault, first = FAULTS[name], found.suspects[0] if found.suspects else None
+    named = "nothing" if first is None else first.cause.label
+    score, why = ("", "") if first is None else (f"{first.score:.2f}", first.for_[0])
+    cells = (name, fault.about, fault.setting, fault.cause.label, named, score, why)
+    return "| " + " | ".join(cell.replace("|", "or") for cell in cells) + " |\n"
+
+
+def alarms(folder: Path) -> int:
+    """How many of the healthy runs have a cause named."""
+    count = 0
+    for name, setting in HEALTHY.items():
+        found = diagnosed(record(setting, folder / "healthy.jsonl"), setting)
+        if found.faults or found.unexplained:
+            print("ALARM", name, found.faults, found.unexplained)
+            count += 1
+    return count
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    names = sys.argv[1:]
+    kept = Path(names.pop(names.index("--keep") + 1)) if "--keep" in names else None
+    names = [name for name in names if name != "--keep"]
+    right, missed, rows = 0, 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or FAULTS:
+            start = time.perf_counter()
+            found = planted(name, kept or Path(folder))
+            right += show(name, found, time.perf_counter() - start)
+            missed += not (found.faults or found.unexplained)
+            rows.append(row(name, found))
+        print(f"{right} of {len(rows)}")
+        if not names:
+            counts = {"right": right, "total": len(rows), "missed": missed, "healthy": len(HEALTHY)}
+            README.write_text(HEAD.format(**counts, alarms=alarms(Path(folder))) + "".join(rows))
+
+
+if __name__ == "__main__":
+    main()
