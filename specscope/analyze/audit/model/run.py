@@ -14,12 +14,14 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
 from specscope.analyze.audit.options import Source
 from specscope.analyze.audit.tally import Tally
+from specscope.errors import UserError
 from specscope.trace.records import ROUNDING
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
 BRANCHES = 4  # of them
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
+ABSURD = 10.0  # times the usual rounding: no rounding any more
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 
 Step = Callable[[int], None]  # so many more steps are judged
@@ -137,7 +139,14 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[
 
 
 def _slack(dtype: str, largest: float) -> float:
-    return max(4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN]), SAFETY * largest)
+    """Raises UserError where the model, run in two ways, differs by more than rounding: such a judge would pass all."""
+    least = 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
+    if largest > ABSURD * least:
+        raise UserError(
+            f"the judge disagrees with itself: log probabilities differ by {largest:.2g} when contexts share a pass, "
+            f"far more than {dtype} rounds; this model cannot be audited so"
+        )
+    return max(least, SAFETY * largest)
 
 
 def _beginning(contexts: Contexts) -> Contexts:
