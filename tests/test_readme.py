@@ -70,3 +70,13 @@ def _commands(command):
     yield command
     for child in getattr(command, "commands", {}).values():
         yield from _commands(child)
+
+
+def test_the_diagnosis_is_what_it_says():
+    from tests.test_bad_input import run_here
+
+    (block,) = re.findall(r"```text\n\$ specscope (diagnose .*?)```", README, re.S)
+    command, _, shown = block.partition("\n")
+    code, out, _ = run_here(command.split())
+    assert code == 1
+    assert [line.rstrip() for line in out.splitlines()] == shown.splitlines()

@@ -43,6 +43,7 @@ class _Known:
 
     chunks: int = 0  # prefill chunks of its prompt
     preempted: int = 0
+    lost: bool = False  # whether its KV was taken since its last decode step
     output: int = 0
     decoded: int = 0  # decode steps so far
     row: int = -1  # its place in the batch then
@@ -128,6 +129,7 @@ def _steps(history: History) -> Iterator[_Step]:
             last, record = record, visit.record
             shared = _shared_blocks(record)
         now.preempted += visit.preempted
+        now.lost |= visit.preempted
         part, info = visit.part, visit.request.info
         if part.verdict is None:
             now.chunks += 1
@@ -143,6 +145,7 @@ def _steps(history: History) -> Iterator[_Step]:
             prompt = frozenset(info.prompt_tokens.tolist() if info else ())
             yield _Step(visit, here, block_size, special, prompt, frozenset(now.seen))
             now.decoded += 1
+            now.lost = False
             now.seen.update(part.output())
             now.output += part.emitted
         now.row, now.step = visit.row, visit.record.step
@@ -155,11 +158,11 @@ def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
     drafted = len(before.tree) if before is not None else 0
     info = visit.request.info
     return {
-        "the step before": preceded(visit),
+        "the step before": _preceded(visit, lost=now.lost),
         "accepted in the step before": accepted,
         "the path of the step before was moved": before is not None and _moves(before),
         "nodes of the step before": drafted,
-        "the request was preempted just before": visit.preempted,
+        "the request was preempted just before": now.lost,
         "preemptions of the request": now.preempted,
         "prefill chunks": now.chunks + (1 if part.prefill_tokens else 0),
         "prefill tokens in the step": part.prefill_tokens,
@@ -210,12 +213,12 @@ def _param_facts(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def preceded(visit: Visit) -> str:
+def _preceded(visit: Visit, *, lost: bool) -> str:
     """What came before a decode step, as records.Preceded says it: as recorded, or as it follows from the steps."""
     if visit.part.preceded is not None:
         return visit.part.preceded.value
     before = visit.before
-    if visit.preempted:
+    if lost:
         return "preemption"
     if before is None or before.verdict is None:
         return "prefill"

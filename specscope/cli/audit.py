@@ -20,6 +20,9 @@ def audit_capture(
 ) -> int:
     """Audit a capture file and print what was found; returns the exit code. Raises UserError."""
     from specscope.interrupt import ends_at_once
+    from specscope.live.start import share_cores
+
+    share_cores()
     from specscope.model.quiet import hush
     from specscope.trace.reading import read_capture
 

@@ -86,6 +86,9 @@ def diagnose(
 def _options(history: History, target: str | None, draft: str | None, sample: int) -> tuple[Options | None, str]:
     """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
     from specscope.cli.judges import audit_options
+    from specscope.live.start import share_cores
+
+    share_cores()
     from specscope.model.quiet import hush
 
     hush(gguf=True)

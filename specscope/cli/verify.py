@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from specscope.cli.captures import read_branch, text_console
 from specscope.cli.numbers import whole_from
-from specscope.cli.streams import say
-from specscope.errors import UserError
-
-if TYPE_CHECKING:
-    from specscope.analyze.verify.trial import Trial
 
 
 @click.command()
 @click.argument("file", metavar="CAPTURE")
-@click.option("--json", "as_json", metavar="FILE", help="Also write every check as JSON to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
     help="How often a run without a fault may fail the statistical checks, all together.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
-def verify(file: str, as_json: str | None, alpha: float, branch: int | None) -> None:
+def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> None:
     """Check that the run in CAPTURE is consistent: lossless, by its own evidence.
 
     No model is needed. Each step's verdict is computed again from its numbers; positions, tokens and KV blocks are
@@ -40,23 +33,13 @@ def verify(file: str, as_json: str | None, alpha: float, branch: int | None) -> 
     """
     from specscope.analyze.verify.text import render_trial
     from specscope.analyze.verify.trial import judge
-    from specscope.trace.files import FIGURES, check_output
 
-    if as_json is not None:
-        check_output(as_json, "--json", (file,), FIGURES)
     reader = read_branch(file, branch)
     trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
-    if as_json is not None:
-        _write(trial, as_json)
-    render_trial(trial, text_console())
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(trial.to_dict(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        render_trial(trial, text_console())
     sys.exit(int(trial.exit))
-
-
-def _write(trial: Trial, path: str) -> None:
-    import orjson
-
-    try:
-        Path(path).write_bytes(orjson.dumps(trial.to_dict(), option=orjson.OPT_INDENT_2))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    say(f"wrote {path}")

@@ -95,6 +95,7 @@ class Timeline:
     inputs: list[Input] = field(default_factory=list)  # up to here
     ahead: list[Input] = field(default_factory=list)  # gone back over, in order
     repeating: bool = False  # while one of these happens again
+    rewound: bool = False  # whether the engine went back since the last step that was new
 
     @property
     def place(self) -> int:
@@ -140,8 +141,10 @@ class Timeline:
             after = self.last
             self.undone.clear()
             self.branch, self.branches = self.branches, self.branches + 1
-        moment.record = dataclasses.replace(record, step=self.next, branch=self.branch, after=after)
-        self.next += 1
+        moment.record = dataclasses.replace(
+            record, step=self.next, branch=self.branch, after=after, rewound=self.rewound
+        )
+        self.next, self.rewound = self.next + 1, False
         return moment.record, True
 
     @property
@@ -174,6 +177,7 @@ class Timeline:
     def rewind(self, engine: Rewindable, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
         at = self.place_of(step)
+        self.rewound = True
         moment = self.moments[at]
         marks = (*moment.running, *moment.waiting)
         keep = {mark.request.id for mark in marks}

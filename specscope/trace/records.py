@@ -302,6 +302,7 @@ class StepRecord(_ArrayEq):
     device_ns: tuple[int, ...] = ()  # on a GPU: what the phases of the step before took there, read one step late
     branch: int = 0  # a branch begins where the engine went back and something was then different
     after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
+    rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
 
     @property
     def before(self) -> int:

@@ -280,6 +280,7 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
 
     branch: Count = field(name="specscope.branch", default=0)
     after: Annotated[int, Meta(ge=-1, lt=MAX_STEP)] | None = field(name="specscope.after", default=None)
+    rewound: bool = field(name="specscope.rewound", default=False)
     running: Count = field(name="specscope.running")
     waiting: Count = field(name="specscope.waiting")
     blocks_used: Count = field(name="specscope.blocks_used")

@@ -241,6 +241,8 @@ class Encoder:
             attributes["specscope.phase.device_ns"] = list(record.device_ns)
         if record.after is not None:
             attributes["specscope.after"] = record.after
+        if record.rewound:
+            attributes["specscope.rewound"] = True
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:

@@ -190,6 +190,7 @@ class Decoder:
             step=step,
             branch=span.branch,
             after=span.after,
+            rewound=span.rewound,
             phases=_phases(span.phase_names, span.phase_times),
             passes=_phases(span.pass_names, span.pass_times),
             device_ns=tuple(span.device_ns),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 
@@ -25,7 +26,7 @@ class CompareApp(Questions):
 
     TITLE = "specscope compare"
     CSS_PATH = "scope.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, compared: Compared, settings: Settings | None = None) -> None:
@@ -64,16 +65,35 @@ class CompareApp(Questions):
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
 
+class CompareProgram(CompareApp):
+    """CompareApp, where it is all that the process runs: whatever signal ends it, the terminal is restored."""
+
+    def __init__(self, compared: Compared, settings: Settings, lifetime: Lifetime) -> None:
+        super().__init__(compared, settings)
+        self._lifetime = lifetime
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+
+    def on_mount(self) -> None:
+        """From here on a signal can be told to the loop."""
+        self._own_loop = asyncio.get_running_loop()
+
+    def end_by(self, number: signal.Signals) -> None:
+        """A signal's handler: end as the key for it does. After SIGHUP the terminal may take nothing any more."""
+        if number is signal.SIGHUP:
+            self._lifetime.hurry()
+            if (reading := getattr(self._driver, "exit_event", None)) is not None:
+                reading.set()  # else Textual's reader spins on a terminal that is gone
+        if self._own_loop is None:
+            raise SystemExit(128 + number)
+        if not self._own_loop.is_closed():
+            self._own_loop.call_soon_threadsafe(self.exit, None, 128 + number)
+
+
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
     """Show it until the user leaves, or a signal ends it: SystemExit then. Raises UserError."""
-    app = CompareApp(compared, read_settings(ACTIONS))
+    app = CompareProgram(compared, read_settings(ACTIONS), lifetime)
 
-    def end_by(number: signal.Signals) -> None:
-        if number is signal.SIGHUP:
-            lifetime.hurry()
-        app.call_later(app.exit, None, 128 + number)
-
-    with handled_by(end_by):
+    with handled_by(app.end_by):
         app.run()
     if app.return_code:
         sys.exit(app.return_code)

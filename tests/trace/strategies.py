@@ -221,6 +221,7 @@ def runs(draw, max_steps=4):
                 device_ns=tuple(draw(st.lists(counts, max_size=5))),
                 branch=draw(st.integers(0, 3)),
                 after=draw(st.none() | st.integers(-1, step - 1)),
+                rewound=draw(st.booleans()),
             )
         )
     return records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,8 +134,3 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
     if not matched:
         lines.append("no request of A has the prompt of one of B: only distributions are compared")
     return lines
-
-
-def with_limits(comparison: Comparison, limits: Sequence[Limit]) -> Comparison:
-    """The same, judged by these limits. Raises UserError."""
-    return dataclasses.replace(comparison, conditions=tuple(judge(limits, comparison.figures)))

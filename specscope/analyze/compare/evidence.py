@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import PRECEDED, Longs, Side
+from specscope.analyze.compare.columns import PRECEDED, Longs, Request, Side
 from specscope.analyze.compare.contexts import Aligned, Hashes
-from specscope.analyze.compare.parting import ENTROPY, mix
+from specscope.analyze.compare.parting import BEYOND, ENTROPY, heat, is_cut, mix
 from specscope.analyze.compare.result import Field, Where
+from specscope.analyze.conditions import find
 from specscope.analyze.findings import Reference
 from specscope.trace.tree import ROOT, Bools, Drawn
 
 FEWEST = 3  # contexts that must differ before they count against a side
-RARE = 0.002  # and more than this share of them: rounding has no sharp bound
-SHARP = 0.3  # a condition is told where it makes so much of a difference to the share
+RARE = 0.002  # and more than this share of them
+COMMON = 0.05  # of those that are only a little beyond rounding
+EDGE = 0.1  # where top-k, top-p or min-p cut p
+
+Pair = tuple[NDArray[np.float64], NDArray[np.float64]]  # of A and B
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where compared values stand on one side: nodes, final tokens, or, without nodes, whole steps."""
+
+    side: Side
+    drawn: Longs  # rows whose final tokens stand behind the nodes
+    at: Longs  # nodes, and behind them places in `drawn`; else rows of what `of` says
+    of: Literal["nodes", "steps", "parents"] = "nodes"
+
+    @cached_property
+    def rows(self) -> Longs:
+        """The row in `steps` of each."""
+        if self.of == "parents":
+            return self.side.parent_step[self.at]
+        return self.at if self.of == "steps" else np.concatenate([self.side.node_step, self.drawn])[self.at]
+
+    @cached_property
+    def depth(self) -> Longs:
+        """Of the token in its tree; of a parent, 0 for the root."""
+        if self.of == "parents":
+            node, first = self.side.parents["node"][self.at], self.side.steps["first_node"][self.rows]
+            return np.where(node == ROOT, 0, np.append(self.side.depth, 0)[np.where(node == ROOT, -1, first + node)])
+        final = self.side.steps["accepted"][self.drawn] + 1
+        return np.concatenate([self.side.depth, final])[self.at]
+
+    @cached_property
+    def sibling(self) -> Longs:
+        """Its rank among its siblings, from 1; 0 for a final token."""
+        return np.concatenate([self.side.sibling + 1, np.zeros(len(self.drawn), np.int32)])[self.at]
+
+    def reference(self, at: int) -> Reference:
+        """One of them."""
+        step, place = self.side.steps[self.rows[at]], int(self.at[at])
+        node = place - int(step["first_node"]) if self.of == "nodes" and place < len(self.side.node_step) else None
+        return Reference(self.side.requests[step["request"]].id, int(step["index"]), int(step["step"]), node)
+
+
+Places = tuple[_Place, _Place]
 
 
 def fields(aligned: Aligned) -> list[Field]:
@@ -43,16 +87,29 @@ def _target(aligned: Aligned) -> list[Field]:
     if not (aligned.a.has_p and aligned.b.has_p):
         near[:] = True  # nothing is compared then
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])
-    note = f"rounding of the dtypes is {aligned.tolerance:g}"
-    where = [_Place(side, drawn, at) for side, drawn, at in zip(sides, aligned.given.drawn, places, strict=True)]
-    found = [_number((where[0], where[1]), "target p", *p, ~near, aligned.tolerance, note=note, suspects=True)]
+    here = tuple(_Place(side, drawn, at) for side, drawn, at in zip(sides, aligned.given.drawn, places, strict=True))
+    return _target_fields((here[0], here[1]), p, raw, ~near, aligned.tolerance)
+
+
+def _target_fields(here: Places, p: Pair, raw: Pair, where: Bools, tolerance: float) -> list[Field]:
+    """p where nothing cuts it, p where something does, and what it was before temperature and rules."""
+    requests = [place.side.steps["request"][place.rows] for place in here]
+    hot = np.maximum(*(_of(place.side, heat)[at] for place, at in zip(here, requests, strict=True)))
+    cut = np.maximum(*(_of(place.side, is_cut)[at] for place, at in zip(here, requests, strict=True))) > 0
     known = ~(np.isnan(raw[0]) | np.isnan(raw[1]))
-    if known.any():
-        both_raw = _number(
-            (where[0], where[1]), "target p, raw", *raw, known, aligned.tolerance, note=note, suspects=True
-        )
-        found.append(both_raw)
-    return found
+    note = f"rounding of the dtypes is {tolerance:g}"
+    edge = "top-k, top-p or min-p cut it: rounding decides at the edge"
+    found = [
+        _number(here, "target p", *p, where & ~cut, tolerance * hot, note=note, rare=RARE),
+        _number(here, "target p, cut", *p, where & cut, tolerance * hot, note=edge, rare=EDGE),
+        _number(here, "target p, raw", *raw, known, tolerance, note=note, rare=RARE),
+    ]
+    return [field for field in found if field.compared or field.name == "target p"]
+
+
+def _of(side: Side, value: Callable[[Request], float]) -> NDArray[np.float64]:
+    """[R] of each request."""
+    return np.array([float(value(request)) for request in side.requests])
 
 
 def _whole(aligned: Aligned) -> list[Field]:
@@ -69,9 +126,10 @@ def _whole(aligned: Aligned) -> list[Field]:
     top, q_entropy = column("top"), column("q_entropy")
     every, wide = np.ones(len(at[0]), np.bool_), ENTROPY * aligned.tolerance
     greedy = (column("choice_p")[0] == 1) & (column("choice_p")[1] == 1)
+    cut = _of(aligned.b, is_cut)[aligned.b.steps["request"][here[1].rows]] > 0
     found = [
-        _number(here, "target p, first token", *column("top_p"), top[0] == top[1], aligned.tolerance, suspects=True),
-        _number(here, "target entropy", *column("entropy"), ~greedy, wide, suspects=True),
+        _number(here, "target p, first token", *column("top_p"), top[0] == top[1], aligned.tolerance, rare=RARE),
+        _number(here, "target entropy", *column("entropy"), ~greedy & ~cut, wide, rare=RARE),
         _number(here, "drafter entropy", *q_entropy, (q_entropy[0] > 0) & (q_entropy[1] > 0), wide),
         _other(here, "target's first token", top[0] != top[1], every, note="raw; near ties among them"),
     ]
@@ -107,7 +165,7 @@ def _decisions(aligned: Aligned) -> list[Field]:
     tried = a.tried[aligned.nodes[0]] & b.tried[aligned.nodes[1]]
     coin = _column(aligned, "coin")
     note = "of the same seed, position and number in the tree"
-    found = [_number(here, "coin", *coin, same_coin & tried, 1e-12, note=note, suspects=True)]
+    found = [_number(here, "coin", *coin, same_coin & tried, 1e-12, note=note, rare=RARE)]
     equal = tried & ~forced & coins & (np.abs(coin[0] - coin[1]) <= 1e-12)
     for name in ("p_trial", "q_trial"):
         x, y = _column(aligned, name)
@@ -166,46 +224,6 @@ def _tree_hash(side: Side) -> Hashes:
     return out
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where compared values stand on one side: nodes, final tokens, or, without nodes, whole steps."""
-
-    side: Side
-    drawn: Longs  # rows whose final tokens stand behind the nodes
-    at: Longs  # nodes, and behind them places in `drawn`; else rows of what `of` says
-    of: Literal["nodes", "steps", "parents"] = "nodes"
-
-    @cached_property
-    def rows(self) -> Longs:
-        """The row in `steps` of each."""
-        if self.of == "parents":
-            return self.side.parent_step[self.at]
-        return self.at if self.of == "steps" else np.concatenate([self.side.node_step, self.drawn])[self.at]
-
-    @cached_property
-    def depth(self) -> Longs:
-        """Of the token in its tree; of a parent, 0 for the root."""
-        if self.of == "parents":
-            node, first = self.side.parents["node"][self.at], self.side.steps["first_node"][self.rows]
-            return np.where(node == ROOT, 0, np.append(self.side.depth, 0)[np.where(node == ROOT, -1, first + node)])
-        final = self.side.steps["accepted"][self.drawn] + 1
-        return np.concatenate([self.side.depth, final])[self.at]
-
-    @cached_property
-    def sibling(self) -> Longs:
-        """Its rank among its siblings, from 1; 0 for a final token."""
-        return np.concatenate([self.side.sibling + 1, np.zeros(len(self.drawn), np.int32)])[self.at]
-
-    def reference(self, at: int) -> Reference:
-        """One of them."""
-        step, place = self.side.steps[self.rows[at]], int(self.at[at])
-        node = place - int(step["first_node"]) if self.of == "nodes" and place < len(self.side.node_step) else None
-        return Reference(self.side.requests[step["request"]].id, int(step["index"]), int(step["step"]), node)
-
-
-Places = tuple[_Place, _Place]
-
-
 def _nodes(aligned: Aligned) -> Places:
     a, b = aligned.nodes
     return _Place(aligned.a, a[:0], a), _Place(aligned.b, b[:0], b)
@@ -222,17 +240,24 @@ def _number(
     a: NDArray[np.float64],
     b: NDArray[np.float64],
     where: Bools,
-    tolerance: float,
+    tolerance: float | NDArray[np.float64],
     *,
     note: str = "",
-    suspects: bool = False,
+    rare: float | None = None,
 ) -> Field:
-    """Of a number at nodes."""
+    """Of a number. `rare`: the share that may lie beyond rounding; with more the side is suspect. None: it never is."""
     apart = np.where(where, np.abs(a - b), 0.0)
     worst = int(np.argmax(apart)) if len(apart) else -1
     largest = float(apart[worst]) if len(apart) else None
-    made = _other(places, name, apart > tolerance, where, note=note, suspects=suspects, worst=worst)
-    return replace(made, largest=largest, tolerance=tolerance)
+    made = _other(places, name, apart > tolerance, where, note=note, worst=worst)
+    far = int((apart > BEYOND * tolerance).sum())
+    suspect = rare is not None and (_many(far, made.compared, rare) or _many(made.differ, made.compared, COMMON))
+    least = float(np.min(tolerance, initial=np.inf)) if isinstance(tolerance, np.ndarray) else tolerance
+    return replace(made, largest=largest, tolerance=None if least == np.inf else least, suspect=suspect)
+
+
+def _many(count: int, compared: int, rare: float) -> bool:
+    return count >= FEWEST and count > rare * compared
 
 
 def _other(
@@ -253,33 +278,37 @@ def _other(
         at = int(np.argmax(differ)) if worst is None else worst
         example = (places[0].reference(at), places[1].reference(at))
     by = _where(places[1], differ, where) if count > 0 else ()
-    suspect = suspects and count >= FEWEST and count > RARE * compared
-    return Field(name, compared, count, None, None, example, by, suspect, note, sharpest(by, compared, count))
+    told = _condition(places, differ[where], np.flatnonzero(where)) if 0 < count < compared else ""
+    suspect = suspects and _many(count, compared, RARE)
+    return Field(name, compared, count, None, None, example, by, suspect, note, told)
 
 
-def sharpest(by: Sequence[Where], compared: int, differ: int) -> str:
-    """The condition under which it differs far more often than elsewhere, with both counts; "" where there is none."""
-    best, said = SHARP, ""
-    for name, inside, hit in _conditions(by):
-        rest = compared - inside
-        if inside >= FEWEST and rest >= FEWEST:
-            lift = hit / inside - (differ - hit) / rest
-            if lift > best:
-                best = lift
-                said = f"{name}: {hit:,} of {inside:,}; elsewhere {differ - hit:,} of {rest:,}"
-    return said
-
-
-def _conditions(by: Sequence[Where]) -> Iterator[tuple[str, int, int]]:
-    """Each value of each group, and for numbers every range from one on: (condition, contexts, those that differ)."""
-    for group in dict.fromkeys(where.group for where in by):
-        mine = [where for where in by if where.group == group]
-        for at, where in enumerate(mine):
-            yield f"{group} {where.value}", where.compared, where.differ
-            if where.value.isdecimal() and 0 < at < len(mine) - 1:
-                above = mine[at:]
-                counts = sum(one.compared for one in above), sum(one.differ for one in above)
-                yield f"{group} {where.value} or more", *counts
+def _condition(places: Places, differ: Bools, chosen: Longs) -> str:
+    """The shortest condition that tells where it differs, with its figures; "" where chance would find one as good."""
+    a, b = places
+    rows, steps = b.rows[chosen], b.side.steps[b.rows[chosen]]
+    other = a.side.steps[a.rows[chosen]]
+    capture = b.side.captures[0].run
+    root = steps["context"] + steps["prefill"]
+    facts: dict[str, NDArray[Any]] = {
+        "after": np.array([*map(str, PRECEDED), "prefill"])[steps["preceded"]],
+        "requests in the step": steps["batch"],
+        "requests in the step differ": steps["batch"] != other["batch"],
+        "output position": b.side.place[rows],
+        "context length": steps["context"],
+        "prefill tokens": steps["prefill"],
+    }
+    if capture is not None:
+        facts["position of the root in its block"] = root % capture.block_size
+    if b.of != "steps":
+        facts["depth"] = b.depth[chosen]
+    if b.of == "nodes":
+        facts["sibling"] = b.sibling[chosen]
+    found = find(facts, differ, rows)
+    if found is None:
+        return ""
+    inside, outside = f"{found.hits_in:,} of {found.total_in:,}", f"{found.hits_out:,} of {found.total_out:,}"
+    return f"{found.text}: {inside}; elsewhere {outside}"
 
 
 def _where(place: _Place, differ: Bools, where: Bools) -> tuple[Where, ...]:

@@ -12,6 +12,7 @@ from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import ROUNDING, Outcome
 from specscope.trace.tree import ROOT, Drawn
 
+BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
 ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
 _LENGTH = {"seed", "max_tokens", "stop", "ignore_eos"}  # parameters that shape no distribution
@@ -79,6 +80,7 @@ class Partings:
 
     def _parting(self, a: Request, b: Request, at: int, match: Match) -> Parting:
         tolerance = rounding(*(side.dtype(one) for side, one in zip(self.sides, (a, b), strict=True)))
+        tolerance *= max(heat(a), heat(b))
         first, second = (half(side, one, at, tolerance) for side, one in zip(self.sides, (a, b), strict=True))
         return Parting(at, self._cause(a, b, first, second, match, tolerance), first, second)
 
@@ -99,8 +101,11 @@ class Partings:
         if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
             return Cause.CHOICE
         given = [known_p(side, one) for side, one in zip(self.sides, (x, y), strict=True)]
-        if _unlike(given[0], given[1], tolerance) or (greedy and x.token != y.token):
+        raw, p = (_unlike(given[0], given[1], kinds, BEYOND * tolerance) for kinds in (("raw",), ("p", "H")))
+        if raw or (greedy and x.token != y.token):
             return Cause.TARGET
+        if p:
+            return Cause.CUT if any(is_cut(one) for one in (a, b)) else Cause.TARGET
         return _mechanical(x, y, tolerance, coins=coins)
 
 
@@ -126,7 +131,7 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
     """The target agrees: drafter, drafts, coins or verdict."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
     qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
-    if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > tolerance for q, r in qs):
+    if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
         return Cause.DRAFTER
     here = [tuple(one.token for one in half.decisions if one.node is not None) for half in (x, y)]
     short = min(map(len, here))
@@ -150,14 +155,30 @@ def _other_rules(a: Request, b: Request) -> bool:
     return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - _LENGTH)
 
 
-def _unlike(a: dict[tuple[str, int], float], b: dict[tuple[str, int], float], tolerance: float) -> bool:
+def heat(request: Request) -> float:
+    """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
+    params = None if request.info is None else request.info.params
+    return 1.0 if params is None or params.greedy else max(1.0, 1 / params.temperature)
+
+
+def is_cut(request: Request) -> bool:
+    """Whether top-k, top-p or min-p cut the target's distribution: at the edge, rounding decides which tokens stay."""
+    params = None if request.info is None else request.info.params
+    return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
+
+Known = dict[tuple[str, int], float]
+
+
+def _unlike(a: Known, b: Known, kinds: tuple[str, ...], tolerance: float) -> bool:
     wide = {"H": ENTROPY}
-    return any(abs(a[key] - b[key]) > wide.get(key[0], 1) * tolerance for key in a.keys() & b.keys())
+    shared = [key for key in a.keys() & b.keys() if key[0] in kinds]
+    return any(abs(a[key] - b[key]) > wide.get(key[0], 1) * tolerance for key in shared)
 
 
-def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
+def known_p(side: Side, half: Half) -> Known:
     """The target's probabilities at the context: (p or raw, token) to its value."""
-    known: dict[tuple[str, int], float] = {}
+    known: Known = {}
     if half.row < 0 or not side.has_p:
         return known
     above = _parent(side, half.row, half)
@@ -173,7 +194,7 @@ def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
     return known
 
 
-def _given(side: Side, row: int, above: int) -> dict[tuple[str, int], float]:
+def _given(side: Side, row: int, above: int) -> Known:
     """Of the target's first token at a parent and its entropy, where they are recorded."""
     step = side.steps[row]
     first, count = int(step["first_parent"]), int(step["parents"])

@@ -13,7 +13,7 @@ from specscope.analyze.compare.columns import Side, joined
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
-from specscope.trace.reading import CaptureReader, read_capture
+from specscope.trace.reading import CaptureReader, read_capture, without_gc
 
 LARGE = 16 * 2**20  # bytes: a smaller file is read before a process has started
 Progress = Callable[[float], None]
@@ -24,9 +24,10 @@ def read_side(path: str, progress: Progress | None = None) -> Side:
     history = CollectingHistory()
     try:
         reader = CaptureReader(path, history)
-        while reader.read(0.2 if progress else None):
-            if progress:
-                progress(reader.progress)
+        with without_gc():
+            while reader.read(0.2 if progress else None):
+                if progress:
+                    progress(reader.progress)
     except BranchedError:
         whole = read_capture(path, progress)
         return from_history(whole.history, path, whole.warnings)

@@ -35,6 +35,7 @@ class Cause(StrEnum):
     SEED = "seed"
     ROUNDING = "rounding"
     TARGET = "target"  # other probabilities of the target
+    CUT = "cut"  # the same raw ones, and other tokens were left by top-k, top-p or min-p
     CHOICE = "choice"  # greedy: another first choice; how near the second came is not recorded
     DRAFTER = "drafter"  # the same token with another q
     DRAFTS = "drafts"  # other tokens were tried, or steps began elsewhere: sampling then uses other coins
@@ -49,6 +50,7 @@ ABOUT = {
     Cause.SEED: "the seeds differ",
     Cause.ROUNDING: "at a near tie: rounding alone explains it",
     Cause.TARGET: "the target's probabilities differ at the same context",
+    Cause.CUT: "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule",
     Cause.CHOICE: "the target chose another token; whether at a near tie is not recorded",
     Cause.DRAFTER: "the drafter's q differs at the same context",
     Cause.DRAFTS: "other tokens were drafted, so sampling used other coins",

@@ -8,6 +8,7 @@ from specscope.analyze.compare.failif import change
 from specscope.analyze.compare.result import ABOUT, SUSPECT, Answer, Cause, Estimate, Field, Pair
 from specscope.trace.wording import plural
 
+RARE = 0.01  # of the pairs: rounding has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same
 
 
@@ -33,7 +34,7 @@ def verdict(
         return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
         return Answer.SAME, f"no difference beyond error; {seen}", []
-    return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but {seen}", []
+    return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but only {seen}", []
 
 
 def _cause(pair: Pair) -> Cause | None:
@@ -54,7 +55,7 @@ def _partings(pairs: Sequence[Pair]) -> list[str]:
     found = []
     for cause in SUSPECT:
         mine = [one for one in pairs if one.parting is not None and one.parting.cause is cause]
-        if mine:
+        if len(mine) > RARE * len(pairs):
             first = mine[0]
             where = "" if first.parting is None else f"; first {first.id_a} at output token {first.parting.position:,}"
             found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}{where}")
@@ -83,14 +84,16 @@ def _different(tau: Estimate | None) -> str:
         way = "lower" if tau.difference < 0 else "higher"
         share = "" if not tau.a else f", {100 * tau.difference / tau.a:+.1f} %"
         return f"different: acceptance length is {way} in B{share}"
-    size = "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % would have been seen)"
+    size = (
+        "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % or more would have been seen)"
+    )
     return f"different; no change of the acceptance length is shown{size}"
 
 
 def _visible(tau: Estimate | None) -> str:
     if tau is None or tau.visible is None or not tau.a:
         return "no interval"
-    return f"a change of the acceptance length by {100 * tau.visible / tau.a:.1f} % would have been seen"
+    return f"a change of the acceptance length by {100 * tau.visible / tau.a:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:

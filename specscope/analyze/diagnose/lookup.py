@@ -10,6 +10,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
 from specscope.trace.plan import StaticPlan
 from specscope.trace.tree import ROOT
+from specscope.trace.wording import plural
 
 SHIFTS = (1, -1, 2, -2, 3)
 MOST = 400  # steps that are looked up again
@@ -40,10 +41,10 @@ def shifted_lookup(case: Case) -> Suspect | None:
     count, shift = max((fits(shift, sizes), shift) for shift in SHIFTS for sizes in SIZES)
     if count < max(ENOUGH, 0.5 * len(steps)) or count < 2 * right:
         return None
-    late = f"{abs(shift)} {'late' if shift > 0 else 'early'}"
+    late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
     said = (
-        f"prompt lookup that goes on {late} gives the recorded tree in {count:,} of {len(steps):,} drafts, "
-        f"as it should be in {right:,}"
+        f"prompt lookup that continues {late} drafts the recorded tree in {count:,} of {len(steps):,} steps; "
+        f"without the shift, in {right:,}"
     )
     return Suspect(Cause.DRAFT_POSITION, CERTAIN, (said,), example=steps[0].reference())
 

@@ -36,7 +36,7 @@ def _moved_or_taken(history: History) -> Iterator[tuple[Reference, str]]:
     tables: dict[str, list[int]] = {}  # of each request: its blocks with committed tokens, -1 where not known
     owner: dict[int, str] = {}  # of each block in them
     for record in history.steps if size else ():
-        if record.after is not None:  # the engine went back: what lies where is not known any more
+        if record.after is not None or record.rewound:  # what lies where is not known any more
             tables, owner = {}, {}
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from specscope.analyze.verify.sums import Distance, Sum, holm
 
 Scale = Callable[[float], str]
 FEW = "too few to judge"
+LOOSE = 1e-3  # about the level of each of a dozen checks
 OF = ("those of nodes", "those of final tokens")
 AGAINST = ("a node's coin and its q", "a node's coin and its token id", "the final coin and the draft's token id")
 
@@ -39,10 +42,11 @@ class Family:
     where: Callable[[int], Reference]
     lacking: str = FEW  # why it is skipped, where it is
 
-    @property
+    @cached_property
     def judged(self) -> list[Cell]:
-        """The cells with enough in them."""
-        return [cell for cell in self.cells if cell.sum.judged]
+        """The cells with enough in them to show a bias that is possible."""
+        most = math.inf if self.unit is nats else 1.0
+        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < most]
 
     @property
     def worst(self) -> Cell:
@@ -153,9 +157,9 @@ def _draws(c: Columns) -> list[Family]:
     return [
         family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
         family("other final draws", "bonus and target tokens follow p", chances.final_draws(recovered=False)),
-        family("emitted tokens", "what comes out follows the target's p: lossless", chances.emitted()),
+        family("emitted surprisal", "what comes out follows the target's p: lossless", chances.emitted()),
         family("target's choice emitted", "it comes out as often as its p says", chances.top_token(), share),
-        family("drafted tokens", "first siblings follow q", first, why=no_draws),
+        family("drafted surprisal", "first siblings follow q", first, why=no_draws),
         family("later siblings", "those drawn after them follow what is left of q", later, why=no_draws),
     ]
 

@@ -19,7 +19,7 @@ def render_trial(trial: Trial, console: Console) -> None:
     counts = f"{plural(trial.steps, 'decode step')}, {plural(trial.tokens, 'token')} committed"
     console.print(Text(f"{printable(trial.source)}: {counts}"))
     for note in trial.notes:
-        console.print(Text(f"! {printable(note)}", style="yellow"))
+        console.print(Text(f"! {printable(note)}", style="yellow"), soft_wrap=True)
     for group in trial.groups:
         console.print(Text(f"\n{group.title}", style="bold cyan"))
         for check in group.checks:
@@ -45,12 +45,12 @@ def _check(check: Check, source: str, console: Console) -> None:
     mark, style = MARKS[check.result]
     line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not Result.PASSED else "")
     line.append(f" {_figures(check)}")
-    console.print(line)
+    console.print(line, soft_wrap=True)
     if check.result is not Result.FAILED:
         return
     for text in (f"expected: {check.about}", check.detail, check.note):
         if text:
-            console.print(Text(f"    {printable(text)}"))
+            console.print(Text(f"    {printable(text)}"), soft_wrap=True)
     if check.example is not None:
         console.print(Text(f"    {check.example}: {check.example.command(source)}"), soft_wrap=True)
 

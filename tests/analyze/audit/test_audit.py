@@ -9,6 +9,7 @@ from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
+from tests.engines import PROMPTS
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def bench(deep, tmp_path_factory):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     engine = bench.engine(name)
-    history = run(engine, RULES[rule])
+    history = run(engine, RULES[rule], tokens=16, prompts=PROMPTS[:4])
     found = bench.audit(engine, history)
     assert failed(found) == set()
     assert found.exit is Exit.CONSISTENT
@@ -112,3 +113,14 @@ def test_the_result_is_plain_data(bench):
     values = orjson.loads(orjson.dumps(found.to_dict()))
     assert values["exit"] == 0
     assert {one["name"] for one in values["findings"]} >= {"context", "target p", "final p", "drafter p"}
+
+
+def test_a_judge_that_disagrees_with_itself_does_not_judge(bench, monkeypatch):
+    """Were the mask not kept, every tolerance would be wide enough for anything."""
+    from specscope.analyze.audit.model.causal import Causal
+
+    real = Causal._masks
+    monkeypatch.setattr(Causal, "_masks", lambda self, seen, distance: real(self, seen | True, distance))
+    engine = bench.engine("same model, top")
+    with pytest.raises(UserError, match="disagrees with itself"):
+        bench.audit(engine, run(engine, RULES["cold"]))

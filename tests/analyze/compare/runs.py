@@ -108,6 +108,8 @@ def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
     given = np.array([made.p(tuple((text + tokens[:at])[-2:])) for at in range(n + 1)])
     if fault == "p":
         given = 0.5 * given + 0.5 * np.roll(given, 1, axis=1)
+    if fault == "deep p":  # as of a mask that is wrong below the first level
+        given[1:] = 0.7 * given[1:] + 0.3 * np.roll(given[1:], 1, axis=1)
     p = np.array([given[at, tokens[at]] for at in range(n)])
     accept = np.minimum(1, p / np.array(qs))
     outcome, path = np.zeros(n, np.uint8), []

@@ -11,8 +11,7 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.evidence import sharpest
-from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match, Where
+from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match
 from specscope.trace.records import RunInfo
 
 from .runs import Made, make, side
@@ -159,13 +158,41 @@ def test_what_differs_is_laid_out_by_depth_and_by_what_came_before(recorded):
         assert sum(where.compared for where in mine) == field.compared
 
 
-def test_the_condition_that_tells_best_is_named():
-    by = [Where("depth", str(d), 100, 0 if d < 3 else 98) for d in (1, 2, 3, 4)]
-    by += [Where("after", "full", 200, 98), Where("after", "nothing", 200, 98)]
-    assert sharpest(by, 400, 196) == "depth 3 or more: 196 of 200; elsewhere 0 of 200"
-    assert sharpest(by[4:], 400, 196) == ""
-    one = [Where("after", "preemption", 12, 12), Where("after", "full", 300, 1)]
-    assert sharpest(one, 312, 13) == "after preemption: 12 of 12; elsewhere 1 of 300"
+def test_the_condition_under_which_it_differs_is_named(recorded):
+    plant = {(f"r{n}", place): "deep p" for n in range(24) for place in range(40)}
+    found = compare(recorded, side(seed=1, evidence=True, plant=plant))
+    field = next(one for one in found.fields if one.name == "target p")
+    assert field.condition.startswith("depth >= 2")
+    assert "; elsewhere 0 of " in field.condition
+    assert any(field.condition in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cut", "share", "by", "suspect"),
+    [
+        ("float32", False, 0.02, 0.2, True),
+        ("float32", True, 0.02, 0.2, False),  # the edge of top-p: a token more or less
+        ("float32", True, 0.5, 0.2, True),
+        ("bfloat16", False, 0.01, 0.06, False),  # a little beyond what rounding does as a rule
+        ("bfloat16", False, 0.2, 0.06, True),
+        ("bfloat16", False, 0.02, 0.2, True),
+        ("float32", False, 0.0005, 0.2, False),  # a single context
+    ],
+)
+def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect):
+    sides = [side(seed=1, dtype=dtype) for _ in range(2)]
+    if cut:
+        for request in (request for one in sides for request in one.requests):
+            params = dataclasses.replace(request.info.params, top_p=0.9)
+            request.info = dataclasses.replace(request.info, params=params)
+    p = sides[1].nodes["p"]
+    moved = np.random.default_rng(1).permutation(len(p))[: max(1, int(share * len(p)))]
+    p[moved] += np.where(p[moved] < 0.5, by, -by).astype(np.float32)
+    found = compare(*sides)
+    field = next(one for one in found.fields if one.name == ("target p, cut" if cut else "target p"))
+    assert field.differ == len(moved)
+    assert field.suspect is suspect
+    assert (found.answer is Answer.DIFFERENT) is suspect
 
 
 def test_parameters_that_differ_are_the_cause(plain):

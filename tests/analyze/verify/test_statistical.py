@@ -12,15 +12,15 @@ SHAPES = [("2x2", WITHOUT), ("3", WITHOUT), ("[(0,),(1,),(0,0)]", DETERMINISTIC)
 SEEN = [  # the mistake, the tree, and a check that must see it
     ("accepts more", "2x2", DETERMINISTIC, "acceptance"),
     ("ratio by p", "2", WITHOUT, "acceptance by size"),
-    ("ratio by p", "2x2", WITHOUT, "emitted tokens"),
+    ("ratio by p", "2x2", WITHOUT, "emitted surprisal"),
     ("not renormalised", "2x2", WITHOUT, "p at later trials"),
     ("not renormalised", "2x2", DETERMINISTIC, "share of the final token"),
     ("final from p", "2", WITHOUT, "final tokens"),
     ("final from p", "2x2", DETERMINISTIC, "target's choice emitted"),
-    ("sorted", "2x2", WITHOUT, "drafted tokens"),
+    ("sorted", "2x2", WITHOUT, "drafted surprisal"),
     ("sorted", "2x2", WITHOUT, "later siblings"),
-    ("sorted", "2x2", WITHOUT, "emitted tokens"),
-    ("pruned", "2", WITHOUT, "drafted tokens"),
+    ("sorted", "2x2", WITHOUT, "emitted surprisal"),
+    ("pruned", "2", WITHOUT, "drafted surprisal"),
     ("coins shared", "2x2", WITHOUT, "coins unequal"),
     ("coins shared", "2x2", DETERMINISTIC, "acceptance by sibling"),
     ("coin twice", "2", WITHOUT, "coins and draws"),
@@ -64,7 +64,9 @@ def test_noise_that_is_reused_is_seen(seed):
     history = sampler.run(1, 1500)
     assert 2300 < history.acceptance.emitted < 2500
     assert (
-        {"recovered draws"} <= set(failed(history)) <= {"recovered draws", "emitted tokens", "target's choice emitted"}
+        {"recovered draws"}
+        <= set(failed(history))
+        <= {"recovered draws", "emitted surprisal", "target's choice emitted"}
     )
     found = check(history, "recovered draws")
     assert found.bias < 0

@@ -14,11 +14,14 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
 from specscope.analyze.audit.options import Source
 from specscope.analyze.audit.tally import Tally
+from specscope.errors import UserError
 from specscope.trace.records import ROUNDING
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
+BRANCHES = 4  # of them
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
+ABSURD = 10.0  # times the usual rounding: no rounding any more
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 
 Step = Callable[[int], None]  # so many more steps are judged
@@ -103,6 +106,8 @@ def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
     for contexts, known in zip(short, alone, strict=True):
         for (rows, logits), _ in causal.rows(contexts):
             for row, found in zip(rows, logits.log_softmax(-1), strict=True):
+                if row not in known:
+                    continue
                 tokens, values = known[row]
                 largest = max(largest, float((found[tokens] - values).abs().max()))
     return _slack(dtype, largest)
@@ -134,7 +139,14 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[
 
 
 def _slack(dtype: str, largest: float) -> float:
-    return max(4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN]), SAFETY * largest)
+    """Raises UserError where the model, run in two ways, differs by more than rounding: such a judge would pass all."""
+    least = 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
+    if largest > ABSURD * least:
+        raise UserError(
+            f"the judge disagrees with itself: log probabilities differ by {largest:.2g} when contexts share a pass, "
+            f"far more than {dtype} rounds; this model cannot be audited so"
+        )
+    return max(least, SAFETY * largest)
 
 
 def _beginning(contexts: Contexts) -> Contexts:
@@ -153,7 +165,10 @@ def _alone(causal: Causal, contexts: Contexts) -> dict[int, tuple[Tensor, Tensor
     if not contexts.text:
         return found
     text = causal.alone(contexts.text)[0].log_softmax(-1)
-    for row in contexts.asked():
+    asked = contexts.asked()
+    branches = [row for row in asked if row >= len(contexts.text)]
+    some = branches[:: max(1, len(branches) // BRANCHES)][:BRANCHES]  # each is a pass of its own
+    for row in (*(row for row in asked if row < len(contexts.text)), *some):
         logits = text[row] if row < len(contexts.text) else causal.alone(contexts.context(row))[0][-1].log_softmax(-1)
         best = logits.topk(min(WIDEST, len(logits)))
         found[row] = best.indices, best.values

@@ -122,7 +122,7 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Sequence[Sequence[Step]]
         if cause not in by_cause or gain > by_cause[cause][2].gain(right):
             by_cause[cause] = one
     for cause, (name, _, match) in by_cause.items():
-        said = f"{what} come out with {name} at {match} parents, as it should be at {right}"
+        said = f"{what} come out with {name} at {match} parents, without it at {right}"
         found.append(Suspect(cause, RERUN * match.gain(right) + 0.1 * match.share, (said,), example=example))
     if right.permuted > 0.5 * (right.total - right.same):
         said = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
