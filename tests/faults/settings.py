@@ -108,13 +108,15 @@ def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int =
     with pytest.MonkeyPatch.context() as patch:
         if fault is not None:
             fault.install(patch, engine)
-        engine.subscribe(CaptureWriter(path, engine.run_info, engine.vocabulary), lossless=True)
+        writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+        engine.subscribe(writer, lossless=True)
         params = [
             SamplingParams(**{"max_tokens": setting.tokens, "seed": seed * 1000 + i, **setting.params})
             for i in range(setting.requests)
         ]
         engine.generate(prompts(setting, seed), params)
         engine.close()
+        writer.close()
     return path
 
 

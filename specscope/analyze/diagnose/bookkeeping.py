@@ -197,7 +197,7 @@ def kv_decay(case: Case) -> Suspect | None:
             rate = early if step.request in old else late
             rate.add(step.request, len(step.verdict.path), max(step.tree.max_depth, 1))
         z = z_between(early, late)
-        if z > best:
+        if z > best and late.share < 0.6 * early.share:
             best, example = z, next(step for step in case.drafting if step.request not in old).reference()
             said = f"of the drafts' depth {early} was accepted in the first {cut} requests, {late} in the others"
     if best < 7:

@@ -14,6 +14,8 @@ from specscope.trace.records import Preceded
 from specscope.trace.wording import plural
 
 SIGMAS = 5.0
+DROP = 0.75  # of the acceptance elsewhere: text that gets harder takes less
+GARBAGE = 0.5  # likewise, past the end of a table
 EDGES = 24  # places at which a change with the context is looked for
 
 
@@ -53,7 +55,7 @@ def drafter_kv_full(case: Case) -> Suspect | None:
             f"the drafter counts the last accepted token as cached, though no pass fed it, in {claims:,} of "
             f"{plural(full, 'step')} after a full acceptance"
         )
-    if z > SIGMAS:
+    if z > SIGMAS and table[Preceded.FULL].share < DROP * partial.share:
         said.append(f"first level accepted {table[Preceded.FULL]} after a full acceptance, {partial} after less")
         example = example or next(s.reference() for s in case.drafting if s.preceded is Preceded.FULL)
     if not said:
@@ -95,7 +97,7 @@ def drafter_kv_preemption(case: Case) -> Suspect | None:
     said = []
     if claims > 0.5 * total and claims:
         said.append(f"the drafter counts tokens as cached right after a preemption in {claims:,} of {total:,} cases")
-    if z > SIGMAS:
+    if z > SIGMAS and since.share < DROP * before.share:
         said.append(f"first level accepted {since} after a preemption, {before} before any")
         example = example or next(s.reference() for s in case.drafting if s.preceded is Preceded.PREEMPTION)
     if not said:
@@ -118,7 +120,7 @@ def drafter_rotary(case: Case) -> Suspect | None:
         for step, position in zip(steps, at, strict=True):
             (below if position < edge else beyond).add(step.request, first_level(step))
         z = z_between(below, beyond)
-        if z > best:
+        if z > best and beyond.share < GARBAGE * below.share:
             best = z
             said = f"first level accepted {below} in contexts below {edge:,} tokens, {beyond} beyond"
             example = next(step for step, p in zip(steps, at, strict=True) if p >= edge).reference()

@@ -120,28 +120,28 @@ def vocabulary_map(case: Case) -> Suspect | None:
         learnt[drafted][there] += 1
     known = {drafted: counts.most_common(1)[0][0] for drafted, counts in learnt.items() if counts.total() >= 3}
     as_map, as_is, example = Rate(), Rate(), None
-    moved = Counter[int]()
     for request, drafted, there, where in pairs[True]:
         if drafted in known:
             as_map.add(request, known[drafted] == there)
             as_is.add(request, drafted == there)
             if known[drafted] == there != drafted:
-                moved[there - drafted] += 1
                 example = example or where
-    if as_map.total < LEAST or as_map.share < 2 * as_is.share or as_map.share < 0.3:
+    if as_map.total < LEAST or as_map.share < 2 * as_is.share or as_map.share < 0.5:
         return None
+    if len(set(known.values())) < 0.75 * len(known) or len(known) < 5:
+        return None  # a map gives each token another one; a weak drafter's drafts are all followed by what is common
     table = shift_table(case)
     if max(table, key=lambda shift: table[shift].share) != 0 and max(rate.share for rate in table.values()) > 0.3:
         return None  # the drafts are right at another place
     z = z_between(as_map, as_is)
     if z < SIGMAS:
         return None
-    said = [
+    said = (
         f"one token stands for another: with a map learnt from half of the requests the first draft is right in "
         f"{as_map} of the other half, as it is in {as_is}",
         f"{len({a for a, b in known.items() if a != b}):,} of {len(known):,} drafted tokens stand for another",
-    ]
-    return Suspect(Cause.VOCABULARY_MAP, CONDITION + 0.2 * as_map.share, tuple(said), example=example)
+    )
+    return Suspect(Cause.VOCABULARY_MAP, CONDITION + 0.2 * as_map.share, said, example=example)
 
 
 def q_dropped(case: Case) -> Suspect | None:

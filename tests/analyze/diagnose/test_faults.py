@@ -8,13 +8,9 @@ from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record
 from tests.faults.table import planted
 
-FAST = [  # one of each kind of evidence: the capture alone, verify, audit, models run again
-    "lookup one late",
-    "q lost",
+FAST = [  # one of each kind of evidence: the capture alone, audit, models run again
     "siblings by q",
-    "residual as it is",
     "coins by row",
-    "token lost at a chunk's border",
     "layers one lower",
     "rotary table too short",
     "mask shows siblings",

@@ -1,0 +1,114 @@
+"""Ranking, exit codes, and what is said where something is wrong that fits no cause."""
+
+import math
+
+import pytest
+
+from specscope.analyze.compare.collect import from_history
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.hypotheses import diagnose, ranked
+from specscope.analyze.diagnose.rates import Rate, Sum, z_between
+from specscope.analyze.findings import Exit
+from specscope.model.batch import Segment
+from specscope.trace.history import History
+from tests.faults.fault import Fault
+from tests.faults.planted import FAULTS
+from tests.faults.settings import SETTINGS, history, record
+from tests.faults.table import diagnosed
+
+
+def test_the_best_comes_first_and_explanations_without_a_fault_last():
+    some = [
+        Suspect(Cause.WEAK_DRAFTER, 0.9, ("weak",)),
+        Suspect(Cause.COINS_SHARED, 0.6, ("some coins",)),
+        Suspect(Cause.TOKEN_LOST, 0.7, ("a gap",)),
+        Suspect(Cause.COINS_SHARED, 0.8, ("coins",)),
+    ]
+    found = ranked(some)
+    assert [one.cause for one in found] == [Cause.COINS_SHARED, Cause.TOKEN_LOST, Cause.WEAK_DRAFTER]
+    assert found[0].for_ == ("coins", "some coins")
+    assert found[0].score == 0.8
+
+
+def test_exit_codes():
+    assert diagnose(History()).exit is Exit.NOT_JUDGED
+    assert Diagnosis((), steps=3).exit is Exit.CONSISTENT
+    assert Diagnosis((Suspect(Cause.HARD_TEXT, 0.1, ()),), steps=3).exit is Exit.CONSISTENT
+    assert Diagnosis((Suspect(Cause.TOKEN_LOST, 0.9, ()),), steps=3).exit is Exit.INCONSISTENT
+    assert Diagnosis((), unexplained=("p differs",), steps=3).exit is Exit.INCONSISTENT
+
+
+def test_rates_know_their_error():
+    rate, other = Rate(), Rate()
+    for request in range(20):
+        for i in range(50):
+            rate.add(str(request), i < 25)
+            other.add(str(request), i < 40)
+    assert rate.share == 0.5
+    assert math.sqrt(rate.variance) == pytest.approx(math.sqrt(0.25 / 1000), rel=0.01)
+    assert 13 < z_between(other, rate) < 16
+    assert Rate().variance == math.inf
+    assert z_between(Rate(), rate) == 0
+    total = Sum()
+    for value in (1, -1, 1, 1):
+        total.add(value, 1)
+    assert total.z == 1
+    assert total.mean == 0.5
+
+
+def test_requests_whose_tokens_hang_together_have_a_wider_error():
+    rate = Rate()
+    for request in range(20):
+        rate.add(str(request), 50.0 * (request % 2), 50.0)
+    assert math.sqrt(rate.variance) > 5 * math.sqrt(0.25 / 1000)
+
+
+def positions_past(end):
+    """The target's own positions are wrong from some length on: none of the causes that are known."""
+
+    def install(patch, engine):
+        of_tree = Segment.of_tree
+
+        def wrong(table, context, tokens, tree, *, logits):
+            segment = of_tree(table, context, tokens, tree, logits=logits)
+            if len(tree) and context > end:
+                segment.positions = segment.positions - 16
+            return segment
+
+        patch.setattr(Segment, "of_tree", staticmethod(wrong))
+
+    return install
+
+
+def test_what_fits_no_cause_is_said_with_its_condition(tmp_path):
+    setting = SETTINGS["model chain long"]
+    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past(100), "model chain long", "")
+    found = diagnosed(record(setting, tmp_path / "unknown.jsonl", fault), setting)
+    assert found.exit is Exit.INCONSISTENT
+    assert not found.faults
+    assert any("context length >= 10" in line for line in found.unexplained), found.unexplained
+
+
+def test_a_good_capture_beside_shows_what_no_check_can(tmp_path):
+    """Layers of another height break no rule: without the models only the good run tells."""
+    setting = SETTINGS["eagle chain"]
+    good = history(record(setting, tmp_path / "good.jsonl"))
+    bad = history(record(setting, tmp_path / "bad.jsonl", FAULTS["no features"]))
+    assert diagnose(bad).exit is Exit.CONSISTENT
+    beside = diagnose(bad, compare=compare(from_history(good, "good"), from_history(bad, "bad")))
+    assert beside.exit is Exit.INCONSISTENT
+    assert any("acceptance length is lower" in line for line in beside.unexplained)
+    again = diagnose(good, compare=compare(from_history(good, "good"), from_history(good, "good")))
+    assert again.exit is Exit.CONSISTENT
+
+
+def test_a_case_lays_out_the_text(tmp_path):
+    case = Case.of(history(record(SETTINGS["ngram"], tmp_path / "run.jsonl")))
+    for step in case.steps:
+        committed = step.part.output()
+        assert list(step.text[step.after : step.after + len(committed)]) == committed
+        assert step.after == step.part.position + 1
+        assert step.preceded is step.part.preceded
