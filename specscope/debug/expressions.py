@@ -107,24 +107,24 @@ class _Check(ast.NodeVisitor):
         super().generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Arithmetic is for numbers: text that is multiplied or formatted could grow without bound."""
+        """Arithmetic is for numbers: text or tokens that are multiplied could grow without bound."""
         if not isinstance(node.op, _NUMBERS):
             raise self._refuse(node, f"{_say(node.op)} cannot be used in a condition")
         for side in (node.left, node.right):
-            if self._is_text(side):
-                raise self._refuse(side, "arithmetic needs numbers, and this is text")
+            if self._is_no_number(side):
+                raise self._refuse(side, "arithmetic needs numbers, and this is not one")
         self.generic_visit(node)
 
-    def _is_text(self, node: ast.expr) -> bool:
+    def _is_no_number(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Constant):
             return isinstance(node.value, str)
         if isinstance(node, ast.IfExp):
-            return self._is_text(node.body) or self._is_text(node.orelse)
+            return self._is_no_number(node.body) or self._is_no_number(node.orelse)
         if isinstance(node, ast.BoolOp):
-            return any(map(self._is_text, node.values))
+            return any(map(self._is_no_number, node.values))
         if isinstance(node, ast.Call):
-            return any(map(self._is_text, node.args)) and getattr(node.func, "id", "") != "len"
-        return isinstance(node, ast.Name) and self.names.get(node.id) is str
+            return any(map(self._is_no_number, node.args)) and getattr(node.func, "id", "") != "len"
+        return isinstance(node, ast.Name) and self.names.get(node.id) in (str, tuple)
 
     def visit_Name(self, node: ast.Name) -> None:
         """Only the evidence has names."""

@@ -182,9 +182,9 @@ def _kv_step(part: RequestStep, block_size: int) -> str:
     start, nodes = part.context_len, len(part.tree)
     end = start + part.prefill_tokens + (part.verdict is not None) + nodes
     said = f"{printable(part.request)}@{part.index}: {end - start} rows fed after a context of {start}"
-    positions = np.arange(start, end)
     slots = np.zeros(0, np.int64)
     if block_size and len(part.blocks) > (end - 1) // block_size - start // block_size:
+        positions = np.arange(start, end)  # no more than the blocks hold
         slots = part.blocks[positions // block_size - start // block_size] * block_size + positions % block_size
         runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
         said += ", slots " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -20,6 +20,7 @@ MAX_STEP = 2**53  # engine steps
 MAX_TEXT = 2**24  # characters of a prompt
 MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
+MAX_BLOCKS = 2**16  # KV blocks that a request writes to in a step
 MOST_TOP = 16  # likeliest tokens of a parent
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
 ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
@@ -113,7 +114,7 @@ class Prefill(_OfStep, frozen=True, kw_only=True):
     index: Count = field(name="specscope.request.step")
     context_len: Count = field(name="specscope.context_len")
     prefill_tokens: Count = field(name="specscope.prefill_tokens")
-    blocks: Annotated[list[Count], Meta(max_length=MAX_TOKENS)] = field(
+    blocks: Annotated[list[Count], Meta(max_length=MAX_BLOCKS)] = field(
         name="specscope.kv.blocks", default_factory=list
     )
     moved: PerNode[Node] = field(name="specscope.kv.moved", default_factory=list)

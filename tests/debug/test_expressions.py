@@ -53,6 +53,7 @@ def test_what_conditions_say(text, wanted):
         ("[x for x in text]", 0, "listcomp"),
         ("'a' * 9 == text", 0, "arithmetic needs numbers"),
         ("text * 999999", 0, "arithmetic needs numbers"),
+        ("rejected * 999999", 0, "arithmetic needs numbers"),
         ("'%999999d' % node", 0, "arithmetic needs numbers"),
         ("1 << 999", 0, "lshift"),
         ("b'x' == text", 0, "only numbers and text"),
@@ -135,7 +136,7 @@ def test_no_text_crashes_gets_out_or_takes_long(text):
     class Watched(dict):
         def __getitem__(self, name):
             asked.add(name)
-            return {int: 1, float: 0.5, str: "x", bool: True}[NAMES[name]]
+            return {int: 1, float: 0.5, str: "x", bool: True, tuple: (1, 2)}[NAMES[name]]
 
         def __contains__(self, name):
             return name in NAMES
