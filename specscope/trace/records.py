@@ -170,6 +170,13 @@ class DraftNotes(_ArrayEq):
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
 
 
+PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
+    **dict.fromkeys(("node", "top", "choice", "draft_top", "choice_rank", "rank", "q_rank"), np.int32),
+    **dict.fromkeys(("top_p", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy"), np.float32),
+    **dict.fromkeys(("draft_top_p", "choice_q", "outside", "raw_p"), np.float32),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class ParentNotes(_ArrayEq):
     """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/parents.py.

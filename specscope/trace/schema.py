@@ -22,6 +22,8 @@ MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
 MAX_BLOCKS = 2**16  # KV blocks that a request writes to in a step
 MOST_TOP = 16  # likeliest tokens of a parent
+MAX_PARENTS = 2**20  # characters of their notes
+PER_TREE_NODE = ("raw_p", "rank", "q_rank")
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
 ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
 
@@ -43,7 +45,7 @@ Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escape
 
 T = TypeVar("T")
 PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
-PerTop = Annotated[list[T], Meta(max_length=MAX_NODES * MOST_TOP)]
+Likeliest = Annotated[list[T], Meta(max_length=MOST_TOP)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
@@ -124,17 +126,44 @@ class Prefill(_OfStep, frozen=True, kw_only=True):
         return 1000
 
 
-PER_PARENT = (
-    "choice",
-    "choice_p",
-    "entropy",
-    "varentropy",
-    "q_entropy",
-    "q_varentropy",
-    "choice_rank",
-    "choice_q",
-    "outside",
-)
+class Parents(Struct, frozen=True, kw_only=True):
+    """What target and drafter gave at the parents that were tried (ParentNotes): k parents, in a tree of any size."""
+
+    node: PerNode[Parent]
+    top: PerNode[Likeliest[Token]]
+    top_p: PerNode[Likeliest[Probability]]
+    choice: PerNode[Token]
+    choice_p: PerNode[Probability]
+    entropy: PerNode[Nats]
+    varentropy: PerNode[Nats]
+    q_entropy: PerNode[Nats]
+    q_varentropy: PerNode[Nats]
+    draft_top: PerNode[Likeliest[Token]]
+    draft_top_p: PerNode[Likeliest[Probability]]
+    choice_rank: PerNode[Count]
+    choice_q: PerNode[Probability]
+    outside: PerNode[Probability]
+    raw_p: PerNode[Probability]  # this and what follows over the nodes
+    rank: PerNode[Count]
+    q_rank: PerNode[Count]
+    final_entropy: Nats
+    final_varentropy: Nats
+    final_target_p: Probability
+
+    def check(self, n: int) -> None:
+        """That it belongs to a tree of n nodes. Raises DamagedError."""
+        for name in self.__struct_fields__:
+            values = getattr(self, name)
+            wanted = n if name in PER_TREE_NODE else len(self.node)
+            if isinstance(values, list) and len(values) != wanted:
+                raise DamagedError(f"`specscope.parents`: {name} holds {len(values)} values, not {wanted}")
+            if name in ("top", "top_p", "draft_top", "draft_top_p") and len({len(row) for row in values}) > 1:
+                raise DamagedError(f"`specscope.parents`: {name} has rows of several lengths")
+        for tokens, probs in ((self.top, self.top_p), (self.draft_top, self.draft_top_p)):
+            if [len(row) for row in tokens] != [len(row) for row in probs]:
+                raise DamagedError("`specscope.parents`: likeliest tokens without their probabilities")
+        if max(self.node, default=ROOT) >= n:
+            raise DamagedError(f"`specscope.parents` names node {max(self.node)} of {n}")
 
 
 class DecodeStep(Prefill, frozen=True, kw_only=True):
@@ -176,27 +205,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
     cached: Count = field(name="specscope.draft.cached", default=0)
     rows: Annotated[list[Count], Meta(max_length=4096)] = field(name="specscope.draft.rows", default_factory=list)
-    # What target and drafter gave at the parents that were tried
-    final_entropy: Nats | UnsetType = field(name="specscope.final.entropy", default=UNSET)
-    final_varentropy: Nats = field(name="specscope.final.varentropy", default=0.0)
-    final_target_p: Probability = field(name="specscope.final.target_p", default=0.0)
-    parents: PerNode[Parent] = field(name="specscope.parents.node", default_factory=list)
-    top: PerTop[Token] = field(name="specscope.parents.top", default_factory=list)
-    top_p: PerTop[Probability] = field(name="specscope.parents.top_p", default_factory=list)
-    choice: PerNode[Token] = field(name="specscope.parents.choice", default_factory=list)
-    choice_p: PerNode[Probability] = field(name="specscope.parents.choice_p", default_factory=list)
-    entropy: PerNode[Nats] = field(name="specscope.parents.entropy", default_factory=list)
-    varentropy: PerNode[Nats] = field(name="specscope.parents.varentropy", default_factory=list)
-    q_entropy: PerNode[Nats] = field(name="specscope.parents.q_entropy", default_factory=list)
-    q_varentropy: PerNode[Nats] = field(name="specscope.parents.q_varentropy", default_factory=list)
-    draft_top: PerTop[Token] = field(name="specscope.parents.draft_top", default_factory=list)
-    draft_top_p: PerTop[Probability] = field(name="specscope.parents.draft_top_p", default_factory=list)
-    choice_rank: PerNode[Count] = field(name="specscope.parents.choice_rank", default_factory=list)
-    choice_q: PerNode[Probability] = field(name="specscope.parents.choice_q", default_factory=list)
-    outside: PerNode[Probability] = field(name="specscope.parents.outside", default_factory=list)
-    raw_p: PerNode[Probability] = field(name="specscope.parents.raw_p", default_factory=list)
-    rank: PerNode[Count] = field(name="specscope.parents.rank", default_factory=list)
-    q_rank: PerNode[Count] = field(name="specscope.parents.q_rank", default_factory=list)
+    parents: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.parents", default="")  # JSON: Parents
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -228,7 +237,6 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _parents_first("specscope.tree.parent", self.parent, 0)
         self._check_path()
         self._check_notes(n)
-        self._check_parents(n)
         for name, says, holds in (
             ("specscope.drafted", self.drafted, n),
             ("specscope.accepted", self.accepted, len(self.path)),
@@ -257,23 +265,6 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _same_length(self, n, "draft", ("prob", "score"))
         _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
         _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
-
-    def _check_parents(self, n: int) -> None:
-        """One value for each parent, or a whole number of them; one for each node."""
-        k = len(self.parents)
-        if self.final_entropy is UNSET:
-            if k:
-                raise ValueError("`specscope.final.entropy` is missing")
-            return
-        _same_length(self, k, "parents", PER_PARENT)
-        _same_length(self, n, "parents", ("raw_p", "rank", "q_rank"))
-        _same_length(self, len(self.top), "parents", ("top_p",))
-        _same_length(self, len(self.draft_top), "parents", ("draft_top_p",))
-        if max(self.parents, default=ROOT) >= n:
-            raise ValueError(f"`specscope.parents.node` names node {max(self.parents)} of {n}")
-        for name in ("top", "draft_top"):
-            if len(getattr(self, name)) % k if k else getattr(self, name):
-                raise ValueError(f"`specscope.parents.{name}` is no whole number of values for {k} parents")
 
 
 class EngineStep(_OfStep, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
@@ -43,25 +44,6 @@ NOTES_ARRAYS = {
     "dropped_parent": np.int32,
     "dropped_score": np.float32,
     "rows": np.int32,
-}
-PARENT_ARRAYS = {
-    "node": np.int32,
-    "top": np.int32,
-    "top_p": np.float32,
-    "choice": np.int32,
-    "choice_p": np.float32,
-    "entropy": np.float32,
-    "varentropy": np.float32,
-    "q_entropy": np.float32,
-    "q_varentropy": np.float32,
-    "draft_top": np.int32,
-    "draft_top_p": np.float32,
-    "choice_rank": np.int32,
-    "choice_q": np.float32,
-    "outside": np.float32,
-    "raw_p": np.float32,
-    "rank": np.int32,
-    "q_rank": np.int32,
 }
 
 
@@ -198,7 +180,7 @@ class Encoder:
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
-            attributes |= _parents(part.parents)
+            attributes["specscope.parents"] = _parents(part.parents)
         return attributes | self._texts(part, part.tree, verdict)
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
@@ -278,14 +260,9 @@ class Encoder:
         return Span(name, self._trace(info.id), own, 0, info.arrival_ns, end.finished_ns, attributes)
 
 
-def _parents(notes: ParentNotes) -> dict[str, Any]:
-    """Arrays of [k, t] are laid row after row; k follows from the parents' number."""
-    arrays = {name: getattr(notes, name).ravel().tolist() for name in PARENT_ARRAYS}
-    return {f"specscope.parents.{name}": values for name, values in arrays.items() if values} | {
-        "specscope.final.entropy": notes.final_entropy,
-        "specscope.final.varentropy": notes.final_varentropy,
-        "specscope.final.target_p": notes.final_target_p,
-    }
+def _parents(notes: ParentNotes) -> str:
+    """As JSON: so many short arrays would each cost as much as the whole text. schema.Parents is its form."""
+    return orjson.dumps(vars(notes), default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def resource_attributes(run: RunInfo) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from specscope.trace import schema
 from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
+    PARENT_ARRAYS,
     DraftNotes,
     ParentNotes,
     Phase,
@@ -27,7 +28,7 @@ from specscope.trace.records import (
     Verdict,
 )
 from specscope.trace.schema import DamagedError
-from specscope.trace.spans import NOTES_ARRAYS, PARENT_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
+from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
 
@@ -288,17 +289,18 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
 
 
 def _parents(span: schema.DecodeStep) -> ParentNotes | None:
-    if span.final_entropy is UNSET:
+    if not span.parents:
         return None
-    arrays = _arrays(span, {name: dtype for name, dtype in PARENT_ARRAYS.items() if name != "node"})
+    told = schema.read_json(span.parents, schema.Parents, "specscope.parents")
+    told.check(len(span.token))
+    arrays: dict[str, Any] = {name: np.asarray(getattr(told, name), kind) for name, kind in PARENT_ARRAYS.items()}
     for name in ("top", "top_p", "draft_top", "draft_top_p"):
-        arrays[name] = arrays[name].reshape(len(span.parents), -1) if span.parents else arrays[name].reshape(0, 0)
+        arrays[name] = arrays[name].reshape(len(told.node), -1) if told.node else np.zeros((0, 0), arrays[name].dtype)
     return ParentNotes(
-        node=np.asarray(span.parents, np.int32),
         **arrays,
-        final_entropy=span.final_entropy,
-        final_varentropy=span.final_varentropy,
-        final_target_p=span.final_target_p,
+        final_entropy=told.final_entropy,
+        final_varentropy=told.final_varentropy,
+        final_target_p=told.final_target_p,
     )
 
 
