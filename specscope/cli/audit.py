@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specscope.analyze.audit.audit import Audit, audit
+from specscope.cli.captures import text_console
 from specscope.cli.judges import audit_options
 from specscope.cli.streams import say
 
@@ -49,17 +50,9 @@ def _print(found: Audit, warnings: list[str], *, as_json: bool) -> None:
     else:
         from specscope.analyze.audit.text import render_audit
 
-        render_audit(found, Pipe())
+        render_audit(found, text_console())
     for warning in warnings:
         say(f"specscope: warning: {warning}")
-
-
-class Pipe(Console):
-    """A console that leaves a closed pipe to `main`."""
-
-    def on_broken_pipe(self) -> None:
-        """Say so."""
-        raise BrokenPipeError
 
 
 @contextmanager

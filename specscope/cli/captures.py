@@ -1,10 +1,12 @@
-"""What the commands that judge a capture have in common: reading it, and a console for their text."""
+"""What the commands that judge a capture have in common: reading it, a console for their text, and their pages."""
 
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specscope.cli.streams import say
 from specscope.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,6 +27,15 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
             raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
         reader.history.show(branch)
     return reader
+
+
+def write_page(path: str, html: str) -> None:
+    """Write a page. Raises UserError."""
+    try:
+        Path(path).write_bytes(html.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    say(f"wrote {path}")
 
 
 def text_console() -> Console:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from specscope.cli.captures import text_console, write_page
 from specscope.cli.streams import need_terminal, say
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
@@ -169,17 +169,9 @@ def _bar() -> Iterator[Callable[[float], None] | None]:
 
 
 def _print_text(found: Comparison) -> None:
-    from rich.console import Console
-
     from specscope.analyze.compare.text import render_text
 
-    class Pipe(Console):
-        """A console that leaves a closed pipe to `main`."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    render_text(found, Pipe())
+    render_text(found, text_console())
 
 
 def _print_json(found: Comparison) -> None:
@@ -196,9 +188,4 @@ def _write_page(found: Comparison, html: str) -> None:
         from specscope.analyze.compare.page import render_html
     except ImportError as error:
         raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    page = render_html(found).encode("utf-8", "backslashreplace")
-    try:
-        Path(html).write_bytes(page)
-    except OSError as error:
-        raise UserError(f"cannot write {html}: {error.strerror}") from error
-    say(f"wrote {html}")
+    write_page(html, render_html(found))

@@ -10,7 +10,7 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
-from specscope.cli.captures import read_branch, text_console
+from specscope.cli.captures import read_branch, text_console, write_page
 from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
 from specscope.cli.numbers import whole_from
@@ -273,12 +273,7 @@ def _write_page(figures: Report, html: str) -> None:
         from specscope.analyze.page import render_html
     except ImportError as error:
         raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    page = render_html(figures).encode("utf-8", "backslashreplace")
-    try:
-        Path(html).write_bytes(page)
-    except OSError as error:
-        raise UserError(f"cannot write {html}: {error.strerror}") from error
-    say(f"wrote {html}")
+    write_page(html, render_html(figures))
 
 
 @cli.command()

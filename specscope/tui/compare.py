@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import sys
-
 from specscope.debug.viewer import Viewer
-from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime
 from specscope.trace.history import History
 from specscope.tui.compared import Compared
@@ -18,6 +13,7 @@ from specscope.tui.screens.compare_view import CompareScreen
 from specscope.tui.screens.dialogs import Questions
 from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings, read_settings
+from specscope.tui.signals import EndsBySignal, run_to_the_end
 from specscope.tui.widgets.ledger import Ledger
 
 
@@ -65,35 +61,18 @@ class CompareApp(Questions):
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
 
-class CompareProgram(CompareApp):
-    """CompareApp, where it is all that the process runs: whatever signal ends it, the terminal is restored."""
+class CompareProgram(EndsBySignal, CompareApp):
+    """CompareApp, where it is all that the process runs."""
 
     def __init__(self, compared: Compared, settings: Settings, lifetime: Lifetime) -> None:
         super().__init__(compared, settings)
         self._lifetime = lifetime
-        self._own_loop: asyncio.AbstractEventLoop | None = None
 
     def on_mount(self) -> None:
-        """From here on a signal can be told to the loop."""
-        self._own_loop = asyncio.get_running_loop()
-
-    def end_by(self, number: signal.Signals) -> None:
-        """A signal's handler: end as the key for it does. After SIGHUP the terminal may take nothing any more."""
-        if number is signal.SIGHUP:
-            self._lifetime.hurry()
-            if (reading := getattr(self._driver, "exit_event", None)) is not None:
-                reading.set()  # else Textual's reader spins on a terminal that is gone
-        if self._own_loop is None:
-            raise SystemExit(128 + number)
-        if not self._own_loop.is_closed():
-            self._own_loop.call_soon_threadsafe(self.exit, None, 128 + number)
+        """Its loop runs."""
+        self.hear_signals()
 
 
 def run_compare(compared: Compared, lifetime: Lifetime) -> None:
     """Show it until the user leaves, or a signal ends it: SystemExit then. Raises UserError."""
-    app = CompareProgram(compared, read_settings(ACTIONS), lifetime)
-
-    with handled_by(app.end_by):
-        app.run()
-    if app.return_code:
-        sys.exit(app.return_code)
+    run_to_the_end(CompareProgram(compared, read_settings(ACTIONS), lifetime))
