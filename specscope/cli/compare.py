@@ -73,9 +73,9 @@ def compare(
       specscope compare a1.jsonl a2.jsonl --with b1.jsonl b2.jsonl
       specscope compare main.jsonl branch.jsonl --fail-if "tau drops > 2%"
 
-    Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 where nothing differs
-    beyond error (or too little was captured to tell), 1 where something does, 2 for bad input. With --fail-if, 1 only
-    where the 95 % interval of the change lies wholly beyond the limit. Another configuration alone is no difference.
+    Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 if nothing differs
+    beyond error (or too little was captured to tell), 1 if something does, 2 for bad input. With --fail-if, it is 1
+    only if the whole 95 % interval of the change is beyond the limit. A changed configuration alone does not count.
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
     from specscope.analyze.compare.failif import parse

@@ -45,9 +45,9 @@ def diagnose(
 ) -> None:
     """Name what is wrong with the run in CAPTURE, the most likely cause first.
 
-    Runs `verify`; where the models are at hand, `audit`; and where these disagree with the capture, the models again
-    under named mistakes; with --against, `compare`. Each cause comes with the figures for and against it and a command
-    that shows an example.
+    Runs `verify`, and `audit` if the models are available. If the models disagree with the capture, they are rerun with
+    known mistakes, to see which one reproduces it. With --against, also runs `compare`. Each cause comes with the
+    figures for and against it, and a command that shows an example.
 
     Exit code: 0 nothing wrong was found, 1 something was, 2 cannot be judged.
     """

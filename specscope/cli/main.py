@@ -286,11 +286,11 @@ def _write_page(figures: Report, html: str) -> None:
 def audit(
     file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
 ) -> None:
-    """Judge the run in CAPTURE by its models.
+    """Check the run in CAPTURE against its models.
 
-    Each recorded path is fed to plain transformers, and p compared at every node; then the drafter likewise. What
-    differs is set against what agrees, and the shortest condition that tells them apart is printed. Exits with 0
-    where all agrees, 1 where something differs, 2 where nothing can be judged.
+    Each recorded path is fed to plain transformers, and p is compared at every node. Then the drafter is checked the
+    same way. If nodes differ, the shortest condition that separates them from the rest is printed. Exits with 0 if
+    everything agrees, 1 if something differs, 2 if nothing can be judged.
     """
     from specscope.cli.audit import audit_capture
 

@@ -23,11 +23,11 @@ from specscope.cli.numbers import whole_from
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> None:
-    """Check that the run in CAPTURE is consistent: lossless, by its own evidence.
+    """Check from CAPTURE alone that the run is consistent and lossless.
 
-    No model is needed. Each step's verdict is computed again from its numbers; positions, tokens and KV blocks are
-    followed from step to step; and over the whole run what was accepted and drawn is set against the recorded
-    probabilities. Beside each statistical check stands the smallest bias that it would have seen.
+    No model is needed. Each step's verdict is recomputed from the recorded numbers. Positions, tokens and KV blocks are
+    tracked from step to step. Over the whole run, what was accepted and drawn is tested against the recorded
+    probabilities. Each statistical check that passes shows the smallest bias it would have seen.
 
     Exit code: 0 consistent, 1 not consistent, 2 cannot be judged.
     """

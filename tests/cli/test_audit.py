@@ -22,7 +22,7 @@ def test_a_healthy_capture_passes(captured, tiny):
     assert done.returncode == 0, done.stderr
     assert "target p" in done.stdout
     assert "drafter p" in done.stdout
-    assert "The run is what its models say." in done.stdout
+    assert "The run agrees with its models." in done.stdout
     assert done.stderr == ""
 
 

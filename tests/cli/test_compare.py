@@ -38,7 +38,7 @@ def test_a_capture_is_the_same_as_itself(tmp_path):
     copy.write_bytes(Path(SAMPLED).read_bytes())
     code, out, err = compare(SAMPLED, copy)
     assert (code, err) == (0, "")
-    assert "the same: 3 pairs made every decision alike" in out
+    assert "the same: 3 pairs made exactly the same decisions" in out
 
 
 def test_differences_are_exit_code_1(runs):

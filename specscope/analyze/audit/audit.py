@@ -31,7 +31,7 @@ DRAFTER = {
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
 }
 TREE = ("drafter tree", "the tree is what the text gives")
-CONTEXT = ("context", "each step stands on the tokens that were committed before it")
+CONTEXT = ("context", "each step starts from the last committed token")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         draft_slack = judge_head(features, run.dtype, plans, drafter, bar.done)
     elif run.drafter == "draft_model" and options.draft is not None:
         draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done)
-    bar.begin("looking for what tells those that differ")
+    bar.begin("looking for a pattern in the differences")
     if options.draft is not None:
         drafted = _findings(history, drafter)
     elif run.drafter == "ngram":

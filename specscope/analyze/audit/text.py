@@ -15,8 +15,8 @@ from specscope.trace.wording import plural
 
 STYLE = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
 VERDICT = {
-    Exit.CONSISTENT: "The run is what its models say.",
-    Exit.INCONSISTENT: "The run is not what its models say.",
+    Exit.CONSISTENT: "The run agrees with its models.",
+    Exit.INCONSISTENT: "The run does not agree with its models.",
     Exit.NOT_JUDGED: "Nothing could be judged.",
 }
 SHOWN = 3  # examples of each quantity
@@ -62,7 +62,7 @@ def _table(found: Audit) -> Table:
     table.add_column("result", no_wrap=True)
     table.add_column("compared", justify="right", no_wrap=True)
     table.add_column("differ", justify="right", no_wrap=True)
-    table.add_column("what holds where it passes", overflow="fold")
+    table.add_column("what is checked", overflow="fold")
     for finding in found.findings:
         check = finding.check
         about = check.about + (f" ({check.note})" if check.note else "")

@@ -24,7 +24,7 @@ def verdict(
     if reasons:
         return Answer.DIFFERENT, _different(tau), reasons
     if pairs and all(pair.same and pair.first is None for pair in pairs):
-        return Answer.SAME, f"the same: {plural(len(pairs), 'pair')} made every decision alike", []
+        return Answer.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
     seen = _visible(tau)
     untold = [pair for pair in pairs if _cause(pair) in (Cause.CHOICE, Cause.UNKNOWN)]
     if untold:
@@ -93,7 +93,7 @@ def _different(tau: Estimate | None) -> str:
 def _visible(tau: Estimate | None) -> str:
     if tau is None or tau.visible is None or not tau.a:
         return "no interval"
-    return f"a change of the acceptance length by {100 * tau.visible / tau.a:.1f} % or more would have been seen"
+    return f"a change in acceptance length of {100 * tau.visible / tau.a:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:

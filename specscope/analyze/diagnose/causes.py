@@ -29,13 +29,13 @@ class Cause(Enum):
     )
     Q_TEMPERATURE = (
         "q_temperature",
-        "q is recorded at another temperature than the drafts were drawn at",
+        "q is recorded at a different temperature from the one used to draw the drafts",
         "the tensor that drafts are drawn from must be the one that the ratio test uses",
     )
     Q_DROPPED = (
         "q_dropped",
         "drafts were sampled, but they are judged without their q",
-        "how q travels from the drafter to the verifier: without it only deterministic drafts are judged rightly",
+        "how q travels from the drafter to the verifier: without it only deterministic drafts are verified correctly",
     )
     SIBLINGS_SORTED = (
         "siblings_sorted",
@@ -50,7 +50,7 @@ class Cause(Enum):
     # What the drafter is fed
     FEATURES_STALE = (
         "features_stale",
-        "the drafter is fed the features of other positions",
+        "the drafter is fed features from the wrong positions",
         "which rows of the target's hidden states go to the head: one of each committed position, in order",
     )
     FEATURES_MISSING = (
@@ -60,8 +60,8 @@ class Cause(Enum):
     )
     FEATURES_LAYERS = (
         "features_layers",
-        "the drafter is fed other layers' features",
-        "the aux layers: whether j means what enters or what leaves layer j, and their order",
+        "the drafter is fed features from the wrong layers",
+        "the aux layers: whether j means the input or the output of layer j, and the order of the layers",
     )
     DRAFTER_KV_FULL = (
         "drafter_kv_full",
@@ -71,7 +71,7 @@ class Cause(Enum):
     DRAFTER_KV_PREEMPTION = (
         "drafter_kv_preemption",
         "the drafter's KV is stale after a preemption",
-        "what the drafter forgets when a request loses its place: blocks and the count of computed tokens together",
+        "what the drafter resets on preemption: its blocks and its count of computed tokens must be reset together",
     )
     DRAFTER_ROTARY = (
         "drafter_rotary",
@@ -81,8 +81,8 @@ class Cause(Enum):
     # The rule
     RESIDUAL = (
         "residual_not_renormalised",
-        "what is left of p after a rejection is wrong",
-        "p_2 = max(p - q, 0) / its mass, before the next sibling is tried",
+        "the residual after a rejection is wrong",
+        "after a rejection p becomes max(p - q, 0), renormalised, before the next sibling is tried",
     )
     FINAL_FROM_P = (
         "final_from_p",
@@ -117,7 +117,7 @@ class Cause(Enum):
     # The target
     MASK_SIBLINGS = (
         "mask_siblings",
-        "the tree's attention mask shows a node what it must not see",
+        "the tree's attention mask lets a node see tokens that it must not see",
         "a node sees the context, its ancestors and itself: no siblings, no other branch",
     )
     POSITION_BY_INDEX = (
@@ -137,14 +137,14 @@ class Cause(Enum):
     )
     KV_DECAY = (
         "kv_decay",
-        "it gets worse with time",
+        "results get worse the longer the engine runs",
         "what lives longer than a request: caches of blocks by hash, reference counts, buffers that are used again",
     )
     # Bookkeeping
     TOKEN_LOST = (
         "token_lost",
         "a token is lost or computed twice",
-        "preemption and the borders of prefill chunks: tokens before it and positions after it",
+        "preemption and prefill chunk boundaries: the tokens before them and the positions after them",
     )
     COUNTS_SWAPPED = (
         "counts_swapped",
@@ -154,7 +154,7 @@ class Cause(Enum):
     VERDICT_LATE = (
         "verdict_late",
         "a step is given the verdict of the step before it",
-        "when verdicts are read: buffers that the next step writes, copies that nobody waits for",
+        "when verdicts are read: buffers that the next step writes, copies that are read before they finish",
     )
     # No fault
     WEAK_DRAFTER = (

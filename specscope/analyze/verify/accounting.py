@@ -238,7 +238,7 @@ CHECKS = (
     ("tokens in the cache", "a step begins with the KV that the one before left, or none when it was lost", cached),
     ("positions", "the root lies where the tokens before it put it", positions),
     ("prompt fed", "before the first token the prompt is fed, each token once", prefill),
-    ("tokens emitted", "all that was committed is emitted, but for what lies behind the end", emitted),
+    ("tokens emitted", "every committed token is emitted, except those past the request's end", emitted),
     ("outputs", "the output is what the steps emitted, and no longer than allowed", outputs),
     ("ends", "a request ends where its reason says, and no sooner", ends),
     ("what preceded", "each step says what its request did before", preceded),

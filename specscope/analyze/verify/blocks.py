@@ -61,7 +61,7 @@ def _problem(request: str, blocks: list[int], first: int, table: list[int], owne
         if owner.get(block, request) != request:
             return f"writes to block {block}, which holds tokens of {owner[block]}"
         if at < len(table) and table[at] not in (-1, block):
-            return f"its tokens from {at} blocks on lie in block {table[at]}, it writes to block {block}"
+            return f"entry {at} of its block table is block {table[at]}, but it writes to block {block}"
         if block in table[:first]:
             return f"block {block} is in its table twice"
     return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"

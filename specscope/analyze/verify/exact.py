@@ -105,7 +105,7 @@ def trial_order(c: Columns) -> Check:
         due != c.tried,
         c.standard[c.step],
         c.at_node,
-        lambda i: f"{'was not' if due[i] else 'was'} tried, out of turn",
+        lambda i: "was not tried when its turn came" if due[i] else "was tried out of turn",
     )
 
 
@@ -242,12 +242,12 @@ def final_tokens(c: Columns) -> Check:
     again[c.step[same]] = True
     return found(
         "final tokens",
-        "the final token had a probability above 0, and is none that was rejected at its place",
+        "the final token had a probability above 0, and was not rejected at the same place",
         bad | again,
         c.standard & ~c.forced_final,
         c.at_step,
         lambda s: (
-            f"token {c.final[s]} was rejected at this place and came out all the same"
+            f"token {c.final[s]} was rejected at this place but was drawn as the final token"
             if again[s]
             else f"drawn with probability {c.final_p[s]:.6g}"
         ),
@@ -277,5 +277,5 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
         c.known,
         c.at_step,
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
-        note="a coin that was set by hand in the debugger counts as one that does not follow" if bad.any() else "",
+        note="a coin that was set by hand in the debugger also fails this check" if bad.any() else "",
     )

@@ -10,7 +10,7 @@ from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE,
 from specscope.trace.tree import Doubles
 
 NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
-LACKING = "the capture does not tell of the parents that were tried"
+LACKING = "the capture has no evidence on the parents that were tried"
 
 
 def parent_checks(c: Columns) -> list[Check]:

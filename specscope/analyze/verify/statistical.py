@@ -157,10 +157,15 @@ def _draws(c: Columns) -> list[Family]:
     return [
         family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
         family("other final draws", "bonus and target tokens follow p", chances.final_draws(recovered=False)),
-        family("emitted surprisal", "what comes out follows the target's p: lossless", chances.emitted()),
-        family("target's choice emitted", "it comes out as often as its p says", chances.top_token(), share),
+        family("emitted surprisal", "emitted tokens follow the target's p: lossless", chances.emitted()),
+        family(
+            "target's choice emitted",
+            "the target's likeliest token is emitted as often as its p says",
+            chances.top_token(),
+            share,
+        ),
         family("drafted surprisal", "first siblings follow q", first, why=no_draws),
-        family("later siblings", "those drawn after them follow what is left of q", later, why=no_draws),
+        family("later siblings", "siblings drawn after the first follow what is left of q", later, why=no_draws),
     ]
 
 
@@ -176,14 +181,14 @@ def _coins(c: Columns) -> list[Family]:
         Family("coins uniform", "coins are spread evenly over 0 to 1", uniform, distance, c.at_step),
         Family(
             "coins in series",
-            "a coin does not tell the next one",
+            "a coin is not correlated with the next one",
             [Cell("", coins.serial(c))],
             correlation,
             c.at_step,
         ),
         Family(
             "coins and draws",
-            "a coin does not tell what was drafted",
+            "coins are not correlated with what was drafted",
             draws,
             correlation,
             c.at_step,

@@ -35,7 +35,7 @@ def begins(one, request: int, number: int) -> int:
 def test_a_run_is_the_same_as_itself(recorded):
     found = compare(recorded, side(seed=1, evidence=True))
     assert found.answer is Answer.SAME
-    assert found.summary == "the same: 24 pairs made every decision alike"
+    assert found.summary == "the same: 24 pairs made exactly the same decisions"
     assert all(pair.match is Match.EXACT and pair.same and pair.first is None for pair in found.pairs)
     assert not found.differences
     assert not found.reasons
