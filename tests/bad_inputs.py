@@ -629,6 +629,36 @@ def scripts() -> list[Case]:
     return cases
 
 
+def judges() -> list[Case]:
+    """The verbs that read captures: files that are none, and flags out of range."""
+    verbs = [("verify",), ("audit",), ("diagnose",), ("diagnose", "--no-audit"), ("compare", PLANTED), ("report",)]
+    cases = [Case("judge", (*verb, "c"), {"c": content}, "c") for verb in verbs for content in FILES]
+    for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
+        cases += [Case("judge", (*verb, name), {}) for verb in verbs]
+    cases += [Case("judge", ("diagnose", PLANTED, "--no-audit", "--against", "c"), {"c": x}) for x in FILES]
+    for value in ["-1", "9", *NO_NUMBERS]:
+        cases += [Case("judge flag", (*verb, PLANTED, f"--branch={value}"), {}, "--branch") for verb in verbs[:4:3]]
+    for value in ["0", "-1", *NO_NUMBERS]:
+        cases += [
+            Case("judge flag", (verb, PLANTED, f"--sample={value}"), {}, "--sample") for verb in ("audit", "diagnose")
+        ]
+    for value in ["0", "1", "-1", *NO_NUMBERS]:
+        cases.append(Case("judge flag", ("verify", PLANTED, f"--alpha={value}"), {}, "--alpha"))
+    for text in (
+        "",
+        "x",
+        "tau",
+        "tau drops",
+        "tau drops > ",
+        "tau drops > x%",
+        "tau drops 2%",
+        "p drops > 2%",
+        "\udcff",
+    ):
+        cases.append(Case("judge flag", ("compare", PLANTED, PLANTED, f"--fail-if={text}"), {}, "--fail-if"))
+    return cases
+
+
 def outputs() -> list[Case]:
     """Outputs that would hit an input or something else, or that cannot be written."""
     held = {
@@ -724,4 +754,4 @@ def settings() -> list[str]:
     return SETTINGS
 
 
-CASES = [*flags(), *values(), *prompts(), *scripts(), *outputs()]
+CASES = [*flags(), *values(), *prompts(), *scripts(), *judges(), *outputs()]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import click
+from msgspec import Meta
 
 from specscope.cli.captures import read_branch, text_console
-from specscope.cli.numbers import whole_from
+from specscope.cli.numbers import Number, whole_from
+
+Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
 
 
 @click.command()
@@ -15,7 +19,7 @@ from specscope.cli.numbers import whole_from
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(Share),
     default=0.01,
     show_default=True,
     metavar="P",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,8 +41,11 @@ class CaptureReader:
         self._decoder = Decoder()
         self.history.vocabulary = self._decoder.vocabulary
         try:
+            found = self.path.stat()
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a device may have no end
+                raise UserError(f"cannot read {self.name}: a capture must be a regular file")
             self._file = open(self.path, "rb")  # noqa: SIM115
-            self.size = self.path.stat().st_size
+            self.size = found.st_size
         except OSError as error:
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         self._lines = self._records()
@@ -67,8 +71,14 @@ class CaptureReader:
         for record in records:
             self.history.append(record)
 
+    def _raw_lines(self) -> Iterator[bytes]:
+        try:
+            yield from self._file
+        except OSError as error:
+            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+
     def _records(self) -> Iterator[list[StepRecord]]:
-        for number, line in enumerate(self._file, 1):
+        for number, line in enumerate(self._raw_lines(), 1):
             if not line.endswith(b"\n") and not _whole(line):
                 lost = f"{len(line):,} of {self.size:,} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
