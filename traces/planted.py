@@ -11,7 +11,7 @@ from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.trace.outputs import OutputOptions, Outputs
-from specscope.trace.spans import Level
+from specscope.trace.spans import SpanLevel
 
 PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy dog near the river bank."
 
@@ -33,7 +33,7 @@ def main() -> None:
     engine.drafter = Shifted(depth=4)
     params = SamplingParams(max_tokens=40)
     path = Path(__file__).parent / "planted.jsonl"
-    options = OutputOptions(str(path), None, None, Level.TREES, None, True)
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params)
     (result,) = engine.generate(engine.turn(PROMPT), params)
     outputs.close()
