@@ -6,14 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specscope.analyze.audit.audit import Audit, audit
-from specscope.cli.captures import text_console
+from specscope.cli.captures import print_json, text_console
 from specscope.cli.judges import audit_options
-from specscope.cli.streams import say
+from specscope.cli.streams import warn
 
 
 def audit_capture(
@@ -44,15 +43,13 @@ def audit_capture(
 
 def _print(found: Audit, warnings: list[str], *, as_json: bool) -> None:
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2))
+        print_json(found.to_dict())
     else:
         from specscope.analyze.audit.text import render_audit
 
         render_audit(found, text_console())
     for warning in warnings:
-        say(f"specscope: warning: {warning}")
+        warn(warning)
 
 
 @contextmanager

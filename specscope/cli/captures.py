@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specscope.cli.streams import say
 from specscope.errors import UserError
@@ -27,6 +28,15 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
             raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
         reader.history.show(branch)
     return reader
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401
+    """A result's plain values on standard output: as bytes, for a locale may not know all characters."""
+    import click
+    import orjson
+
+    data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    click.echo(data if hasattr(sys.stdout, "buffer") else data.decode())
 
 
 def write_page(path: str, html: str) -> None:

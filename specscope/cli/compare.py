@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import text_console, write_page
-from specscope.cli.streams import need_terminal, say
+from specscope.cli.captures import print_json, text_console, write_page
+from specscope.cli.streams import need_terminal, warn
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.trace.files import PAGE, check_output
@@ -175,12 +175,10 @@ def _print_text(found: Comparison) -> None:
 
 
 def _print_json(found: Comparison) -> None:
-    import orjson
-
-    click.echo(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+    print_json(found.to_dict())
     for side in (found.a, found.b):
         for warning in side.warnings:
-            say(f"specscope: warning: {warning}")
+            warn(warning)
 
 
 def _write_page(found: Comparison, html: str) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import read_branch, text_console
+from specscope.cli.captures import print_json, read_branch, text_console
 from specscope.cli.numbers import whole_from
-from specscope.cli.streams import say
+from specscope.cli.streams import warn
 from specscope.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,15 +71,13 @@ def diagnose(
             progress=progress,
         )
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(found.to_dict(file), option=orjson.OPT_INDENT_2))
+        print_json(found.to_dict(file))
     else:
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(found, file, text_console())
     for warning in reader.warnings:
-        say(f"specscope: warning: {warning}")
+        warn(warning)
     sys.exit(int(found.exit))
 
 

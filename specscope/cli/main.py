@@ -10,7 +10,7 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
-from specscope.cli.captures import read_branch, text_console, write_page
+from specscope.cli.captures import print_json, read_branch, text_console, write_page
 from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
 from specscope.cli.numbers import whole_from
@@ -22,7 +22,7 @@ from specscope.cli.options import (
     sampling_options,
     sampling_params,
 )
-from specscope.cli.streams import need_terminal, say
+from specscope.cli.streams import need_terminal, warn
 from specscope.cli.train import train
 from specscope.cli.verify import verify
 from specscope.errors import UserError
@@ -235,7 +235,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
-        _warn(warning)
+        warn(warning)
 
 
 @cli.command()
@@ -257,11 +257,9 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
     if html is not None:
         _write_page(figures, html)
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(figures.to_dict(), option=orjson.OPT_INDENT_2))
+        print_json(figures.to_dict())
         for warning in reader.warnings:
-            _warn(warning)
+            warn(warning)
     elif html is None:
         from specscope.analyze.text import render_text
 
@@ -341,7 +339,3 @@ cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(train)
 cli.add_command(verify)
-
-
-def _warn(text: str) -> None:
-    say(f"specscope: warning: {text}")

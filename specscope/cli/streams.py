@@ -87,6 +87,11 @@ def give_up_output() -> None:
         _replace(1, os.O_WRONLY)
 
 
+def warn(text: str) -> None:
+    """A warning, likewise."""
+    say(f"specscope: warning: {text}")
+
+
 def say(text: str) -> None:
     """One line on standard error, however long or odd the text is."""
     line = printable(" ".join(text.split()))

@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import read_branch, text_console
+from specscope.cli.captures import print_json, read_branch, text_console
 from specscope.cli.numbers import Number, whole_from
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
@@ -41,9 +41,7 @@ def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> Non
     reader = read_branch(file, branch)
     trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(trial.to_dict(), option=orjson.OPT_INDENT_2).decode())
+        print_json(trial.to_dict())
     else:
         render_trial(trial, text_console())
     sys.exit(int(trial.exit))
