@@ -112,8 +112,8 @@ def compare(
 
 def compared(a: Side, b: Side, found: Comparison) -> Compared:
     """What the screen shows."""
-    from specscope.analyze.compare.result import ABOUT
-    from specscope.tui.compared import Compared, ComparedPair
+    from specscope.analyze.compare.result import ABOUT, HARMLESS, Cause
+    from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
     def pair(number: int, one: Pair) -> ComparedPair:
         cause, at = ("", None) if one.parting is None else (one.parting.cause, one.parting.position)
@@ -134,6 +134,7 @@ def compared(a: Side, b: Side, found: Comparison) -> Compared:
         pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
+        causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in Cause),
         steps=steps,
     )
 

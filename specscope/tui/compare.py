@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
 from specscope.trace.history import History
@@ -9,8 +11,10 @@ from specscope.tui.compared import Compared
 from specscope.tui.keys import ACTIONS
 from specscope.tui.look import Look
 from specscope.tui.palette import DARK, LIGHT
+from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import CompareScreen
 from specscope.tui.screens.dialogs import Questions
+from specscope.tui.screens.help import HelpScreen
 from specscope.tui.screens.over import Over
 from specscope.tui.settings import Settings, read_settings
 from specscope.tui.signals import EndsBySignal, run_to_the_end
@@ -55,6 +59,10 @@ class CompareApp(Questions):
 
     def _say(self, text: str) -> None:
         self.notify(text, markup=False)
+
+    def action_help(self) -> None:
+        """Keys and what the columns mean."""
+        self.push_screen(HelpScreen(partial(compare_help_lines, causes=self._compared.causes)))
 
     def action_next_theme(self) -> None:
         """Light or dark."""

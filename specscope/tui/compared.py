@@ -28,6 +28,15 @@ class ComparedPair:
 
 
 @dataclass(frozen=True)
+class KnownCause:
+    """Something that can make two outputs part."""
+
+    name: str  # in a word, as ComparedPair.cause has it
+    about: str
+    harmless: bool  # whether it is to be expected, and no fault of either side
+
+
+@dataclass(frozen=True)
 class Compared:
     """A comparison."""
 
@@ -39,6 +48,7 @@ class Compared:
     pairs: tuple[ComparedPair, ...]
     vocabularies: tuple[Vocabulary, Vocabulary]
     dtypes: tuple[str, str]
+    causes: tuple[KnownCause, ...]  # all that there are
     steps: Callable[[ComparedPair], tuple[list[RequestStep], list[RequestStep]]]  # decode steps of both sides
 
 

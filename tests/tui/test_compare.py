@@ -6,13 +6,17 @@ from contextlib import asynccontextmanager
 from functools import cache
 
 import pytest
+from rich.cells import cell_len
 
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.result import Cause
 from specscope.cli.compare import compared
 from specscope.tui.ask import Ask
 from specscope.tui.compare import CompareApp
 from specscope.tui.compared import Beside, Compared
+from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import CompareScreen, PairsPanel
+from specscope.tui.screens.help import HelpLines, HelpScreen
 from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreePanelOf
 from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
@@ -155,6 +159,25 @@ async def test_places_line_up_where_steps_do_not():
             assert beside.part(side_at, done + step.emitted - 1) == number
             done += step.emitted
     assert [row.place for row in beside.rows] == sorted({row.place for row in beside.rows})
+
+
+@pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
+def test_the_help_page_fits(width):
+    texts = ["".join(part for part, _ in line) for line in compare_help_lines(width, sample().causes)]
+    assert max(map(cell_len, texts)) <= width
+
+
+@pytest.mark.parametrize("keys", [["question_mark"], ["n", "enter", "question_mark"]], ids=["pairs", "parting"])
+async def test_the_help_page_opens_over_both_screens_and_names_every_cause(keys):
+    async with running(sample(), (200, 60)) as (app, pilot):
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+        text = "\n".join("".join(part for part, _ in line) for line in app.screen.query_one(HelpLines).sheet.lines)
+        assert all(cause.value in text for cause in Cause)
+        below = len(app.screen_stack) - 1
+        await pilot.press("escape")
+        assert len(app.screen_stack) == below
 
 
 async def test_q_quits_from_the_list():

@@ -59,6 +59,7 @@ ABOUT = {
     Cause.UNKNOWN: "the captures do not say why",
 }
 SUSPECT = (Cause.TARGET, Cause.DRAFTER, Cause.COIN, Cause.VERDICT)  # no seed, no text and no rounding explains these
+HARMLESS = (Cause.PARAMETERS, Cause.END, Cause.SEED, Cause.ROUNDING, Cause.DRAFTS)  # to be expected
 
 
 @dataclass(frozen=True)

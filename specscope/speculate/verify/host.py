@@ -13,6 +13,7 @@ When all children are rejected the final token is drawn from what is left of p; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,8 +131,7 @@ def _try(
     batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, found: BatchEvidence
 ) -> tuple[int | None, Chosen | Residual]:
     """Try siblings in draw order: the accepted one, or None with what is left of p."""
-    trees = batch.trees
-    q = None if trees.drawn[children[0]] == DETERMINISTIC else DrafterRow(batch.q[trees.q_row[row]])
+    trees, q = batch.trees, _drafter_row(batch, row, children)
     for child in children:
         token, forced = int(trees.token[child]), trees.forced[child]
         p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
@@ -140,7 +140,33 @@ def _try(
         found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
         if accepted:
             return child, p
-        p, found.residual_mass[child] = p.reject(token, q)
-        if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
-            q = q.without(token)
+        p, q, found.residual_mass[child] = _reject(batch, child, p, q, last=child == children[-1])
     return None, p
+
+
+def residual(batch: VerifyBatch, row: int) -> Tensor:
+    """[V] what the final token of a sampled request was drawn from after all children of a row were rejected."""
+    children = batch.trees.children()[row]
+    left: Chosen | Residual = Residual(batch.target.p[int(batch.trees.p_row[row])])
+    q = _drafter_row(batch, row, children)
+    for child in children:
+        left, q, _ = _reject(batch, child, left, q, last=child == children[-1])
+    assert isinstance(left, Residual)
+    return left.row
+
+
+def _drafter_row(batch: VerifyBatch, row: int, children: Sequence[int]) -> DrafterRow | None:
+    """What the children of a row were drawn from; None where they are deterministic."""
+    trees = batch.trees
+    return None if trees.drawn[children[0]] == DETERMINISTIC else DrafterRow(batch.q[trees.q_row[row]])
+
+
+def _reject(
+    batch: VerifyBatch, child: int, p: Chosen | Residual, q: DrafterRow | None, *, last: bool
+) -> tuple[Chosen | Residual, DrafterRow | None, float]:
+    """What is left of p and of q after a rejection, and the residual's mass before it was renormalised."""
+    token = int(batch.trees.token[child])
+    p, mass = p.reject(token, q)
+    if q is not None and batch.trees.drawn[child] == WITHOUT_REPLACEMENT and not last:
+        q = q.without(token)
+    return p, q, mass

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.verify import host
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.records import FinalKind, ParentNotes, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn, Floats
@@ -28,7 +29,7 @@ def parent_notes(batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequenc
     """One for each part of the batch that `step_batch` was made of."""
     tried = [_tried(one.tree, verdict) for one, verdict in zip(batch.inputs, verdicts, strict=True)]
     return [
-        _notes(batch, i, verdicts[i], draft, nodes, [_softmax(logits[node + 1]) for node in nodes])
+        _notes(batch, i, verdicts[i], draft, nodes, [_Raw(logits[node + 1]) for node in nodes])
         for i, (nodes, (_, draft, logits)) in enumerate(zip(tried, parts, strict=True))
     ]
 
@@ -40,16 +41,16 @@ def _tried(tree: DraftTree, verdict: Verdict) -> list[int]:
 
 
 def _notes(
-    batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, nodes: Sequence[int], raw: Sequence[Floats]
+    batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, nodes: Sequence[int], raw: Sequence[_Raw]
 ) -> ParentNotes:
-    """Of one part: the nodes whose children were tried, and the target's probabilities there, before any rule."""
+    """Of one part: the nodes whose children were tried, and what the target gave there, before any rule."""
     tree, k = draft.tree, len(nodes)
     found = _Notes(len(tree), k)
     for at, (node, row) in enumerate(zip(nodes, raw, strict=True)):
         children = tree.children(node)
         tokens = tree.token[children]
         found.target(at, row)
-        found.node["raw_p"][children] = row[tokens]
+        found.node["raw_p"][children] = row.p(tokens)
         p = _p(batch, part, node)
         if isinstance(p, int):
             found.parent["choice"][at], found.parent["choice_p"][at] = p, 1
@@ -69,7 +70,7 @@ def _notes(
     entropy, varentropy, share = 0.0, 0.0, float(verdict.final_p)
     if not isinstance(p, int):
         recovered = verdict.kind is FinalKind.RECOVERED
-        entropy, varentropy = _spread(_left(batch, part, above, p) if recovered else p)
+        entropy, varentropy = _spread(_residual(batch, part, above) if recovered else p)
         share = float(p[verdict.token])
     return ParentNotes(
         node=np.array(nodes, np.int32),
@@ -104,28 +105,60 @@ class _Notes:
             self.parent[name + "_p"] = np.zeros((parents, len(tokens)), np.float32)
         self.parent[name][at], self.parent[name + "_p"][at] = tokens, probs
 
-    def target(self, at: int, row: Floats) -> None:
+    def target(self, at: int, row: _Raw) -> None:
         """The target's likeliest tokens."""
-        self._keep("top", at, *_top(row))
+        self._keep("top", at, *row.top())
 
-    def drafter(self, at: int, draft: Draft, path: Sequence[int], raw: Floats) -> None:
+    def drafter(self, at: int, draft: Draft, path: Sequence[int], raw: _Raw) -> None:
         """The drafter's, where it is a model, and what the target's first choice has in its distribution."""
         row = draft.row(path)
         if row is None:
             return
-        q = _softmax(row.logits)
+        q = _Raw(row.logits)
         choice = int(self.parent["top"][at, 0])
-        tokens, probs = _top(q)
-        place: int | None = choice
+        tokens, probs = q.top()
+        place = np.array([choice])
         if row.d2t is not None:
             d2t = row.d2t.cpu().numpy()
-            tokens = d2t[tokens]
-            place = next(iter(np.flatnonzero(d2t == choice).tolist()), None)
-            self.parent["outside"][at] = max(1 - float(raw[d2t].sum()), 0)
+            tokens, place = d2t[tokens], np.flatnonzero(d2t == choice)
+            self.parent["outside"][at] = max(1 - float(raw.p(d2t).sum()), 0)
         self._keep("draft_top", at, tokens, probs)
-        if place is not None:
-            self.parent["choice_rank"][at] = 1 + np.count_nonzero(q > q[place])
-            self.parent["choice_q"][at] = q[place]
+        if len(place):
+            self.parent["choice_rank"][at] = 1 + np.count_nonzero(q.weights > q.weights[place[0]])
+            self.parent["choice_q"][at] = q.p(place)[0]
+
+
+class _Raw:
+    """A model's distribution after some tokens, before any rule. Not divided by its mass: few of its tokens are read.
+
+    In numpy: torch would wake its threads for each row, and wait for them.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        row = logits.cpu()
+        if row.dtype is torch.bfloat16:  # the upper half of a float32
+            weights = (row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
+        else:
+            weights = row.numpy().astype(np.float32)
+        weights -= weights.max()
+        np.exp(weights, out=weights)
+        self.weights = weights  # [V] e^(logit - the highest logit)
+        self._mass = weights.sum()
+
+    def p(self, tokens: NDArray[Any]) -> Floats:
+        """Their probabilities."""
+        probs: Floats = self.weights[tokens] / self._mass
+        return probs
+
+    def top(self) -> tuple[NDArray[Any], Floats]:
+        """The likeliest tokens, likeliest first, and their probabilities."""
+        row, count = self.weights, min(TOP, len(self.weights))
+        tokens, weights = np.zeros(count, np.int64), np.zeros(count, np.float32)
+        for place in range(count):  # four times argmax is a third of numpy's partition, and an eighth of torch's topk
+            tokens[place] = best = row.argmax()
+            weights[place], row[best] = row[best], -1
+        row[tokens] = weights  # as it was
+        return tokens, weights / self._mass
 
 
 def _p(batch: VerifyBatch, part: int, node: int) -> Floats | int:
@@ -142,41 +175,9 @@ def _q(batch: VerifyBatch, part: int, node: int) -> Floats:
     return batch.q[behind].float().cpu().numpy()
 
 
-def _left(batch: VerifyBatch, part: int, above: int, p: Floats) -> Floats:
-    """What a recovered token was drawn from: p, less what the rejected children took (verify/host.py)."""
-    tree = batch.inputs[part].tree
-    children = tree.children(above)
-    if tree.drawn[children[0]] == Drawn.DETERMINISTIC:
-        left = p.copy()
-        left[tree.token[children]] = 0
-        return _whole(left, p)
-    q = _q(batch, part, above)
-    for child in children:
-        p = _whole(np.maximum(p - q, 0), p)
-        if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and child != children[-1]:
-            rest = q.copy()
-            rest[tree.token[child]] = 0
-            q = _whole(rest, q)
-    return p
-
-
-def _whole(row: Floats, otherwise: Floats) -> Floats:
-    """The row renormalised; what it was before where nothing is left of it."""
-    mass = row.sum()
-    return row / mass if mass > 0 else otherwise
-
-
-def _softmax(row: Tensor) -> Floats:
-    """Probabilities [V] of a row of logits. In numpy: torch would wake its threads for each row, and wait for them."""
-    row = row.cpu()
-    if row.dtype is torch.bfloat16:  # the upper half of a float32
-        logits = (row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
-    else:
-        logits = row.numpy().astype(np.float32)
-    logits -= logits.max()
-    np.exp(logits, out=logits)
-    logits /= logits.sum()
-    return logits
+def _residual(batch: VerifyBatch, part: int, node: int) -> Floats:
+    """What a recovered token was drawn from."""
+    return host.residual(batch, int(batch.trees.root[part]) + node + 1).cpu().numpy()
 
 
 def _spread(row: Floats) -> tuple[float, float]:
@@ -185,17 +186,6 @@ def _spread(row: Floats) -> tuple[float, float]:
     entropy = -float(row @ logs)
     logs *= logs
     return max(entropy, 0.0), max(float(row @ logs) - entropy * entropy, 0.0)
-
-
-def _top(row: Floats) -> tuple[NDArray[Any], Floats]:
-    """The likeliest tokens of a row [V], likeliest first, and their probabilities. The row is as before afterwards."""
-    count = min(TOP, len(row))
-    tokens, probs = np.zeros(count, np.int64), np.zeros(count, np.float32)
-    for place in range(count):  # four times argmax is a third of numpy's partition, and an eighth of torch's topk
-        tokens[place] = best = row.argmax()
-        probs[place], row[best] = row[best], -1
-    row[tokens] = probs
-    return tokens, probs
 
 
 def _ranks(row: Floats, tokens: NDArray[Any]) -> NDArray[Any]:

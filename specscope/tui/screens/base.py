@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
 from specscope.debug.show_stop import stop_text
 from specscope.debug.stops import BreakpointHit, Stop
@@ -10,7 +12,7 @@ from specscope.tui.screens.branches_view import BranchesScreen
 from specscope.tui.screens.dialogs import Questions
 from specscope.tui.screens.engine_view import EngineScreen
 from specscope.tui.screens.fork_view import ForkScreen
-from specscope.tui.screens.help import HelpScreen
+from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Over
 from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
@@ -74,7 +76,7 @@ class Screens(Questions):
 
     def action_help(self) -> None:
         """Keys, colours, figures."""
-        self.push_screen(HelpScreen(self.settings.keys))
+        self.push_screen(HelpScreen(partial(help_lines, keymap=self.settings.keys)))
 
     def action_goto_position(self, position: int) -> None:
         """A place in the history."""

@@ -20,7 +20,6 @@ from specscope.tui.widgets.listing import PickPanel
 from specscope.tui.widgets.panel import Panel
 
 INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
-HARMLESS = ("rounding", "seed", "parameters", "drafts", "end")
 NUMBER, TAU = 6, 5
 
 
@@ -62,7 +61,10 @@ class ConfigurationPanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A line each: what differs, A, B."""
         rows = self._compared.differences
-        title: Line = [("Configuration", "strong"), (f"  {len(rows)} differ", "dim")]
+        title: Line = [
+            ("Configuration", "strong"),
+            (f"  {len(rows)} {'differs' if len(rows) == 1 else 'differ'}", "dim"),
+        ]
         if not rows:
             return Sheet([[("nothing differs", "faint")]], title)
         name = min(max(len(row[0]) for row in rows), 31, width // 2)
@@ -101,7 +103,12 @@ class PairsPanel(PickPanel):
         parted = sum(pair.at is not None for pair in every)
         count = f"{len(self.shown)} of {len(every)}" if self.order.words else f"{len(every)}"
         title = fit(
-            [(0, [("Pairs", "strong")]), (1, [(count, "dim")]), (2, [(f"{parted} part", "dim")]), (3, self.said())],
+            [
+                (0, [("Pairs", "strong")]),
+                (1, [(count, "dim")]),
+                (2, [(f"{parted} {'parts' if parted == 1 else 'part'}", "dim")]),
+                (3, self.said()),
+            ],
             width - 2,
         )
         if not every:
@@ -113,7 +120,8 @@ class PairsPanel(PickPanel):
         cells += [("τ A", right("τ A", TAU)), ("τ B", right("τ B", TAU)), ("change", right("change", NUMBER))]
         cells += [("parts at", right("parts at", 8)), ("cause", left("cause", 10)), ("", "prompt")]
         lines: list[Line] = [self.head(cells)]
-        lines += [_line(pair, name, width, wide) for pair in self.shown]
+        harmless = {cause.name for cause in self._compared.causes if cause.harmless}
+        lines += [_line(pair, name, width, wide=wide, harmless=pair.cause in harmless) for pair in self.shown]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
 
 
@@ -140,10 +148,10 @@ def _value(pair: ComparedPair, column: str) -> float | str:
     return last if value is None else value
 
 
-def _line(pair: ComparedPair, name: int, width: int, wide: bool) -> Line:
+def _line(pair: ComparedPair, name: int, width: int, *, wide: bool, harmless: bool) -> Line:
     change = _change(pair)
     moved: Ink = "dim" if not change else "accepted" if change > 0 else "rejected"
-    why: Ink = "dim" if pair.cause in HARMLESS else "rejected"
+    why: Ink = "dim" if harmless else "rejected"
     line: list[tuple[str, Ink]] = [(left(clean(pair.a), name), "text"), ("  ", "dim")]
     line += [(right(f"{pair.tokens[0]:,}", NUMBER), "dim"), ("  ", "dim")] if wide else []
     for value in pair.tau:
@@ -171,6 +179,7 @@ class CompareScreen(Over, inherit_bindings=False):
         Binding("enter", "go", "Open", show=False),
         Binding("q,ctrl+c", "app.quit", "Quit", show=False),  # the app's own do not reach a modal screen
         Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("question_mark", "app.help", "Help", show=False),
         Binding("n", "next(1)", "Next parting", show=False),
         Binding("N,upper_n", "next(-1)", "Previous parting", show=False),
         Binding("slash", "app.filter", "Filter", show=False),
@@ -187,7 +196,8 @@ class CompareScreen(Over, inherit_bindings=False):
         Hint(3, "o", "sort", "app.sort(1)"),
         Hint(6, "O", "reverse", "app.sort(-1)"),
         Hint(7, "t", "theme", "app.next_theme"),
-        Hint(4, "q", "quit", "app.quit"),
+        Hint(4, "?", "help", "app.help"),
+        Hint(8, "q", "quit", "app.quit"),
     )
 
     def __init__(self, look: Look, compared: Compared) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -52,8 +52,13 @@ SIDE_BY_SIDE = 100  # cells
 LABELS, GAP = (7, 10), 3
 
 
+Part = tuple[str, Sequence[Row]]  # its name, and its rows
+Page = Callable[[int], list[Line]]  # laid out for a width in cells
+NODE: Part = ("Figures of a node", [(name, "strong", text) for name, text in FIGURES])
+
+
 def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
-    """The page, in two columns where there is room."""
+    """The main screen's page."""
     keys: list[Row] = [(label(key, keymap), "key", key.help) for key in KEYS]
     keys += [
         ("Tab", "key", "next panel; the arrow keys scroll it"),
@@ -61,19 +66,24 @@ def help_lines(width: int, keymap: Mapping[str, str]) -> list[Line]:
         ("mouse", "key", "click text, a node or a chart: go to its step"),
         ("Ctrl+P", "key", "command palette"),
     ]
+    run: Part = ("Figures of a run", [(name, "strong", text) for name, text in RATES])
+    return two_columns(width, [("Keys", keys)], [("Verdicts", MARKS), ("Tokens", COLOURS), NODE, run])
+
+
+def two_columns(width: int, one: Sequence[Part], two: Sequence[Part], labels: tuple[int, int] = LABELS) -> list[Line]:
+    """Both columns, with labels of these widths, beside each other where there is room, else below each other."""
     both = width >= SIDE_BY_SIDE
     wide = (width - GAP) // 2 if both else width
-    one = _table("Keys", keys, LABELS[0], wide)
-    two = [
-        *_table("Verdicts", MARKS, LABELS[1], wide),
-        [],
-        *_table("Tokens", COLOURS, LABELS[1], wide),
-        [],
-        *_table("Figures of a node", [(name, "strong", text) for name, text in FIGURES], LABELS[1], wide),
-        [],
-        *_table("Figures of a run", [(name, "strong", text) for name, text in RATES], LABELS[1], wide),
-    ]
-    return beside([one, two], wide, GAP) if both else [*one, [], *two]
+    columns = [_column(parts, label_width, wide) for parts, label_width in zip((one, two), labels, strict=True)]
+    return beside(columns, wide, GAP) if both else [*columns[0], [], *columns[1]]
+
+
+def _column(parts: Sequence[Part], label_width: int, width: int) -> list[Line]:
+    lines: list[Line] = []
+    for name, rows in parts:
+        lines += [[]] if lines else []
+        lines += _table(name, rows, label_width, width)
+    return lines
 
 
 def _table(name: str, rows: Sequence[Row], wide: int, width: int) -> list[Line]:
@@ -89,27 +99,27 @@ def _table(name: str, rows: Sequence[Row], wide: int, width: int) -> list[Line]:
 class HelpLines(Lines):
     """The text of the help screen."""
 
-    def __init__(self, name: str, keymap: Mapping[str, str]) -> None:
+    def __init__(self, name: str, page: Page) -> None:
         super().__init__(name)
-        self.keymap = keymap
+        self._page = page
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay it out for the width."""
         title: Line = [("Help", "strong"), ("  ? or Esc closes", "dim")]
-        self.put(Sheet(help_lines(self.area.width, self.keymap), title), self.app.current_theme.dark)
+        self.put(Sheet(self._page(self.area.width), title), self.app.current_theme.dark)
 
 
 class HelpScreen(ModalScreen[None]):
-    """Help over the main screen."""
+    """A page of help over a screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q", "dismiss", "Close", show=False),
     ]
 
-    def __init__(self, keymap: Mapping[str, str]) -> None:
+    def __init__(self, page: Page) -> None:
         super().__init__()
-        self.keymap = keymap
+        self._page = page
 
     def compose(self) -> ComposeResult:
         """One scrolling panel."""
-        yield HelpLines("help", self.keymap)
+        yield HelpLines("help", self._page)

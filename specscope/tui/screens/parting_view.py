@@ -153,6 +153,7 @@ class PartingScreen(Over, inherit_bindings=False):
         Binding("escape,q", "dismiss", "Close", show=False),
         Binding("ctrl+c", "app.quit", "Quit", show=False),
         Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("question_mark", "app.help", "Help", show=False),
         Binding("n", "other(1)", "Next parting", show=False),
         Binding("N,upper_n", "other(-1)", "Previous parting", show=False),
         Binding("p", "jump(True)", "Where they part", show=False),
@@ -167,6 +168,7 @@ class PartingScreen(Over, inherit_bindings=False):
         Hint(3, "p", "parting", "screen.jump(True)"),
         Hint(4, "d", "first other decision", "screen.jump(False)"),
         Hint(2, "Esc", "close", "screen.dismiss"),
+        Hint(6, "?", "help", "app.help"),
     )
 
     def __init__(
