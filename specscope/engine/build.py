@@ -26,7 +26,6 @@ from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
-from specscope.model.tokens import read_vocabulary
 from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
@@ -35,6 +34,7 @@ from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo
+from specscope.trace.tokens import read_vocabulary
 from specscope.trace.vocabulary import Vocabulary
 
 GIB = 2**30
