@@ -357,4 +357,11 @@ class RunInfo:
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
     evidence: str = ""  # full or lean; "" in captures of before
+    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
+    speculation: Mapping[str, Any] = field(default_factory=dict)
     text: bool = True  # False with --no-text: prompts and text are left out
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether our own engine made it: then its coins follow from seeds and positions."""
+        return "specscope" in self.versions and "vllm" not in self.versions

@@ -84,6 +84,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     )
     draft_vocab: Count = field(name="specscope.run.draft_vocab", default=0)
     evidence: Short = field(name="specscope.run.evidence", default="")
+    speculation: Short = field(name="specscope.run.speculation", default="{}")  # JSON: dict[str, Any]
     text: bool = field(name="specscope.run.text")
 
 

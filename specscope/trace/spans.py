@@ -291,4 +291,4 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.draft_vocab": run.draft_vocab,
         "specscope.run.evidence": run.evidence,
         "specscope.run.text": run.text,
-    }
+    } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

@@ -51,6 +51,7 @@ def run_info(resource: Attributes) -> RunInfo:
         values = msgspec.structs.asdict(told)
         values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
+        values["speculation"] = schema.read_json(told.speculation, dict[str, Any], "specscope.run.speculation")
     except DamagedError as error:
         raise UserError(f"their run cannot be read, or is of another version: {error}") from None
     return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens), "aux_layers": tuple(told.aux_layers)})

@@ -47,7 +47,7 @@ def coins_shared(case: Case) -> Suspect | None:
 def wrong_key(case: Case) -> Suspect | None:
     """Coins computed again from seed and position, where the run is ours; else compared between requests."""
     run = case.history.run
-    if run is None or "specscope" not in run.versions or "vllm" in run.versions:
+    if run is None or not run.is_ours:
         return _alike_by_row(case)
     looked = [step for step in case.steps if step.params is not None][:LOOKED_AT]
     wrong = [step for step in looked if not _fits(step, _right)]

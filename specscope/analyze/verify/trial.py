@@ -83,7 +83,7 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
 
 def _judge(history: History, source: str, alpha: float, warnings: Sequence[str]) -> Trial:
     run = history.run
-    ours = run is not None and "specscope" in run.versions
+    ours = run is not None and run.is_ours
     every = list(visits(history))
     columns = Columns.of(every)
     groups = (

@@ -55,7 +55,7 @@ def shared_noise(case: Case, options: Options) -> list[Suspect]:
         return []
     names = list(dict.fromkeys(wanted))
     found = _draws(case, options, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
-    ours = "specscope" in run.versions
+    ours = run.is_ours
     said = []
     if ours and found.other > max(2, 0.05 * found.total):
         said.append(

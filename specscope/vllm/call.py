@@ -1,0 +1,94 @@
+"""Call: the tensors of one call of vLLM's rejection sampler, as the hooks come by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.trace.parents import RawRow
+from specscope.trace.tree import Floats
+
+
+@dataclass
+class Call:
+    """T drafted rows of B requests, and V tokens. Tensors are vLLM's own: looked at, never changed."""
+
+    logits: Tensor  # [T + B, V] the target's, before any rule but the grammar's mask
+    drafted: list[int]  # [B] rows of each request
+    draft_tokens: Tensor  # [T]; below 0 where a draft was found invalid
+    draft_probs: Tensor | None  # float32 [T, V] what drafts were sampled from; None where they are deterministic
+    target_rows: Tensor  # [T] the row of `logits` that judges each draft
+    bonus_rows: Tensor  # [B] and the one behind each request's last
+    temperature: Tensor | None  # [B]; None where all are greedy
+    top_p: Tensor | None  # [B]
+    top_k: Tensor | None  # [B]
+    cut: Callable[[Tensor, Tensor | None, Tensor | None], Tensor] | None  # vLLM's top-k and top-p
+    bonus_logits: Tensor | None = None  # float32 [B, V] after penalties and masks, before temperature and cuts
+    target_logits: Tensor | None = None  # float32 [T, V] after every rule
+    target_probs: Tensor | None = None  # float32 [T, V] the same, normalised; None where all are greedy
+    coins: Tensor | None = None  # [T]; None where all are greedy
+    output: Tensor | None = None  # [B, longest + 1] accepted tokens and the final one, then -1
+
+    @staticmethod
+    def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> Call:
+        """`metadata`: vLLM's SpecDecodeMetadata; `sampling`: its SamplingMetadata."""
+        return Call(
+            logits=logits,
+            drafted=list(metadata.num_draft_tokens),
+            draft_tokens=metadata.draft_token_ids,
+            draft_probs=draft_probs,
+            target_rows=metadata.target_logits_indices,
+            bonus_rows=metadata.bonus_logits_indices,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            cut=cut,
+        )
+
+    def greedy(self, request: int) -> bool:
+        """Whether the request has temperature 0."""
+        return self.temperature is None or float(self.temperature[request]) == 0
+
+    def raw(self, row: int) -> RawRow:
+        """A row of `logits`."""
+        return raw_row(self.logits[row])
+
+    def target(self, draft: int) -> Floats:
+        """[V] p at a drafted row, after every rule."""
+        if self.target_probs is not None:
+            return self.target_probs[draft].numpy()
+        assert self.target_logits is not None
+        return _softmax(self.target_logits[draft])
+
+    def bonus(self, request: int) -> Floats:
+        """[V] p behind the last draft of a sampled request, as vLLM's own sampler makes it."""
+        assert self.bonus_logits is not None
+        assert self.temperature is not None
+        row = self.bonus_logits[request : request + 1] / self.temperature[request]
+        k = None if self.top_k is None else self.top_k[request : request + 1]
+        p = None if self.top_p is None else self.top_p[request : request + 1]
+        if self.cut is not None and (k is not None or p is not None):
+            row = self.cut(row, k, p)
+        return _softmax(row[0])
+
+
+def raw_row(logits: Tensor) -> RawRow:
+    """A row of logits [V], copied to the host."""
+    row = logits.cpu()
+    if row.dtype is torch.bfloat16:  # the upper half of a float32; torch would wake its threads
+        return RawRow((row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32))
+    return RawRow(row.numpy().astype(np.float32))
+
+
+def _softmax(logits: Tensor) -> Floats:
+    """[V] in numpy, of a row that may hold minus infinities."""
+    row: Floats = logits.numpy().astype(np.float32)
+    row -= row.max()
+    np.exp(row, out=row)
+    row /= row.sum()
+    return row

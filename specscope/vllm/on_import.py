@@ -1,0 +1,61 @@
+"""Run something when a module has been imported: a plugin is loaded before vLLM's own modules are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Hook = Callable[[ModuleType], None]
+
+
+class _Wrapped(Loader):
+    """The module's own loader, and the hook after it."""
+
+    def __init__(self, loader: Loader, hook: Hook) -> None:
+        self._loader, self._hook = loader, hook
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Then the hook."""
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader  # what asks the module for its source finds the true one
+        self._hook(module)
+
+
+class _Finder(MetaPathFinder):
+    """Lets the others find a module, and puts the hook behind its loader."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, Hook] = {}
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """None for every module without a hook."""
+        hook = self.hooks.pop(name, None)  # taken out at once: the search below comes by here again
+        if hook is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Wrapped(spec.loader, hook)
+                return spec
+        return None
+
+
+_FINDER = _Finder()
+
+
+def on_import(name: str, hook: Hook) -> None:
+    """Call the hook with the module: now where it has been imported, else when it is."""
+    if name in sys.modules:
+        hook(sys.modules[name])
+        return
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _FINDER.hooks[name] = hook

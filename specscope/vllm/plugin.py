@@ -1,0 +1,98 @@
+"""The entry point `vllm.general_plugins`: called in each of vLLM's processes before its own modules are imported."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any
+
+from specscope.trace.bus import Bus
+from specscope.vllm.guard import Guard, log
+from specscope.vllm.on_import import on_import
+from specscope.vllm.settings import Settings
+
+QUEUED = 4096  # records that may wait to be written; more are dropped, and counted
+
+
+def register() -> None:
+    """Do nothing unless a SPECSCOPE_* variable asks for it. Never raises: an error here would end vLLM."""
+    settings = Settings.read()
+    if not settings.is_on:
+        return
+    guard = Guard()
+    guard.safely(_install, settings, guard)
+
+
+def _install(settings: Settings, guard: Guard) -> None:
+    from specscope.vllm.runner import RunnerHooks
+    from specscope.vllm.sampler import SamplerHooks
+    from specscope.vllm.scheduling import SchedulerHooks
+
+    sampler = SamplerHooks(guard)
+    runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard))
+    on_import("vllm.v1.core.sched.scheduler", SchedulerHooks(guard).install)
+    on_import("vllm.v1.sample.sampler", sampler.install_plain)
+    on_import("vllm.v1.sample.rejection_sampler", sampler.install)
+    on_import("vllm.v1.worker.gpu_model_runner", runner.install)
+
+
+def witness(runner: Any, settings: Settings, guard: Guard) -> Any:
+    """The witness of this worker, with its sinks; None on a rank that does not tell."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    from specscope.vllm.run_info import run_info
+    from specscope.vllm.witness import Witness
+
+    if not get_pp_group().is_last_rank or get_tp_group().rank_in_group != 0:
+        return None
+    run = run_info(runner, "full" if settings.full else "lean")
+    vocabulary = _vocabulary(runner)
+    bus = Bus()
+    closers = _sinks(settings, bus, run, vocabulary, runner)
+    made = Witness(run, vocabulary, bus.publish, full=settings.full)
+
+    def close() -> None:
+        guard.safely(made.finish, None)
+        dropped = bus.dropped
+        guard.safely(bus.close)
+        for closer in closers:
+            guard.safely(closer)
+        if dropped:
+            log.warning("specscope: %d steps were not recorded: the disk or the network was too slow", dropped)
+
+    atexit.register(close)
+    log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())
+    return made
+
+
+def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any) -> list[Any]:
+    from specscope.trace.capture import CaptureWriter
+    from specscope.trace.export import SpanSink, make_exporter
+    from specscope.trace.spans import SpanLevel
+
+    closers: list[Any] = []
+    if settings.capture is not None:
+        rank = runner.vllm_config.parallel_config.data_parallel_rank
+        path = Path(settings.capture)
+        writer = CaptureWriter(path.with_stem(f"{path.stem}-{rank}") if rank else path, run, vocabulary)
+        bus.subscribe(writer, limit=QUEUED)
+        closers.append(writer.close)
+    if settings.endpoint is not None:
+        sink = SpanSink(make_exporter(settings.endpoint, settings.protocol), run, vocabulary, SpanLevel.TREES)
+        bus.subscribe(sink, limit=QUEUED)
+        closers.append(sink.close)
+    return closers
+
+
+def _vocabulary(runner: Any) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    from specscope.trace.tokens import read_vocabulary
+    from specscope.trace.vocabulary import Vocabulary
+
+    try:
+        return read_vocabulary(cached_tokenizer_from_config(runner.model_config))
+    except Exception as error:  # tokens are then shown by number
+        log.warning("specscope: cannot read the tokenizer: %r", error)
+        return Vocabulary()

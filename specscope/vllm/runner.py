@@ -1,0 +1,87 @@
+"""Hooks in vLLM's V1 model runner: they tell the witness when a step begins, what was judged, and when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.sampler import SamplerHooks
+from specscope.vllm.witness import Witness
+
+
+class RunnerHooks:
+    """One for a process. The witness is made with the first step, when the runner knows its model."""
+
+    def __init__(self, guard: Guard, sampler: SamplerHooks, make_witness: Callable[[Any], Witness | None]) -> None:
+        self._guard, self._sampler, self._make = guard, sampler, make_witness
+        self._witness: Witness | None = None
+        self._asked = False  # whether a witness was to be made; only one rank has one
+
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.worker.gpu_model_runner."""
+        self._guard.safely(self._install, module.GPUModelRunner)
+
+    def _install(self, runner: type) -> None:
+        wrap(runner, "execute_model", self._execute_model)
+        wrap(runner, "_sample", self._sample)
+        wrap(runner, "sample_tokens", self._sample_tokens)
+        wrap(runner, "propose_draft_token_ids", self._propose)
+
+    def _of(self, runner: Any) -> Witness | None:
+        if not self._asked:
+            self._asked = True
+            self._witness = self._guard.safely(self._make, runner)
+        return None if self._guard.is_off else self._witness
+
+    def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            witness, began = self._of(runner), time.time_ns()
+            if witness is not None:
+                self._guard.safely(witness.begin, scheduler_output)
+            output = original(runner, scheduler_output, *args, **kwargs)
+            if witness is not None:
+                witness.phase("forward", began, time.time_ns())
+            return output
+
+        return execute_model
+
+    def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(runner: Any, logits: Any, metadata: Any) -> Any:
+            witness, began = self._witness, time.time_ns()
+            self._sampler.listening = witness is not None and not self._guard.is_off
+            try:
+                output = original(runner, logits, metadata)
+            finally:
+                self._sampler.listening = False
+            if witness is not None:
+                witness.phase("verify", began, time.time_ns())
+                call, self._sampler.call = self._sampler.call, None
+                self._guard.safely(witness.judged, runner, call)
+            return output
+
+        return _sample
+
+    def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            witness, began = self._witness, time.time_ns()
+            if witness is not None:
+                self._guard.safely(witness.drafts, runner)
+            drafts = original(runner, *args, **kwargs)
+            if witness is not None:
+                witness.phase("draft", began, time.time_ns())
+                self._guard.safely(witness.drafted, runner)
+            return drafts
+
+        return propose_draft_token_ids
+
+    def _sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            output = original(runner, *args, **kwargs)
+            if self._witness is not None:
+                self._witness.phase("commit", 0, time.time_ns())
+            return output
+
+        return sample_tokens

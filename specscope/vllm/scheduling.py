@@ -1,0 +1,125 @@
+"""The scheduler's side: what only EngineCore knows of a request, put onto each step's SchedulerOutput.
+
+A worker may be another process. It gets the scheduler's output pickled, and a further attribute travels with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from specscope.vllm.guard import Guard, wrap
+
+ATTRIBUTE = "specscope_notes"
+
+
+@dataclass
+class Arrival:
+    """A request as EngineCore got it."""
+
+    arrival_ns: int  # wall clock
+    trace_headers: Mapping[str, str]  # the trace context that the client sent; empty where it sent none
+
+
+@dataclass
+class Ended:
+    """A request's end. `output` is what vLLM gave back: after EOS, stop tokens and length."""
+
+    request: str
+    finished_ns: int
+    reason: str  # stop, length, abort, error, repetition
+    stop: str  # the stop token that ended it, "" otherwise
+    output: list[int]
+    prompt: list[int]
+    params: Any  # vLLM's SamplingParams
+
+
+@dataclass
+class SchedulerNotes:
+    """What came about since the last step was scheduled, and how things stand."""
+
+    arrived: dict[str, Arrival] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_free: int = 0
+    schedule_ns: tuple[int, int] = (0, 0)  # when scheduling began and ended
+
+
+class SchedulerHooks:
+    """Wraps a Scheduler class. One for a process; each scheduler keeps its own notes."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.core.sched.scheduler."""
+        self._guard.safely(self._install, module.Scheduler)
+
+    def _install(self, scheduler: type) -> None:
+        wrap(scheduler, "add_request", self._before(self._arrives))
+        wrap(scheduler, "_preempt_request", self._before(self._preempted))
+        wrap(scheduler, "_free_request", self._before(self._ends))
+        wrap(scheduler, "schedule", self._schedule)
+
+    def _before(self, note: Callable[[Any, Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Note a request of a scheduler, then go on."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+                self._guard.safely(note, scheduler, request)
+                return original(scheduler, request, *args, **kwargs)
+
+            return wrapped
+
+        return make
+
+    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.time_ns()
+            output = original(scheduler, *args, **kwargs)
+            self._guard.safely(self._attach, scheduler, output, began)
+            return output
+
+        return schedule
+
+    def _arrives(self, scheduler: Any, request: Any) -> None:
+        headers = request.trace_headers or {}
+        _notes(scheduler).arrived[request.request_id] = Arrival(int(request.arrival_time * 1e9), dict(headers))
+
+    def _preempted(self, scheduler: Any, request: Any) -> None:
+        _notes(scheduler).preempted.append(request.request_id)
+
+    def _ends(self, scheduler: Any, request: Any) -> None:
+        stop = "" if request.stop_reason is None else str(request.stop_reason)
+        ended = Ended(
+            request=request.request_id,
+            finished_ns=time.time_ns(),
+            reason=str(request.get_finished_reason()),
+            stop=stop,
+            output=list(request.output_token_ids),
+            prompt=list(request.prompt_token_ids or ()),
+            params=request.sampling_params,
+        )
+        _notes(scheduler).ended.append(ended)
+
+    def _attach(self, scheduler: Any, output: Any, began: int) -> None:
+        notes = _notes(scheduler)
+        notes.schedule_ns = (began, time.time_ns())
+        notes.running, notes.waiting = len(scheduler.running), len(scheduler.waiting)
+        pool = scheduler.kv_cache_manager.block_pool
+        notes.blocks_free = pool.get_num_free_blocks()
+        notes.blocks_used = pool.num_gpu_blocks - 1 - notes.blocks_free  # one block is vLLM's null block
+        setattr(output, ATTRIBUTE, notes)
+        scheduler.__dict__[ATTRIBUTE] = SchedulerNotes()
+
+
+def _notes(scheduler: Any) -> SchedulerNotes:
+    """What this scheduler has noted since its last step."""
+    notes: SchedulerNotes = scheduler.__dict__.setdefault(ATTRIBUTE, SchedulerNotes())
+    return notes
