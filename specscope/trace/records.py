@@ -103,13 +103,13 @@ class Verdict(_ArrayEq):
     p_trial: Floats  # [n] p_i: its probability in what was left of p when it was tried
     q_trial: Floats  # [n] q_i: likewise of q; 1 for deterministic nodes
     accept_prob: Doubles  # [n] min(1, p_i / q_i)
-    coin: Doubles  # [n] the uniform number in (0, 1) that decides
+    coin: Doubles  # [n] the uniform number in (0, 1) that decides; 0 where an engine tosses none
     residual_mass: Doubles  # [n] mass of the residual before it was renormalised, where rejected
     path: Ints  # [a] accepted nodes from the root down
     token: int  # the final token, drawn after the accepted path
     kind: FinalKind
     final_p: float  # its probability in the distribution that it was drawn from
-    final_coin: float  # the uniform number that drew it
+    final_coin: float  # the uniform number that drew it; 0 where it was not drawn with one
     # How far the target's probabilities would have to move for another final token; 1 where none other has mass, and
     # where it is not known.
     final_margin: float = 1.0

@@ -10,6 +10,7 @@ from typing import Any
 from specscope.trace.bus import Bus
 from specscope.vllm.guard import Guard, log
 from specscope.vllm.on_import import on_import
+from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import Settings
 
 QUEUED = 4096  # records that may wait to be written; more are dropped, and counted
@@ -27,17 +28,16 @@ def register() -> None:
 def _install(settings: Settings, guard: Guard) -> None:
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
-    from specscope.vllm.scheduling import SchedulerHooks
 
-    sampler = SamplerHooks(guard)
-    runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard))
-    on_import("vllm.v1.core.sched.scheduler", SchedulerHooks(guard).install)
+    sampler, scheduler = SamplerHooks(guard), SchedulerHooks(guard)
+    runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard, scheduler))
+    on_import("vllm.v1.core.sched.scheduler", scheduler.install)
     on_import("vllm.v1.sample.sampler", sampler.install_plain)
     on_import("vllm.v1.sample.rejection_sampler", sampler.install)
     on_import("vllm.v1.worker.gpu_model_runner", runner.install)
 
 
-def witness(runner: Any, settings: Settings, guard: Guard) -> Any:
+def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
@@ -52,7 +52,10 @@ def witness(runner: Any, settings: Settings, guard: Guard) -> Any:
     closers = _sinks(settings, bus, run, vocabulary, runner)
     made = Witness(run, vocabulary, bus.publish, full=settings.full)
 
+    scheduler.resting = made.finish
+
     def close() -> None:
+        guard.safely(scheduler.rest)
         guard.safely(made.finish, None)
         dropped = bus.dropped
         guard.safely(bus.close)

@@ -6,6 +6,7 @@ A worker may be another process. It gets the scheduler's output pickled, and a f
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -56,6 +57,8 @@ class SchedulerHooks:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
+        self.resting: Callable[[SchedulerNotes], None] | None = None  # where a worker in this process is told at once
+        self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self, module: ModuleType) -> None:
         """Into vllm.v1.core.sched.scheduler."""
@@ -66,6 +69,7 @@ class SchedulerHooks:
         wrap(scheduler, "_preempt_request", self._before(self._preempted))
         wrap(scheduler, "_free_request", self._before(self._ends))
         wrap(scheduler, "schedule", self._schedule)
+        wrap(scheduler, "update_from_output", self._update)
 
     def _before(self, note: Callable[[Any, Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Note a request of a scheduler, then go on."""
@@ -88,7 +92,27 @@ class SchedulerHooks:
 
         return schedule
 
+    def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Offline, no further step comes when the last request has ended."""
+
+        def update_from_output(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            outputs = original(scheduler, *args, **kwargs)
+            if self.resting is not None and not scheduler.get_num_unfinished_requests():
+                self._guard.safely(self.rest)
+            return outputs
+
+        return update_from_output
+
+    def rest(self) -> None:
+        """Tell the worker in this process what no further step may come to tell."""
+        for scheduler in self._schedulers:
+            notes = _notes(scheduler)
+            scheduler.__dict__[ATTRIBUTE] = SchedulerNotes(arrived=notes.arrived)
+            if self.resting is not None:
+                self.resting(notes)
+
     def _arrives(self, scheduler: Any, request: Any) -> None:
+        self._schedulers.add(scheduler)
         headers = request.trace_headers or {}
         _notes(scheduler).arrived[request.request_id] = Arrival(int(request.arrival_time * 1e9), dict(headers))
 

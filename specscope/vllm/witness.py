@@ -150,10 +150,12 @@ class Witness:
         if original is None:
             return
 
+        sampled = self.run.speculation.get("draft_sample_method") == "probabilistic"
+
         def compute_logits(*args: Any, **kwargs: Any) -> Any:
             logits = original(*args, **kwargs)
-            if isinstance(logits, Tensor):
-                self._scores.append(logits)
+            if isinstance(logits, Tensor):  # sampling divides them by the temperature in place
+                self._scores.append(logits.clone() if sampled else logits)
             return logits
 
         model.compute_logits = compute_logits

@@ -20,9 +20,10 @@ def unequal(c: Columns) -> Check:
     if not c.has_coins:
         return Check(name, Result.SKIPPED, about, note="the capture has no coins")
     coin, step = _all(c)
+    coin, step = coin[coin > 0], step[coin > 0]
     order = np.lexsort((coin, step))
     same = np.flatnonzero((np.diff(coin[order]) == 0) & (np.diff(step[order]) == 0))
-    count = np.diff(c.start) + 1
+    count = np.bincount(step, minlength=len(c))
     pairs = float((count * (count - 1) / 2).sum())
     if not pairs:
         return Check(name, Result.SKIPPED, about, note="no step has two coins")
@@ -46,13 +47,14 @@ def _all(c: Columns) -> tuple[Doubles, Indices]:
 
 def uniform(c: Columns) -> list[Distance]:
     """Those of nodes, and those that drew final tokens."""
-    return [Distance.of(c.coin[c.fresh[c.step]]), Distance.of(c.final_coin[c.fresh])]
+    finals = c.final_coin[c.fresh & (c.final_coin > 0)]  # 0: none was tossed
+    return [Distance.of(c.coin[c.fresh[c.step] & (c.coin > 0)]), Distance.of(finals)]
 
 
 def serial(c: Columns) -> Sum:
     """Each coin with the next of its step, as a correlation; numbered by step."""
     coin, step = _all(c)
-    pair = np.flatnonzero((np.diff(step) == 0) & c.fresh[step[:-1]])
+    pair = np.flatnonzero((np.diff(step) == 0) & c.fresh[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     product = 12 * (coin[pair] - 0.5) * (coin[pair + 1] - 0.5)
     return Sum.of(product, np.ones(len(pair)), 3.0, step[pair])
 
@@ -63,8 +65,8 @@ def against_draws(c: Columns) -> list[Sum]:
     A token drawn by inverting a cumulative sum rises with the coin that drew it: where one coin serves twice, its id
     tells. Numbered by step.
     """
-    nodes = np.flatnonzero(c.sampled & c.fresh[c.step])
-    first = np.flatnonzero(c.sampled & (c.sibling == 0) & c.fresh[c.step])
+    nodes = np.flatnonzero(c.sampled & c.fresh[c.step] & (c.coin > 0))
+    first = np.flatnonzero(c.sampled & (c.sibling == 0) & c.fresh[c.step] & (c.final_coin > 0)[c.step])
     first = first[c.row[first] == c.final_row[c.step[first]]]
     return [
         _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),

@@ -68,9 +68,10 @@ class Columns:
     accept_prob: Doubles
     coin: Doubles
     residual_mass: Doubles
+    ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
 
     @staticmethod
-    def of(every: Sequence[Visit]) -> Columns:
+    def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
         """Of the decode steps among these."""
         found = [visit for visit in every if visit.part.verdict is not None]
         trees = [visit.part.tree for visit in found]
@@ -78,7 +79,7 @@ class Columns:
         start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
         columns = {name: _join([getattr(tree, name) for tree in trees], kind) for name, kind in TREE.items()}
         columns |= {name: _join([getattr(one, name) for one in verdicts], kind) for name, kind in VERDICT.items()}
-        return Columns(found, start, **columns)
+        return Columns(found, start, **columns, ours=ours)
 
     # Steps
 
@@ -163,15 +164,19 @@ class Columns:
     def fresh(self) -> Bools:
         """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
 
-        What hangs on coins that are known already is no chance any more, and sums over chance leave it out.
+        What hangs on coins that are known already is no chance any more, and sums over chance leave it out. Another
+        engine's coins may follow from something else: there the first coin itself tells.
         """
-        seen: set[tuple[object, int]] = set()
+        seen: set[object] = set()
         fresh = []
         for visit, position in zip(self.visits, self.position.tolist(), strict=True):
-            info = visit.request.info
-            key = (visit.request.id if info is None else info.params.seed, position)
-            fresh.append(key not in seen)
-            seen.add(key)
+            info, verdict = visit.request.info, visit.part.verdict
+            own = info is None or info.labels.get("seed") == "none"  # then nobody shares its coins
+            keys: list[object] = [(visit.request.id if own or info is None else info.params.seed, position)]
+            if not self.ours and verdict is not None and len(verdict.coin) and verdict.coin[0] > 0:
+                keys.append(float(verdict.coin[0]))
+            fresh.append(seen.isdisjoint(keys))
+            seen.update(keys)
         return np.array(fresh, np.bool_)
 
     # Nodes

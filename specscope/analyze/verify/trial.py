@@ -85,7 +85,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     run = history.run
     ours = run is not None and run.is_ours
     every = list(visits(history))
-    columns = Columns.of(every)
+    columns = Columns.of(every, ours=ours)
     groups = (
         Group("Each step", tuple(exact_checks(columns, ours=ours))),
         Group("The evidence", tuple(parent_checks(columns))),
@@ -116,7 +116,7 @@ def _notes(history: History, c: Columns) -> list[str]:
     again = int((~c.fresh & c.known & ~c.greedy).sum())
     if again:
         notes.append(
-            f"{plural(again, 'step')} of sampled requests had the coins of another request (same seed and position): "
+            f"{plural(again, 'step')} of sampled requests had the coins of another request (the same seed): "
             "sums over chance leave them out"
         )
     if len(history.branches) > 1:
