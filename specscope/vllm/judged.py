@@ -85,12 +85,12 @@ class _One:
         """(p and q of the drafts, mass of the residual, what the final token was drawn from, p in full behind it)."""
         n, call = len(self.tokens), self.call
         q = np.ones(n, np.float32)
+        if self.greedy and not n:
+            return q, q, 0.0, None, None
         if self.q is not None:
             q = self.q.numpy()[np.arange(n), self.tokens]
         if self.greedy:
-            p = np.zeros(n, np.float32)
-            p[: self.accepted] = 1
-            return p, q, 1.0, None, None
+            return (self._choices() == self.tokens).astype(np.float32), q, 1.0, None, None
         rows = range(self.first, self.first + n)
         if call.target_probs is not None:
             p = call.target_probs.numpy()[np.array(rows, np.int64), self.tokens]
@@ -107,6 +107,12 @@ class _One:
             np.maximum(left - self.q[self.accepted].numpy(), 0, out=left)
         mass = float(left.sum())
         return p, q, mass, left / mass if mass > 0 else whole, whole
+
+    def _choices(self) -> np.ndarray:
+        """The target's likeliest token at each of a greedy request's rows, untried ones too."""
+        assert self.call.target_logits is not None
+        rows: np.ndarray = self.call.target_logits[self.first : self.first + len(self.tokens)].numpy()
+        return rows.argmax(-1)
 
     def _coins(self) -> np.ndarray:
         """0 where none was tossed: greedy requests have none."""
@@ -132,6 +138,8 @@ class _One:
                 found.drawn(at, self.q[at].numpy(), child, token)
             if at < len(self.drafter):
                 prob[at] = self._drafter(found, at, raw)
+        for at in range(self.tried, len(self.drafter)):
+            prob[at] = raw_row(self.drafter[at]).p(self.tokens[at : at + 1])[0]
         final_p = 1.0 if whole is None else float(whole[self.final])
         parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), drawn_from, final_p)
         return parents, _draft_notes(prob) if len(self.drafter) else None
@@ -150,7 +158,6 @@ class _One:
 
 
 def _draft_notes(prob: Floats) -> DraftNotes:
-    """The scores of a chain, of which only tried nodes are known: 0 elsewhere."""
-    with np.errstate(divide="ignore"):
-        score = np.where(prob > 0, np.cumsum(np.log(np.maximum(prob, 1e-38))), 0).astype(np.float32)
+    """The scores of a chain."""
+    score = np.cumsum(np.log(np.maximum(prob, np.finfo(np.float32).tiny))).astype(np.float32)
     return DraftNotes(prob, score, NO_INTS, NO_INTS, NO_FLOATS)

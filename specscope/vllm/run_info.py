@@ -15,6 +15,9 @@ import torch
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo
 
+# vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
+FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
+
 
 def run_info(runner: Any, evidence: str) -> RunInfo:
     """`runner`: vLLM's model runner, with its model and KV cache ready."""
@@ -25,9 +28,9 @@ def run_info(runner: Any, evidence: str) -> RunInfo:
         run_id=uuid.uuid4().hex,
         target=str(model.served_model_name or model.model).rstrip("/").rsplit("/", 1)[-1],
         revision=str(model.revision or ""),
-        drafter=str(told.get("method", "none")),
+        drafter=FAMILIES.get(method := str(told.get("method", "none")), method),
         draft_model=str(told.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(told) else "",
-        tree=str(told.get("num_speculative_tokens", "")),
+        tree=tree_string(told),
         device=_device(),
         dtype=str(model.dtype).removeprefix("torch."),
         backend="vllm",
@@ -41,6 +44,16 @@ def run_info(runner: Any, evidence: str) -> RunInfo:
         evidence=evidence,
         speculation=told,
     )
+
+
+def tree_string(told: Mapping[str, Any]) -> str:
+    """Chains only: sampled where the drafter samples, else its likeliest tokens."""
+    length = told.get("num_speculative_tokens")
+    if not length:
+        return ""
+    if not runner_has_model(told):
+        return str(length)
+    return f"{'sampled' if told.get('draft_sample_method') == 'probabilistic' else 'top'}:{length}"
 
 
 def _device() -> str:

@@ -176,7 +176,7 @@ def _context(plans: Sequence[Contexts]) -> Finding:
 
 def _ngram(history: History, run: RunInfo, plans: Sequence[Contexts]) -> Finding:
     tally = Tally(*TREE, "step", history.vocabulary.show)
-    remark = judge_ngram(plans, parse_plan(run.tree), run.max_context, tally)
+    remark = judge_ngram(plans, parse_plan(run.tree), run.max_context, tally, run.speculation)
     tally.about = f"{TREE[1]} with {remark}"
     return tally.finding(history)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from specscope.analyze.audit.contexts import Contexts, Judged
 from specscope.analyze.audit.tally import Tally
@@ -24,11 +26,21 @@ SIZES = [
 ]  # longest, shortest suffix
 
 
-def lookup(tokens: Sequence[int], depth: int, width: int, longest: int, shortest: int) -> dict[tuple[int, ...], int]:
-    """The tree as its paths, each with its node: the latest different continuations of the longest suffix found."""
-    for size in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+@dataclass(frozen=True)
+class Rule:
+    """How a text is looked up."""
+
+    longest: int  # tokens of a suffix
+    shortest: int
+    earliest: bool = False  # vLLM continues the earliest occurrence, our engine the latest ones
+
+
+def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
+    """The tree as its paths, each with its node: the different continuations of the longest suffix found."""
+    for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
         kept: list[tuple[int, ...]] = []
-        for end in _ends(tokens, size):
+        ends = _ends(tokens, size)
+        for end in reversed(list(ends)) if rule.earliest else ends:
             follows = tuple(tokens[end : end + depth])
             if not any(other[: len(follows)] == follows for other in kept):
                 kept.append(follows)
@@ -48,19 +60,26 @@ def _ends(tokens: Sequence[int], size: int) -> Iterator[int]:
             yield end
 
 
-def judge_ngram(contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: Tally) -> str:
+def judge_ngram(
+    contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: Tally, speculation: Mapping[str, Any]
+) -> str:
     """Compare the tree of every step; returns a remark. `most`: the longest context of a request.
 
-    A capture does not say how long the suffixes were: those under which most of the first steps agree are taken.
+    Our captures do not say how long the suffixes were: those under which most of the first steps agree are taken.
+    `speculation`: vLLM's configuration says it.
     """
     assert isinstance(plan, StaticPlan)
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
     steps = [(one, step) for one in contexts for step in one.steps if step.part.position + 1 + depth < most]
-    some = steps[:: max(1, len(steps) // 100)]
-    agree = {sizes: sum(_tree(c, s, depth, width, sizes) == _paths(s) for c, s in some) for sizes in SIZES}
-    sizes = max(SIZES, key=lambda one: agree[one])
+    if speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
+        steps = [(one, step) for one, step in steps if not step.part.prefill_tokens]
+    rule = _told(speculation)
+    if rule is None:
+        some = steps[:: max(1, len(steps) // 100)]
+        agree = {sizes: sum(_tree(c, s, depth, width, Rule(*sizes)) == _paths(s) for c, s in some) for sizes in SIZES}
+        rule = Rule(*max(SIZES, key=lambda one: agree[one]))
     for one, step in steps:
-        wanted, recorded = _tree(one, step, depth, width, sizes), _paths(step)
+        wanted, recorded = _tree(one, step, depth, width, rule), _paths(step)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
         tally.add(
             step.at(None),
@@ -69,13 +88,20 @@ def judge_ngram(contexts: Sequence[Contexts], plan: TreePlan, most: int, tally: 
             judged=float(len(wanted)),
             text=text,
         )
-    return f"suffixes of {sizes[1]} to {sizes[0]} tokens"
+    found = f"suffixes of {rule.shortest} to {rule.longest} tokens"
+    return f"{found}, and what followed the earliest occurrence" if rule.earliest else found
 
 
-def _tree(
-    contexts: Contexts, step: Judged, depth: int, width: int, sizes: tuple[int, int]
-) -> dict[tuple[int, ...], int]:
-    return lookup(contexts.text[: step.part.position + 1], depth, width, *sizes)
+def _told(speculation: Mapping[str, Any]) -> Rule | None:
+    """vLLM's rule, where its configuration is in the capture."""
+    longest, shortest = speculation.get("prompt_lookup_max"), speculation.get("prompt_lookup_min")
+    if not isinstance(longest, int) or not isinstance(shortest, int):
+        return None
+    return Rule(longest, shortest, earliest=True)
+
+
+def _tree(contexts: Contexts, step: Judged, depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
+    return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
 
 
 def _paths(step: Judged) -> dict[tuple[int, ...], int]:
