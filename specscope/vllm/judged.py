@@ -111,8 +111,8 @@ class _One:
     def _choices(self) -> np.ndarray:
         """The target's likeliest token at each of a greedy request's rows, untried ones too."""
         assert self.call.target_logits is not None
-        rows: np.ndarray = self.call.target_logits[self.first : self.first + len(self.tokens)].numpy()
-        return rows.argmax(-1)
+        rows = self.call.target_logits[self.first : self.first + len(self.tokens)]
+        return np.argmax(rows.numpy(), axis=-1)
 
     def _coins(self) -> np.ndarray:
         """0 where none was tossed: greedy requests have none."""

@@ -23,13 +23,12 @@ def coins_shared(case: Case) -> Suspect | None:
     within, across, steps, example = 0, 0, 0, None
     seen: dict[str, dict[float, int]] = defaultdict(dict)
     for step in case.steps:
-        every = [*step.verdict.coin.tolist(), step.verdict.final_coin]
-        if len(every) < 2:
+        nodes = [coin for coin in step.verdict.coin.tolist() if coin]  # 0: none was tossed
+        if not nodes:
             continue
         steps += 1
-        nodes = every[:-1]
         twice = len(set(nodes)) < len(nodes)
-        first = seen[step.request].setdefault(every[0], step.part.position)
+        first = seen[step.request].setdefault(nodes[0], step.part.position)
         again = first != step.part.position
         within, across = within + twice, across + again
         if twice or again:
