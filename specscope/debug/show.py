@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.records import DraftNotes, Outcome, RequestStep
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import accepted_text, ending, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
+FED = 12  # rows that fed a head, likewise
 
 
 def where(session: Session) -> str:
@@ -211,7 +213,26 @@ def drafter(session: Session) -> str:
         rows = ", ".join(map(str, part.notes.rows.tolist()))
         cached = plural(part.notes.cached, "token")
         lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
+        lines += _features(part.notes, run.aux_layers, session)
     return "\n".join(lines)
+
+
+def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> list[str]:
+    """The rows that fed a head in its first pass: position, token, and the norm of each layer's hidden state."""
+    count = len(notes.fed_token)
+    if not count:
+        return []
+    shown = range(max(count - FED, 0), count)
+    named = [f"layer {printable(name)}" for name in layers] or [
+        f"layer {i + 1}" for i in range(notes.fed_norms.shape[1])
+    ]
+    head = f"fed in the first pass, {'the last ' + str(FED) + ' of ' if count > FED else ''}{plural(count, 'row')}: "
+    lines = [head + f"position, norms of the features ({', '.join(named)}), token"]
+    for row in shown:
+        norms = "  ".join(f"{norm:>9.4g}" for norm in notes.fed_norms[row].tolist())
+        token = session.history.vocabulary.show(int(notes.fed_token[row]))
+        lines.append(f"  {int(notes.fed_position[row]):>6}  {norms}  {token}")
+    return lines
 
 
 def names(session: Session) -> str:

@@ -136,7 +136,7 @@ def make_drafter(
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
-        return Eagle(runner, plan, target.max_context)
+        return Eagle(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
     if isinstance(other, DraftModel):
         draft = other.runner.loaded
     elif config.draft_layers is None:
@@ -147,6 +147,13 @@ def make_drafter(
     else:
         raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
     return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
+
+
+def evidence(config: EngineConfig, target: LoadedModel) -> str:
+    """full or lean: how much the run's records hold."""
+    if config.evidence != "auto":
+        return config.evidence
+    return "lean" if target.device.type == "cuda" else "full"
 
 
 def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
@@ -199,5 +206,5 @@ def _run_info(
         },
         aux_layers=tuple(map(str, drafter.aux_layers)),
         draft_vocab=_draft_vocab(drafter),
-        evidence=("lean" if on_gpu else "full") if config.evidence == "auto" else config.evidence,
+        evidence=evidence(config, target),
     )

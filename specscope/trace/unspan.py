@@ -280,12 +280,19 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
     )
     return dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
-        notes=None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS), cached=span.cached),
+        notes=None if span.dropped is UNSET else _notes(span),
         sizing=span.sizing,
         rule=span.rule,
         preceded=span.preceded,
         parents=_parents(span),
     )
+
+
+def _notes(span: schema.DecodeStep) -> DraftNotes:
+    arrays = _arrays(span, NOTES_ARRAYS)
+    rows = len(span.fed_token)
+    arrays["fed_norms"] = arrays["fed_norms"].reshape((rows, -1) if rows else (0, 0))
+    return DraftNotes(**arrays, cached=span.cached)
 
 
 def _parents(span: schema.DecodeStep) -> ParentNotes | None:
