@@ -9,8 +9,9 @@ import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
+from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import DraftNotes, Outcome, RequestStep
+from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import accepted_text, ending, plural
@@ -77,6 +78,8 @@ def node(session: Session, number: int) -> str:
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
+    if draft_tokens(session.history.run) is not None:
+        lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     if request.info is not None:
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
@@ -86,6 +89,13 @@ def node(session: Session, number: int) -> str:
     tail = [*request.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
+
+
+def draft_id_text(run: RunInfo | None, token: int) -> str:
+    """The drafter's own number of a token of the target, where its vocabulary is reduced."""
+    own = draft_id(run, token)
+    where = "outside the draft vocabulary" if own is None else f"draft id {own}"
+    return f"token {token}: {where}"
 
 
 def begun(session: Session) -> str:
@@ -208,13 +218,22 @@ def drafter(session: Session) -> str:
     if run.aux_layers:
         lines.append(f"fed by the target's hidden states at layers {', '.join(map(printable, run.aux_layers))}")
     if run.draft_vocab:
-        lines.append(f"it knows {plural(run.draft_vocab, 'token')}")
+        lines.append(_vocabulary(run))
     if part is not None and part.notes is not None and len(part.notes.rows):
         rows = ", ".join(map(str, part.notes.rows.tolist()))
         cached = plural(part.notes.cached, "token")
         lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
         lines += _features(part.notes, run.aux_layers, session)
     return "\n".join(lines)
+
+
+def _vocabulary(run: RunInfo) -> str:
+    """How many tokens the drafter knows, and among which."""
+    known = draft_tokens(run)
+    said = f"it knows {plural(run.draft_vocab, 'token')}"
+    if known is None or not len(known):
+        return said
+    return f"{said} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"
 
 
 def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> list[str]:

@@ -32,6 +32,7 @@ from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
+from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo
@@ -178,6 +179,12 @@ def _draft_vocab(drafter: Drafter) -> int:
     return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
 
 
+def _draft_tokens(drafter: Drafter) -> str:
+    """Which of the target's tokens a head with a reduced vocabulary drafts; "" for any other drafter."""
+    d2t = drafter.runner.d2t if isinstance(drafter, Eagle) else None
+    return "" if d2t is None else pack(d2t.tolist())
+
+
 def _run_info(
     config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, ran_by: str
 ) -> RunInfo:
@@ -206,5 +213,6 @@ def _run_info(
         },
         aux_layers=tuple(map(str, drafter.aux_layers)),
         draft_vocab=_draft_vocab(drafter),
+        draft_tokens=_draft_tokens(drafter),
         evidence=evidence(config, target),
     )

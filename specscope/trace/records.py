@@ -364,5 +364,6 @@ class RunInfo:
     versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
+    draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     evidence: str = ""  # full or lean; "" in captures of before
     text: bool = True  # False with --no-text: prompts and text are left out

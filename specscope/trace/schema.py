@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
+from specscope.trace.draft_vocabulary import unpack
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
@@ -87,8 +88,16 @@ class Resource(Struct, frozen=True, kw_only=True):
         name="specscope.run.aux_layers", default_factory=list
     )
     draft_vocab: Count = field(name="specscope.run.draft_vocab", default=0)
+    draft_tokens: Annotated[str, Meta(max_length=MAX_TEXT)] = field(name="specscope.run.draft_tokens", default="")
     evidence: Short = field(name="specscope.run.evidence", default="")
     text: bool = field(name="specscope.run.text")
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens:
+            try:
+                unpack(self.draft_tokens, self.draft_vocab)
+            except ValueError as error:
+                raise ValueError(f"`specscope.run.draft_tokens` {error}") from None
 
 
 class _OfStep(Struct, frozen=True, kw_only=True):

@@ -292,6 +292,7 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.versions": json.dumps(dict(run.versions)),
         "specscope.run.aux_layers": list(run.aux_layers),
         "specscope.run.draft_vocab": run.draft_vocab,
+        **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
         "specscope.run.evidence": run.evidence,
         "specscope.run.text": run.text,
     }
