@@ -43,6 +43,8 @@ def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: 
     fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
     columns = fit_in[0] if fit_in else 1
     rows = -(-len(every) // columns)
+    if len(every) == 6 and columns == 2:
+        every = (every[0], every[3], every[1], every[4], every[2], every[5])  # the drafter's beside the target's
     wide = (width - GAP * (columns - 1)) // columns
     tokens = max((height - len(said) - 1) // rows - OVERHEAD, FEWEST)
     blocks = [_column(*each, view, vocabulary, wide, tokens) for each in every]
