@@ -26,9 +26,10 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK
 from specscope.trace.tree import DraftTree
 
-# How far a key or value may be from one computed in another batch, relative to its norm. Measured over trees, moves and
-# preemptions: at most 1e-6 in float32, 0.003 in float16 and 0.021 in bfloat16. KV of another token is 0.4 away or more.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+# How far a key or value may be from one computed in another batch, relative to its norm. KV of another token is 0.4
+# away or more. Measured over trees, moves and preemptions, on SmolLM2-135M-Instruct and on models of a few layers:
+# at most 4e-6 in float32, 0.003 in float16 and 0.07 in bfloat16.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.2}
 
 
 def check_kv(engine: Engine, name: str) -> KVCheck:

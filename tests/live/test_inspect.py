@@ -3,10 +3,13 @@
 import pytest
 
 from specscope import SamplingParams
+from specscope.debug.show import FED
 from specscope.debug.show_view import view_text
 from specscope.live.local import commands_over
+from specscope.trace.draft_vocabulary import draft_id
 from specscope.trace.records import Outcome
 from tests.engines import PROMPTS, build_engines, fresh
+from tests.heads import DRAFT_VOCAB
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +59,24 @@ def test_p_and_q_at_the_trial_are_those_that_were_judged(engines, name):
     assert later > 5
     assert first > 10
     assert untried > 0
+
+
+def test_info_drafter_shows_what_fed_a_head_and_node_the_draft_id(engines):
+    engine = engines["eagle dynamic"]
+    fresh(engine, 64)
+    commands = commands_over(engine)
+    engine.add(PROMPTS[3], SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
+    while commands.session.part is None or not len(commands.session.part.tree):
+        commands.run("next")
+    part, run, said = commands.session.part, engine.run_info, commands.run("info drafter").splitlines()
+    assert f"it knows {DRAFT_VOCAB} tokens of the target, a reduced vocabulary: ids " in said[2]
+    rows, layers = len(part.notes.fed_token), ", ".join(f"layer {name}" for name in run.aux_layers)
+    assert said[4].startswith(f"fed in the first pass, the last {FED} of {rows} rows: position, norms of the features")
+    assert f"({layers})" in said[4]
+    assert len(said) == 5 + FED
+    last = said[-1].split()
+    assert int(last[0]) == part.notes.fed_position[-1]
+    assert [float(norm) for norm in last[1:4]] == pytest.approx(part.notes.fed_norms[-1].tolist(), rel=1e-3)
+    token = int(part.tree.token[0])
+    assert engine.drafter.runner.d2t[draft_id(run, token)] == token
+    assert f"token {token}: draft id {draft_id(run, token)}" in commands.run("node 0").splitlines()

@@ -22,6 +22,8 @@ from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
 from specscope.trace.tree import DraftTree, Floats
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 class Features:
     """The target's features of one request that the head has not been fed yet, from position `start` on."""
@@ -51,15 +53,14 @@ class Features:
         return together[:count]
 
 
-@torch.inference_mode()
 def layer_norms(features: Tensor, layers: int) -> Floats:
     """[rows, layers] the L2 norm of each layer's hidden state in features [rows, layers * width].
 
     One small operation and one copy for a whole batch. What is not finite comes out as the largest float32.
     """
-    norms = torch.linalg.vector_norm(features.unflatten(-1, (layers, -1)), dim=-1, dtype=torch.float32)
-    finite: Floats = norms.nan_to_num(torch.finfo(torch.float32).max).cpu().numpy()
-    return finite
+    parts = features.view(len(features), layers, -1)
+    norms: Floats = torch.linalg.vector_norm(parts, dim=-1, dtype=torch.float32).cpu().numpy()
+    return norms if np.isfinite(norms).all() else np.nan_to_num(norms, nan=LARGEST)
 
 
 class Eagle(ModelDrafter):
@@ -105,10 +106,11 @@ class Eagle(ModelDrafter):
 
     def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
         """Keep what fed the head, as the drafts' notes will say it."""
-        norms = layer_norms(features, len(self.aux_layers))
-        ends = np.cumsum([len(segment.tokens) for segment in segments])
-        for g, segment, part in zip(drafting, segments, np.split(norms, ends[:-1]), strict=True):
-            g.first, g.norms = segment, part
+        norms, start = layer_norms(features, len(self.aux_layers)), 0
+        for g, segment in zip(drafting, segments, strict=True):
+            end = start + len(segment.tokens)
+            g.first, g.norms = segment, norms[start:end]
+            start = end
 
     def _pending(self, drafting: Sequence[Drafting], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
         """Segments of the next pairs, at most `most` of each request, and the target's features of all of them."""
