@@ -22,6 +22,9 @@ from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 # over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
 ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
 
+# The same for the norms of a target's hidden states (DraftNotes.fed_norms), relative to the norm.
+NORM_ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
 
 class Outcome(IntEnum):
     """What became of a node."""
@@ -168,6 +171,11 @@ class DraftNotes(_ArrayEq):
     dropped_score: Floats  # [d]
     cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
+    # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
+    # The row at position t is the target's features of position t, with the token at t + 1.
+    fed_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
+    fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
+    fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
 
 
 PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
@@ -356,6 +364,7 @@ class RunInfo:
     versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
+    draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     evidence: str = ""  # full or lean; "" in captures of before
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
     speculation: Mapping[str, Any] = field(default_factory=dict)

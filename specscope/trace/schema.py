@@ -22,6 +22,8 @@ MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
 MAX_BLOCKS = 2**16  # KV blocks that a request writes to in a step
 MOST_TOP = 16  # likeliest tokens of a parent
+MAX_FED = 2**16  # rows of a drafter's first pass
+MAX_AUX = 64  # layers that feed a head
 MAX_PARENTS = 2**20  # characters of their notes
 PER_TREE_NODE = ("raw_p", "rank", "q_rank")
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
@@ -31,6 +33,7 @@ Step = Annotated[int, Meta(ge=0, lt=MAX_STEP)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Nats = Annotated[float, Meta(ge=0, le=1e6)]
+Norm = Annotated[float, Meta(ge=0, le=3.5e38)]
 Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Probability = Annotated[float, Meta(ge=0, le=1 + ROUNDING)]
@@ -46,6 +49,7 @@ Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escape
 T = TypeVar("T")
 PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
 Likeliest = Annotated[list[T], Meta(max_length=MOST_TOP)]
+PerFed = Annotated[list[T], Meta(max_length=MAX_FED)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
@@ -56,36 +60,6 @@ ParamValue = bool | int | float | str | list[str] | dict[str, float] | None
 
 class DamagedError(ValueError):
     """A span, or a line, that is not as declared here. The message is one line that names the attribute."""
-
-
-class Resource(Struct, frozen=True, kw_only=True):
-    """The resource: what a capture says of its run. RunInfo's fields."""
-
-    run_id: Name = field(name="specscope.run.id")
-    target: Short = field(name="specscope.run.target")
-    revision: Short = field(name="specscope.run.revision")
-    drafter: Short = field(name="specscope.run.drafter")
-    draft_model: Short = field(name="specscope.run.draft_model")
-    tree: Short = field(name="specscope.run.tree")
-    device: Short = field(name="specscope.run.device")
-    dtype: Short = field(name="specscope.run.dtype")
-    backend: Short = field(name="specscope.run.backend")
-    seed: Int64 = field(name="specscope.run.seed")
-    eos_tokens: Annotated[list[Token], Meta(max_length=4096)] = field(
-        name="specscope.run.eos_tokens", default_factory=list
-    )
-    max_context: Count = field(name="specscope.run.max_context")
-    blocks: Count = field(name="specscope.run.blocks")
-    block_size: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="specscope.run.block_size")
-    params: Short = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
-    versions: Short = field(name="specscope.run.versions")  # JSON: dict[str, str]
-    aux_layers: Annotated[list[Name], Meta(max_length=1024)] = field(
-        name="specscope.run.aux_layers", default_factory=list
-    )
-    draft_vocab: Count = field(name="specscope.run.draft_vocab", default=0)
-    evidence: Short = field(name="specscope.run.evidence", default="")
-    speculation: Short = field(name="specscope.run.speculation", default="{}")  # JSON: dict[str, Any]
-    text: bool = field(name="specscope.run.text")
 
 
 class _OfStep(Struct, frozen=True, kw_only=True):
@@ -206,6 +180,11 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
     cached: Count = field(name="specscope.draft.cached", default=0)
     rows: Annotated[list[Count], Meta(max_length=4096)] = field(name="specscope.draft.rows", default_factory=list)
+    fed_token: PerFed[Token] = field(name="specscope.draft.fed_token", default_factory=list)
+    fed_position: PerFed[Count] = field(name="specscope.draft.fed_position", default_factory=list)
+    fed_norms: Annotated[list[Norm], Meta(max_length=MAX_FED * MAX_AUX)] = field(
+        name="specscope.draft.fed_norms", default_factory=list
+    )
     parents: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.parents", default="")  # JSON: Parents
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
@@ -217,7 +196,9 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
 
     def weight(self) -> int:
         """As above."""
-        return 3000 + 60 * len(self.token) + 12 * len(self.dropped_token)
+        return (
+            3000 + 60 * len(self.token) + 12 * len(self.dropped_token) + 8 * (len(self.fed_token) + len(self.fed_norms))
+        )
 
     @property
     def is_summary(self) -> bool:
@@ -266,6 +247,10 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _same_length(self, n, "draft", ("prob", "score"))
         _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
         _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
+        rows = len(self.fed_token)
+        _same_length(self, rows, "draft", ("fed_position",))
+        if len(self.fed_norms) % max(rows, 1) or (self.fed_norms and not rows):
+            raise ValueError(f"`specscope.draft.fed_norms` holds {len(self.fed_norms)} values for {rows} rows")
 
 
 class EngineStep(_OfStep, frozen=True, kw_only=True):

@@ -44,6 +44,9 @@ NOTES_ARRAYS = {
     "dropped_parent": np.int32,
     "dropped_score": np.float32,
     "rows": np.int32,
+    "fed_token": np.int32,
+    "fed_position": np.int32,
+    "fed_norms": np.float32,  # row after row
 }
 
 
@@ -176,7 +179,7 @@ class Encoder:
             attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}
             attributes |= {f"specscope.verdict.{name}": getattr(verdict, name).tolist() for name in VERDICT_ARRAYS}
         if part.notes is not None:
-            arrays = {name: getattr(part.notes, name).tolist() for name in NOTES_ARRAYS}
+            arrays = {name: getattr(part.notes, name).ravel().tolist() for name in NOTES_ARRAYS}
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
@@ -289,6 +292,7 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.versions": json.dumps(dict(run.versions)),
         "specscope.run.aux_layers": list(run.aux_layers),
         "specscope.run.draft_vocab": run.draft_vocab,
+        **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
         "specscope.run.evidence": run.evidence,
         "specscope.run.text": run.text,
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

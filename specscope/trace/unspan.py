@@ -28,6 +28,7 @@ from specscope.trace.records import (
     Verdict,
 )
 from specscope.trace.schema import DamagedError
+from specscope.trace.schema_run import Resource
 from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
@@ -47,7 +48,7 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        told = schema.read(schema.Resource, resource)
+        told = schema.read(Resource, resource)
         values = msgspec.structs.asdict(told)
         values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
@@ -281,12 +282,19 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
     )
     return dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
-        notes=None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS), cached=span.cached),
+        notes=None if span.dropped is UNSET else _notes(span),
         sizing=span.sizing,
         rule=span.rule,
         preceded=span.preceded,
         parents=_parents(span),
     )
+
+
+def _notes(span: schema.DecodeStep) -> DraftNotes:
+    arrays = _arrays(span, NOTES_ARRAYS)
+    rows = len(span.fed_token)
+    arrays["fed_norms"] = arrays["fed_norms"].reshape((rows, -1) if rows else (0, 0))
+    return DraftNotes(**arrays, cached=span.cached)
 
 
 def _parents(span: schema.DecodeStep) -> ParentNotes | None:

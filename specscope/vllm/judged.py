@@ -112,7 +112,8 @@ class _One:
         """The target's likeliest token at each of a greedy request's rows, untried ones too."""
         assert self.call.target_logits is not None
         rows = self.call.target_logits[self.first : self.first + len(self.tokens)]
-        return np.argmax(rows.numpy(), axis=-1)
+        found: np.ndarray = np.argmax(rows.numpy(), axis=-1)
+        return found
 
     def _coins(self) -> np.ndarray:
         """0 where none was tossed: greedy requests have none."""

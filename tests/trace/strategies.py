@@ -78,7 +78,8 @@ def verdicts(draw, tree):
 @st.composite
 def notes(draw, tree):
     """Of a tree, which may be empty, and of any nodes left out of it."""
-    n, d = len(tree), draw(st.integers(0, 4))
+    n, d, r = len(tree), draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    layers = draw(st.integers(0, 3)) if r else 0
     return DraftNotes(
         prob=draw(floats(n, np.float32)),
         score=draw(floats(n, np.float32, -(2.0**20), 0)),
@@ -87,6 +88,9 @@ def notes(draw, tree):
         dropped_score=draw(floats(d, np.float32, -(2.0**20), 0)),
         cached=draw(counts),
         rows=draw(ints(draw(st.integers(0, 3)))),
+        fed_token=draw(ints(r, TOKENS - 1)),
+        fed_position=draw(ints(r)),
+        fed_norms=draw(floats((r, layers), np.float32, 0, 2.0**20)),
     )
 
 

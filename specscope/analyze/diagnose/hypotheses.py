@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.result import Comparison
-from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler
+from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, features, healthy, lookup, sampler
 from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
@@ -40,6 +40,8 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     bookkeeping.token_lost,
     bookkeeping.blocks_shared,
     bookkeeping.kv_decay,
+    features.features_missing,
+    features.features_stale,
     drafter_kv.drafter_kv_full,
     drafter_kv.drafter_kv_preemption,
     drafter_kv.drafter_rotary,
