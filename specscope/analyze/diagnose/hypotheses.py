@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.result import Comparison
-from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler
+from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler, trials
 from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
@@ -21,6 +21,11 @@ OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
 Hypothesis = Callable[[Case], Suspect | None]
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
+    trials.q_at_trial,
+    trials.trial_order,
+    trials.against_coin,
+    trials.final_p,
+    trials.other_requests_text,
     sampler.ratio_by_p,
     sampler.later_siblings,
     sampler.final_from_p,

@@ -50,6 +50,7 @@ class Mistake:
     feed: Feed = lambda along, layers, steps: of_layers(along.text, layers)
     further: int = 0  # drafted nodes are that many positions too far
     scale: float = 1.0  # all positions times this
+    base: float = 1.0  # the rotary base times this
     tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
 
 
@@ -138,6 +139,11 @@ MISTAKES = (
     Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
     Mistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
     Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
+    *(
+        Mistake(f"a rotary base {factor:g} times as large", Cause.DRAFTER_ROTARY, base=factor)
+        for factor in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 1000)
+    ),
+    Mistake("the vocabulary's map in reverse order", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.flip(0)),
     Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
     Mistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
     Mistake(
@@ -154,10 +160,18 @@ class Moved(Head):
 
     further = 0
     scale = 1.0
+    base = 1.0
     _off = 0
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        return super()._turn(x, (positions + self._off) * self.scale)
+        places = (positions + self._off) * self.scale
+        if self.base == 1:
+            return super()._turn(x, places)
+        half = x.shape[-1] // 2
+        frequency = self.rotary.inv_freq * self.base ** (-torch.arange(half) / half)
+        angle = torch.outer(places.float(), frequency)[:, None]
+        cos, sin = (torch.cat([y, y], dim=-1) for y in (angle.cos(), angle.sin()))
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
     def _trees(
         self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
@@ -184,7 +198,7 @@ class HeadRerun:
             return found
         contexts, along = self._contexts(steps)
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
-        self.head.further, self.head.scale = mistake.further, mistake.scale
+        self.head.further, self.head.scale, self.head.base = mistake.further, mistake.scale, mistake.base
         self.head.tokens = mistake.tokens(self.tokens)
         judged = {step.part.index: step for step in steps}
         asked: list[Ask] = [
@@ -199,7 +213,7 @@ class HeadRerun:
                 for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
                     if parent == node:
                         compare(found, row, tokens, probs, allowed)
-        self.head.further, self.head.scale, self.head.tokens = 0, 1.0, self.tokens
+        self.head.further, self.head.scale, self.head.base, self.head.tokens = 0, 1.0, 1.0, self.tokens
         return found
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:
