@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler, trials
-from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable
+from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable, weighed
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
@@ -73,7 +73,10 @@ def diagnose(
         found += from_audit(case, audit)
     if compare is not None:
         found += from_comparison(compare)
-    suspects = settled(ranked([*found, *again]), case, audit)
+    found += again
+    if compare is not None:
+        found = weighed(found, compare)
+    suspects = settled(ranked(found), case, audit)
     unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case, audit, compare)
     looked_at = ["capture"] + ["verify"] * (verify is not None) + ["audit"] * (audit is not None)
     looked_at += ["compare"] * (compare is not None)

@@ -31,8 +31,6 @@ def q_at_trial(case: Case) -> Suspect | None:
     examples: dict[Cause, Reference] = {}
     for step in standard(case):
         for trials in step.trials:
-            if step.tree.drawn[trials.nodes[0]] == Drawn.DETERMINISTIC:
-                continue
             total += len(trials.nodes)
             wrong = _wrong_q(step, trials)
             if wrong is not None:
@@ -46,7 +44,7 @@ def q_at_trial(case: Case) -> Suspect | None:
     about = {
         Cause.SIBLINGS_SWAPPED: "it is the q of another sibling",
         Cause.Q_NOT_RENORMALISED: "it is q as drawn, without division by what was left",
-        Cause.Q_OTHER_ROW: "it is the q of no sibling",
+        Cause.Q_OTHER_ROW: "it is the q of no sibling, and not 1 where the draft is deterministic",
     }
     said = (
         f"q as tried does not follow from q as drawn below {count:,} parents ({total:,} tried nodes)",
@@ -58,6 +56,9 @@ def q_at_trial(case: Case) -> Suspect | None:
 def _wrong_q(step: Step, trials: Trials) -> tuple[Cause, int] | None:
     """The first sibling whose q as tried is not its own, and how it comes out."""
     tree, v = step.tree, step.verdict
+    if tree.drawn[trials.nodes[0]] == Drawn.DETERMINISTIC:
+        wrong = [node for node in trials.nodes if abs(float(v.q_trial[node]) - 1) > CLOSE]
+        return (Cause.Q_OTHER_ROW, wrong[0]) if wrong else None
     every = tree.children(trials.parent)
     taken = 0.0  # of q, by the tokens that were really tried
     for node in trials.nodes:
@@ -183,8 +184,8 @@ def other_requests_text(case: Case) -> Suspect | None:
             if max(hits) > mine:
                 example = example or step.reference()
     z = z_between(others, own)
-    if own.total < 30 or z < 5 or others.share < 2 * own.share or others.share < 0.15:
+    if own.total < 30 or z < 3.5 or others.share < max(3 * own.share, 0.25):
         return None
     said = f"a drafted token is another request's next one in {others}, its own request's in {own}"
-    score = CONDITION + 0.27 * min(others.share / 0.4, 1.0)
+    score = CONDITION + 0.25 * min(others.share / 0.5, 1.0)
     return Suspect(Cause.ROWS_SWAPPED, score, (said, f"{z:.0f} standard errors apart"), example=example)

@@ -141,7 +141,7 @@ MISTAKES = (
     Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
     *(
         Mistake(f"a rotary base {factor:g} times as large", Cause.DRAFTER_ROTARY, base=factor)
-        for factor in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 1000)
+        for factor in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     ),
     Mistake("the vocabulary's map in reverse order", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.flip(0)),
     Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),

@@ -12,7 +12,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.diagnose.rerun.match import SURE, recorded, slack
 from specscope.analyze.diagnose.rerun.rows import Asked, ask, differing, together
 from specscope.analyze.findings import Reference
@@ -56,7 +56,7 @@ def origins(case: Case, audit: Audit, model: Causal, *, drafter: bool = False) -
                 f"the {what}'s probabilities are not those of their own row at {plural(wrong, 'parent')} that were "
                 f"looked at; {ABOUT[cause]} at {count:,} of these"
             )
-            return [Suspect(cause, CERTAIN * count / wrong, (said,), example=examples[cause])]
+            return [Suspect(cause, CONDITION + (CERTAIN - CONDITION) * count / wrong, (said,), example=examples[cause])]
     return []
 
 
