@@ -204,30 +204,41 @@ def _other_q(audit: Audit) -> Suspect | None:
 def _beyond(case: Case, finding: Finding) -> Suspect | None:
     """Nearly all that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
     parts = {(step.request, step.part.index): step for step in case.steps}
-    positions, differs, items = [], [], []
+    positions, records, differs, items = [], [], [], []
     for item, wrong in zip(finding.items, finding.differs, strict=True):
         step = parts.get((item.request, item.index))
         if step is not None:
             depth = 0 if item.node is None else int(step.tree.depth[item.node])
             positions.append(step.part.position + depth)
+            records.append(step.visit.record.step)
             differs.append(wrong)
             items.append(item)
     at, wrongs = np.array(positions), np.array(differs, np.bool_)
     if wrongs.all() or not wrongs.any():
         return None
-    edge = int(np.quantile(at[wrongs], 0.002))
-    held = at >= edge
+    edge, held, agree = _edge(at, wrongs)
     a, b = int((held & wrongs).sum()), int(held.sum())
     c, d = int((~held & wrongs).sum()), int((~held).sum())
+    in_time, _, as_well = _edge(np.array(records), wrongs)
     requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
-    if requests < 3 or d < 30 or float(phi(np.array([a]), np.array([b]), a + c, b + d)[0]) < 0.8:
+    if requests < 3 or d < 30 or agree < 0.8:
         return None
+    against = (f"it differs from engine step {in_time:,} on as clearly",) if as_well > agree - 0.05 else ()
     said = (
         f"the drafter differs from the model at {a:,} of {plural(b, 'node')} from position {edge:,} on, at {c:,} of "
         f"{d:,} before it, in {plural(requests, 'request')}"
     )
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
-    return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
+    score = CONDITION - 0.1 if against else CERTAIN - 0.03
+    return Suspect(Cause.DRAFTER_ROTARY, score, (said,), against, example)
+
+
+def _edge(at: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
+    """Where nearly all that differs begins, what lies beyond, and how well that tells what differs (phi)."""
+    edge = int(np.quantile(at[wrong], 0.002))
+    held = at >= edge
+    inside, beyond = int((held & wrong).sum()), int(held.sum())
+    return edge, held, float(phi(np.array([inside]), np.array([beyond]), int(wrong.sum()), len(at))[0])
 
 
 def _decay(case: Case, finding: Finding) -> Suspect | None:
