@@ -61,7 +61,13 @@ OF_DRAFTER = (
     Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
     Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
 )
-OF_HEAD = (*OF_DRAFTER, Prediction(Cause.FEATURES_STALE, *MOVED))
+OF_HEAD = (
+    Prediction(Cause.FEATURES_STALE, *MOVED),
+    Prediction(
+        Cause.FEATURES_STALE, "the step before accepted drafted tokens", _over("accepted in the step before", 0)
+    ),
+    *OF_DRAFTER,
+)
 OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
 
 

@@ -24,6 +24,7 @@ from specscope.trace.tree import ROOT, DraftTree
 
 REQUESTS, STEPS = 6, 12  # that are run again: the first steps of some requests
 SOME = 0.02  # of parents that differ as it should be: fewer are no mistake of every step
+MOSTLY = 0.8  # of parents: with fewer that are right, one mistake under which all are is no chance
 GAIN = 0.3  # of the parents that differ a mistake must explain so many
 AS_DRAFTER: dict[Cause | None, Cause] = {
     Cause.POSITION_BY_INDEX: Cause.DRAFTER_ROTARY,
@@ -72,11 +73,14 @@ def drafter_mistakes(case: Case, options: Options, audit: Audit) -> list[Suspect
 
 
 def _all(case: Case, right: M, mistakes: Iterable[M], ask: Callable[[M], Asked]) -> list[Asked]:
-    """What is right first; the mistakes only where something differs."""
+    """What is right first; the mistakes only where something differs, up to one that explains all of it."""
     asked = [ask(right)]
     rounded = _dtype(case) != "float32"  # then small differences do not show parent by parent
     if asked[0][2].share < 1 - SOME or rounded:
-        asked += [ask(one) for one in mistakes]
+        for one in mistakes:
+            asked.append(ask(one))
+            if asked[0][2].share < MOSTLY and asked[-1][2].share > 1 - SOME:
+                break
     return asked
 
 
