@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import click
 
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
+from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.vllm import settings
 
@@ -24,8 +26,6 @@ CHECK = """
 from importlib.util import find_spec
 raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
 """
-    "import importlib.util as u, sys; sys.exit(1 if not u.find_spec('vllm') else 2 * (not u.find_spec('specscope')))"
-)
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,13 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Its exit code. vLLM has a session of its own: a signal to this process goes on to all of its processes, once."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGINT)
-        except SystemExit:  # what SIGTERM and SIGHUP become here
-            _end(process)
-            raise
+
+    def pass_on(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    with handled_by(pass_on):
+        return process.wait()
 
 
 def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> int:
