@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
 Seconds = Annotated[float, Meta(ge=0.05, le=86400, description="between 0.05 and 86400")]
+FIGURES = ("mean acceptance length τ", "draft acceptance rate")
 POLL = 0.05  # seconds between two looks at what has come
 
 
@@ -172,7 +173,9 @@ def _print(watching: Watch, seconds: float | None) -> int:
     _last_words(watching, losses)
     if watching.errors:
         raise watching.errors[0]
-    return interrupt.code if interrupt.asked and not rows.any else 0
+    if not rows.any:
+        say("no interval was told")
+    return interrupt.code if interrupt.asked else 0
 
 
 def _last_words(watching: Watch, losses: list[str]) -> None:
@@ -222,22 +225,25 @@ class _Rows:
     def totals(self, console: Console) -> None:
         """A table with a row for each engine, over all intervals."""
         if not self.any:
-            say("nothing was told")
             return
         from specscope.analyze.tables import NONE, Table, number, percent
         from specscope.analyze.text import table_block
         from specscope.trace.stats import measure
         from specscope.trace.vocabulary import printable
 
-        rows = []
-        for name, records in self._records.items():
+        columns: list[tuple[str, ...]] = []
+        for records in self._records.values():
             sums = measure(record.aggregate for record in records if record.aggregate is not None)
             counts = (sums.told(one) for one in ("drafts", "drafted", "accepted", "emitted"))
-            plain = [NONE if value is None else f"{value:,}" for value in counts]
-            rates = " ".join(f"{rate:.3f}" for rate in sums.per_position) or NONE
-            rows.append((printable(name), f"{len(records):,}", *plain, number(sums.tau), percent(sums.rate), rates))
-        columns = ("engine", "intervals", "drafts", "drafted", "accepted", "tokens", "length", "rate", "by position")
-        console.print(table_block(Table("All intervals", columns, rows, words=frozenset(["by position"]))))
+            plain = (NONE if value is None else f"{value:,}" for value in (len(records), *counts))
+            columns.append((*plain, number(sums.tau), percent(sums.rate), *map(percent, sums.per_position)))
+        depth = max(map(len, columns)) - 7
+        names: tuple[str, ...] = ("intervals", "drafts", "drafted tokens", "accepted tokens", "output tokens", *FIGURES)
+        names += tuple(f"accepted at depth {d} / drafts" for d in range(1, depth + 1))
+        rows = [
+            (name, *(column[at] if at < len(column) else NONE for column in columns)) for at, name in enumerate(names)
+        ]
+        console.print(table_block(Table("All intervals", ("", *map(printable, self._records)), rows)))
         for run in self._runs.values():
             if run.captured is not None:
                 say(f"captured {run.name} → {run.captured}")

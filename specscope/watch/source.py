@@ -225,7 +225,8 @@ class File:
     def _finish(self) -> None:
         """Nothing of it could be read: say why."""
         if not self.recognised and self.faults.total:
-            raise UserError(f"{self.name}: {self.faults.lines()[0]}")
+            why, self.faults = self.faults.lines()[0], Faults()
+            raise UserError(f"{self.name} tells nothing of speculation; {why}")
 
     def _document(self, line: str, number: int) -> Iterator[Told | str]:
         try:
