@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from specscope.trace.aggregate import Aggregate, full_chains
+from specscope.trace.checked import short
 from specscope.watch.told import Told, UnreadableError, count
 
 VLLM, SGLANG = "vLLM /metrics", "SGLang /metrics"
@@ -85,7 +86,7 @@ def read_metrics(text: str, time_ns: int) -> list[Reading]:
     except UnreadableError:
         raise
     except (ValueError, KeyError, IndexError, TypeError) as error:  # of the parser: it raises any of these
-        raise UnreadableError(f"this is not Prometheus text ({type(error).__name__}: {error})") from None
+        raise UnreadableError(f"this is not Prometheus text ({short(str(error))})") from None
     return [reading for reading in found.values() if reading.speculates]
 
 
