@@ -107,7 +107,8 @@ def header(report: Report) -> list[tuple[str, str]]:
 def tables(report: Report) -> list[Table]:
     """All tables but that of the requests, in the order of reading."""
     if report.intervals and not report.requests:
-        return [summed(report), positions(report), intervals(report)]
+        by_depth = [positions(report)] if report.pooled.positions else []
+        return [summed(report), *by_depth, intervals(report)]
     return [acceptance(report), positions(report), finals(report), phases(report), engine(report), *groups(report)]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
 Seconds = Annotated[float, Meta(ge=0.05, le=86400, description="between 0.05 and 86400")]
-FIGURES = ("mean acceptance length τ", "draft acceptance rate")
+COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
 POLL = 0.05  # seconds between two looks at what has come
 
 
@@ -204,6 +204,7 @@ class _Rows:
         from rich.text import Text
 
         from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text
+        from specscope.trace.vocabulary import printable
 
         told = record.aggregate
         assert told is not None
@@ -213,37 +214,33 @@ class _Rows:
         if not self.any or self._last != run.name:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
-            console.print(Text(f"{run.name}{model}", style="bold cyan"), soft_wrap=True)
+            console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
             console.print(Text(f"{head}  by position", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
         self._records.setdefault(run.name, []).append(record)
         found = cells(record, told)
         line = "".join(found[name].rjust(width + 1) for name, width in COLUMNS.items())
-        notes = (" ".join(at_depth(told)), "restarted" if told.reset else "", told.request)
+        notes = (" ".join(at_depth(told)), "restarted" if told.reset else "", printable(told.request))
         console.print(Text("  ".join(part for part in (line, *notes) if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:
-        """A table with a row for each engine, over all intervals."""
+        """A table for each engine, over all of its intervals."""
         if not self.any:
             return
-        from specscope.analyze.tables import NONE, Table, number, percent
+        from specscope.analyze.tables import Table, number, percent, told
         from specscope.analyze.text import table_block
         from specscope.trace.stats import measure
         from specscope.trace.vocabulary import printable
+        from specscope.trace.wording import plural
 
-        columns: list[tuple[str, ...]] = []
-        for records in self._records.values():
+        for name, records in self._records.items():
             sums = measure(record.aggregate for record in records if record.aggregate is not None)
-            counts = (sums.told(one) for one in ("drafts", "drafted", "accepted", "emitted"))
-            plain = (NONE if value is None else f"{value:,}" for value in (len(records), *counts))
-            columns.append((*plain, number(sums.tau), percent(sums.rate), *map(percent, sums.per_position)))
-        depth = max(map(len, columns)) - 7
-        names: tuple[str, ...] = ("intervals", "drafts", "drafted tokens", "accepted tokens", "output tokens", *FIGURES)
-        names += tuple(f"accepted at depth {d} / drafts" for d in range(1, depth + 1))
-        rows = [
-            (name, *(column[at] if at < len(column) else NONE for column in columns)) for at, name in enumerate(names)
-        ]
-        console.print(table_block(Table("All intervals", ("", *map(printable, self._records)), rows)))
+            rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
+            rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
+            rates = enumerate(sums.per_position, 1)
+            rows += [(f"accepted at depth {depth} / drafts", percent(rate)) for depth, rate in rates]
+            title = f"{name}: {plural(len(records), 'interval or request', 'intervals or requests')}"
+            console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():
             if run.captured is not None:
                 say(f"captured {run.name} → {run.captured}")

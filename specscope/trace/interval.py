@@ -82,7 +82,7 @@ def missing(told: Aggregate) -> list[str]:
 
 def missing_text(told: Aggregate) -> str:
     """`vLLM /metrics tells counts by interval, but not: trees, ..., output tokens`."""
-    of = "request" if told.request else "interval"
+    of = "request" if told.request or told.source.endswith("response") else "interval"
     tells = "counts" if told.drafts is not None else "averages"
     return f"{told.source} tells {tells} by {of}, but not: {', '.join(missing(told))}"
 

@@ -41,6 +41,7 @@ class Source(Protocol):
 
     name: str
     recognised: str  # in words, "" until it is known
+    endless: bool  # whether it may go on for ever
     faults: Faults
 
     def run(self, stop: threading.Event) -> Iterator[Told | str]:
@@ -54,6 +55,7 @@ class Server:
         self.url = checked_url(url)
         self.name = urlsplit(self.url).netloc
         self.recognised = ""
+        self.endless = True
         self.faults = Faults()
         self._seconds = seconds
         self._intervals = Intervals()
@@ -124,6 +126,7 @@ class File:
         if stat.S_ISDIR(found.st_mode):
             raise UserError(f"cannot read {self.name}: it is a folder")
         self._regular = stat.S_ISREG(found.st_mode)
+        self.endless = follow or not self._regular
         self._time = datetime.fromtimestamp(found.st_mtime) if self._regular else None
 
     def run(self, stop: threading.Event) -> Iterator[Told | str]:

@@ -75,10 +75,12 @@ class Watch:
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
-        self._left = len(sources)
+        # Files that end are read one after the other, so that their order is that of the captures
+        finite = [source for source in sources if not source.endless]
+        lanes = [finite, *([source] for source in sources if source.endless)]
+        self._left = len(lanes)
         self._threads = [
-            threading.Thread(target=self._run, args=(source,), name="specscope-watch", daemon=True)
-            for source in sources
+            threading.Thread(target=self._run, args=(lane,), name="specscope-watch", daemon=True) for lane in lanes
         ]
 
     def start(self) -> None:
@@ -91,17 +93,17 @@ class Watch:
         """Whether every source has ended."""
         return self._left == 0
 
-    def _run(self, source: Source) -> None:
-        try:
-            for told in source.run(self._stop):
-                self._take(source, told)
-        except UserError as error:
-            self.errors.append(error)
-        except Exception as error:  # of a sink: a screen shows it, and the others go on
-            self.errors.append(UserError(f"{source.name}: {type(error).__name__}: {error}"))
-        finally:
-            with self._lock:
-                self._left -= 1
+    def _run(self, lane: Sequence[Source]) -> None:
+        for source in lane:
+            try:
+                for told in source.run(self._stop):
+                    self._take(source, told)
+            except UserError as error:
+                self.errors.append(error)
+            except Exception as error:  # of a sink: a screen shows it, and the others go on
+                self.errors.append(UserError(f"{source.name}: {type(error).__name__}: {error}"))
+        with self._lock:
+            self._left -= 1
 
     def _take(self, source: Source, told: Told | str) -> None:
         if isinstance(told, str):

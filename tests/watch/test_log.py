@@ -116,11 +116,12 @@ def test_figures_that_no_count_gives_are_kept_as_told():
 
 @given(st.integers(0, len(LINE)), st.text(st.characters(codec="utf-8"), max_size=10), st.integers(0, 30))
 def test_no_damage_is_a_traceback(at, other, gone):
+    why, told = "", None
     try:
         told = LogReader(NOW).take(LINE[:at] + other + LINE[at + gone :])
     except UnreadableError as error:
-        assert str(error).isprintable()
-        return
+        why = str(error)
+    assert why.isprintable()
     if told is not None:
         assert told.start_ns <= told.end_ns
         assert measure([told.aggregate]).drafts >= 0
@@ -139,7 +140,7 @@ def test_engines_that_write_to_one_log_are_told_apart():
     reader = LogReader(NOW)
     told = []
     for engine in ("000", "001"):
-        load = f"INFO 11-22 10:40:17 [loggers.py:335] Engine {engine}: Avg generation throughput: 9.0 tokens/s, Running: 2 reqs"
+        load = f"INFO 11-22 10:40:17 [loggers.py:335] Engine {engine}: Avg generation throughput: 9.0 tokens/s"
         told += [reader.take(load), reader.take(LINE)]
     assert [one and one.aggregate.engine for one in told] == [None, "000", None, "001"]
     assert reader.take(LINE).aggregate.engine == ""  # a line of which nothing says whose it is

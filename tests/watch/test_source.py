@@ -210,7 +210,9 @@ def test_a_server_that_cannot_be_reached():
         Server(gone, 1).open()
 
 
-@pytest.mark.parametrize("url", ["ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"]
+)
 def test_an_address_that_is_none(url):
     with pytest.raises(UserError, match="write http://HOST:PORT/metrics"):
         checked_url(url)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 
 from textual import events
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.interval import COLUMNS, cells, counts, missing
-from specscope.trace.records import StepRecord
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, cut, folded, left, right
+from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -52,12 +51,10 @@ class IntervalsPanel(Panel):
         self._first = max(min(self._first, look.steps - rows), 0)
         shown = look.history.steps[self._first : self._first + rows]
         self._count = len(shown)
-        depth = max((len(step.aggregate.accepted_at) for step in shown if step.aggregate), default=0)
-        layout = _Layout(
-            width, depth, requests=any(step.aggregate is not None and step.aggregate.request for step in shown)
-        )
+        told_of = [(cells(step, step.aggregate), step.aggregate) for step in shown if step.aggregate is not None]
+        layout = _Layout(width, told_of)
         lines: list[Line] = [layout.head()]
-        lines += [layout.row(step, step.aggregate) for step in shown if step.aggregate is not None]
+        lines += [layout.row(found, one) for found, one in told_of]
         lines += [[]] * (rows - len(shown))
         lines += [[(line, "faint")] for line in note]
         names = (f"engine {told.engine}" if told.engine else "", look.history.run.target if look.history.run else "")
@@ -69,21 +66,21 @@ class IntervalsPanel(Panel):
 class _Layout:
     """Which columns there is room for."""
 
-    def __init__(self, width: int, depth: int, *, requests: bool) -> None:
-        self._depth = depth
-        self._columns: tuple[str, ...] = ()
-        self._requests = requests
-        left_over = (
-            width - (REQUEST if requests else 0) - depth * (NARROWEST if depth * NARROWEST <= width // 2 else LEVEL)
-        )
+    def __init__(self, width: int, rows: Sequence[tuple[Mapping[str, str], Aggregate]]) -> None:
+        self._depth = depth = max((len(told.accepted_at) for _, told in rows), default=0)
+        self._requests = any(told.request for _, told in rows)
+        known = {name for found, _ in rows for name, cell in found.items() if cell != NOTHING}
+        numbers = depth * (NARROWEST if depth * NARROWEST <= width // 2 else LEVEL)
+        room = width - numbers - (REQUEST if self._requests else 0)
+        kept: list[str] = []
         for name in BY_NEED:
-            if COLUMNS[name] + 1 > left_over:
+            if COLUMNS[name] + 1 > room:
                 break
-            self._columns = (*self._columns, name)
-            left_over -= COLUMNS[name] + 1
-        self._columns = tuple(name for name in COLUMNS if name in self._columns)
-        taken = sum(COLUMNS[name] + 1 for name in self._columns) + (REQUEST if requests else 0)
-        self._cell = min((width - taken - 1) // depth, WIDEST) if depth else 0
+            if name in known:
+                kept.append(name)
+                room -= COLUMNS[name] + 1
+        self._columns = [name for name in COLUMNS if name in kept]
+        self._cell = min((room + numbers - 1) // depth, WIDEST) if depth else 0
 
     def head(self) -> Line:
         """The names of the columns."""
@@ -96,9 +93,8 @@ class _Layout:
             return str(depth % 10)
         return f" depth {depth}" if self._cell > NARROWEST + 1 else f" {depth}"
 
-    def row(self, record: StepRecord, told: Aggregate) -> Line:
+    def row(self, found: Mapping[str, str], told: Aggregate) -> Line:
         """One interval."""
-        found = cells(record, told)
         inks: dict[str, Ink] = {"length": "strong", "time": "dim"}
         line: list[tuple[str, Ink]] = [
             (right(found[name], COLUMNS[name]) + " ", inks.get(name, "text")) for name in self._columns
