@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
@@ -276,6 +277,10 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     admitted: Names = field(name="specscope.admitted", default_factory=list)
     preempted: Names = field(name="specscope.preempted", default_factory=list)
     finished: Names = field(name="specscope.finished", default_factory=list)
+
+    def told(self) -> Aggregate | None:
+        """The counts of an interval: aggregate_span.AggregateStep has them."""
+        return None
 
     def weight(self) -> int:
         """As above."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from specscope.trace import aggregate_span
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
@@ -228,6 +229,8 @@ class Encoder:
             attributes["specscope.after"] = record.after
         if record.rewound:
             attributes["specscope.rewound"] = True
+        if record.aggregate is not None:
+            attributes |= aggregate_span.attributes(record.aggregate)
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
