@@ -270,6 +270,7 @@ class RequestInfo(_ArrayEq):
     params: SamplingParams
     labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
+    traceparent: str = ""  # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,6 +69,9 @@ class _OfStep(Struct, frozen=True, kw_only=True):
     step: Step = field(name="specscope.step")
 
 
+TRACEPARENT = "^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$"  # W3C trace context
+
+
 class Queue(_OfStep, frozen=True, kw_only=True):
     """A request's admission."""
 
@@ -78,6 +81,7 @@ class Queue(_OfStep, frozen=True, kw_only=True):
     labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
     prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
     title: Text = field(name="specscope.request.title", default="")
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT)] = field(name="specscope.request.traceparent", default="")
     prompt_tokens: Tokens = field(name="specscope.request.prompt_tokens", default_factory=list)
 
     def weight(self) -> int:

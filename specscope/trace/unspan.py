@@ -351,6 +351,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
         params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),
         labels=_labels(span.labels),
         title=_text(span.title, "specscope.request.title"),
+        traceparent=span.traceparent,
     )
 
 

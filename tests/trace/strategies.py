@@ -152,6 +152,7 @@ def infos(draw, name):
         params=draw(params),
         labels=draw(labels),
         title=draw(text),
+        traceparent=draw(st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])),
     )
 
 
