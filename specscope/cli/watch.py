@@ -239,7 +239,8 @@ class _Rows:
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
             rates = enumerate(sums.per_position, 1)
             rows += [(f"accepted at depth {depth} / drafts", percent(rate)) for depth, rate in rates]
-            title = f"{name}: {plural(len(records), 'interval or request', 'intervals or requests')}"
+            unit = "request" if any(one.aggregate and one.aggregate.request for one in records) else "interval"
+            title = f"{name}: {plural(len(records), unit)}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():
             if run.captured is not None:

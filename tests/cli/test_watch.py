@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from specscope.cli.watch import numbered
+from specscope.remote.receiver import Receiver
 from specscope.trace.reading import read_capture
+from specscope.trace.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.test_bad_input import run_here
@@ -191,6 +193,25 @@ def test_ctrl_c_leaves_a_valid_capture(tmp_path):
     reader = read_capture(path)
     assert reader.warnings == []
     assert reader.history.acceptance.drafts == 143
+
+
+def test_intervals_are_sent_to_a_collector():
+    spans = []
+    receiver = Receiver(spans.extend, host="127.0.0.1", grpc_port=0, http_port=None)
+    receiver.start()
+    try:
+        endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
+        code, _, err = run_here(["watch", LOG, "--headless", "--otlp-endpoint", endpoint, "--otlp-protocol", "grpc"])
+        assert code == 0, err
+        end = time.monotonic() + 10
+        while sum(span.read()[0] == "engine_step" for span in spans) < 5 and time.monotonic() < end:
+            time.sleep(0.02)
+    finally:
+        receiver.close()
+    assert run_info(spans[0].resource).backend == "vLLM log"
+    decoder = Decoder()
+    steps = [record for span in spans for record in decoder.feed(*span.read())] + decoder.flush()
+    assert [step.aggregate.drafts for step in steps] == [4, 4, 106, 45, 22]
 
 
 def test_a_pipe_is_watched_until_it_ends():
