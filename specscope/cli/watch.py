@@ -194,9 +194,12 @@ class _Rows:
 
     def take(self, watching: Watch, console: Console) -> None:
         """Print what has come."""
+        from specscope.watch.source import Left
+
         for news in watching.take():
             if news.run is None or news.record is None:
-                say(news.text)
+                if not isinstance(news.text, Left):
+                    say(news.text)
                 continue
             self._row(news.run, news.record, console)
 
