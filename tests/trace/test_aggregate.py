@@ -1,11 +1,15 @@
 """Sums of intervals: in spans, in figures, in metrics and in a history."""
 
+import contextlib
 import copy
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
@@ -17,9 +21,12 @@ from specscope.trace.spans import Encoder
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.unspan import Decoder
 from specscope.trace.vocabulary import Vocabulary
+from tests.trace.damage import damaged
+from tests.trace.look_at import look_at
 from tests.trace.samples import records
 from tests.trace.strategies import RUN, aggregates
 
+WATCHED = Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl"
 TOLD = Aggregate(
     source="vLLM /metrics",
     engine="0",
@@ -212,3 +219,15 @@ def test_metrics_of_any_intervals_can_be_served(told):
         metrics(interval(step, one))
     metrics.prometheus_text()
     metrics.close()
+
+
+def test_damaged_captures_of_intervals_are_shown_as_far_as_they_go(tmp_path):
+    path, lines = tmp_path / "c.jsonl", [json.loads(line) for line in WATCHED.read_text().splitlines()]
+    look_at(WATCHED, page=True)
+    shown = 0
+    for seed in range(60):
+        path.write_bytes(damaged(lines, seed))
+        with contextlib.suppress(UserError):
+            look_at(path)
+            shown += 1
+    assert shown > 30

@@ -60,7 +60,7 @@ def _headline(counts: Acceptance, width: int) -> Line:
         [
             (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
             (1, rate),
-            (2, [(f"of {plural(counts.drafted, 'node')}", "dim")]),
+            (2, [(f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}", "dim")]),
         ],
         width,
     )
