@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
-Seconds = Annotated[float, Meta(ge=0.05, le=86400, description="between 0.05 and 86400")]
+Seconds = Annotated[float, Meta(ge=0.05, le=1e7, description="between 0.05 and 10,000,000")]
 COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
 POLL = 0.05  # seconds between two looks at what has come
 

@@ -229,7 +229,8 @@ class ScopeApp(Moves):
         self.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
-        self._panels[0].screen.set_class(self.viewer.history.counts_only, "-counts")
+        counts_only = self.viewer.history.counts_only or getattr(self.viewer.control, "counts_only", False)
+        self._panels[0].screen.set_class(counts_only, "-counts")
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:

@@ -104,7 +104,8 @@ def _take(sample: Sample, time_ns: int, found: dict[tuple[str, str, str], Readin
         position = labels.get("position", "")
         if not position.isdecimal():
             raise UnreadableError(f"{name} has the position {position[:40]!r}")
-        reading.accepted_at[int(position)] = count(sample.value, name)
+        at = int(position)
+        reading.accepted_at[at] = reading.accepted_at.get(at, 0) + count(sample.value, name)
     elif name == CREATED:
         reading.created = sample.value
     elif not math.isfinite(sample.value):

@@ -18,7 +18,7 @@ from specscope.watch.source import Source
 from specscope.watch.told import Told
 
 INTERVAL = "interval"  # the one phase of such a step
-WAITING = 20_000  # records that may wait for the screen
+WAITING = 2000  # records that may wait to be shown
 
 OpenOutputs = Callable[[RunInfo, Bus, str, int], tuple[Outputs, str | None]]  # and the capture's name
 
@@ -70,7 +70,7 @@ class Watch:
     def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
         self.sources = sources
         self.runs: dict[tuple[str, str, str], EngineRun] = {}
-        self.news: deque[News] = deque(maxlen=WAITING)
+        self.news: deque[News] = deque()
         self.errors: list[UserError] = []
         self._open_outputs = open_outputs
         self._stop = threading.Event()
@@ -109,6 +109,8 @@ class Watch:
         if isinstance(told, str):
             self.news.append(News(None, None, told))
             return
+        while len(self.news) >= WAITING and not self._stop.wait(0.02):
+            pass  # a file is read faster than it is shown
         with self._lock:
             if self._stop.is_set():
                 return

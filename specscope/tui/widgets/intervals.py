@@ -44,7 +44,9 @@ class IntervalsPanel(Panel):
         told = look.aggregate
         title: Line = [("Intervals", "strong")]
         if told is None:
-            return Sheet([[("nothing was told yet", "faint")]], title)
+            control = look.viewer.control
+            what = "nothing was told" if control is None else f"{control.progress[0]}: nothing was told yet"
+            return Sheet([[(clean(what), "faint")]], title)
         note = folded(f"{told.source} does not tell {', '.join(missing(told))}.", max(width, 8))[: max(height // 5, 1)]
         rows = max(height - 1 - len(note), 1)
         self._first = min(max(look.position - (rows if look.viewer.follow else rows // 2) + 1, 0), look.steps)
