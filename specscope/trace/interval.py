@@ -67,7 +67,7 @@ def at_depth(told: Aggregate) -> list[str]:
 
 
 def missing(told: Aggregate) -> list[str]:
-    """What the source does not tell, in words."""
+    """What the source does not report, in words."""
     lacks = {
         "the number of drafts": told.drafts is None,
         "accepted tokens": told.accepted is None,
@@ -81,10 +81,10 @@ def missing(told: Aggregate) -> list[str]:
 
 
 def missing_text(told: Aggregate) -> str:
-    """`vLLM /metrics tells counts by interval, but not: trees, ..., output tokens`."""
+    """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
     of = "request" if told.request or told.source.endswith("response") else "interval"
-    tells = "counts" if told.drafts is not None else "averages"
-    return f"{told.source} tells {tells} by {of}, but not: {', '.join(missing(told))}"
+    what = "counts" if told.drafts is not None else "averages"
+    return f"{told.source} reports {what} per {of}. Not available: {', '.join(missing(told))}"
 
 
 def _count(value: int | None, mark: str = "") -> str:

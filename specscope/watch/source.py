@@ -32,7 +32,7 @@ TIMEOUT = 10.0  # seconds that a server may take
 PIECE = 2**18  # bytes that are read at once
 LOOK = 0.25  # seconds between two looks at a file that may grow
 UNKNOWN = (
-    "holds nothing that watch knows: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
+    "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
     "as JSON, or a page of /metrics"
 )
 
@@ -73,7 +73,7 @@ class Server:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
-                f"{self.url}: this server tells no speculation metrics; is speculation on (vLLM: "
+                f"{self.url}: this server reports no speculation metrics; is speculation on (vLLM: "
                 "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics)?"
             )
         self.recognised = engines(readings)
@@ -235,7 +235,7 @@ class File:
         """Nothing of it could be read: say why."""
         if not self.recognised and self.faults.total:
             why, self.faults = self.faults.lines()[0], Faults()
-            raise UserError(f"{self.name} tells nothing of speculation; {why}")
+            raise UserError(f"{self.name} has no speculation figures; {why}")
 
     def _document(self, line: str, number: int) -> Iterator[Told | str]:
         try:
@@ -272,7 +272,7 @@ class File:
         except UnreadableError as error:
             raise UserError(f"{self.name}: {error}") from None
         if not readings:
-            raise UserError(f"{self.name} holds no speculation metrics; was speculation on?")
+            raise UserError(f"{self.name} has no speculation metrics; was speculation on?")
         self.recognised = engines(readings)
         yield f"{self.name}: {self.recognised}, since the counters began"
         yield from (difference(None, reading) for reading in readings)

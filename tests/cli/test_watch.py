@@ -36,7 +36,10 @@ def test_a_log_as_a_table_and_as_a_capture(tmp_path):
     code, out, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
     assert code == 0
     assert "log.txt: vLLM's log" in err
-    assert "vLLM log tells counts by interval, but not: trees, tokens, probabilities and coins, output tokens" in err
+    assert (
+        "vLLM log reports counts per interval. Not available: trees, tokens, probabilities and coins, output tokens"
+        in err
+    )
     lines = out.splitlines()
     rows = [line.split() for line in lines if re.match(r" \d\d:\d\d:\d\d", line)]
     assert [row[2] for row in rows] == ["4", "4", "~106", "~45", "~22"]
@@ -72,14 +75,14 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "without figures of speculation"),
+        (["watch", PLANTED, "--headless"], "without speculation figures"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--follow"], "--follow goes with --headless"),
         (["watch", "-", "-", "--headless"], "can be watched only once"),
         (["watch", LOG, "--headless", "--otlp-endpoint", "ftp://x"], "--otlp-endpoint"),
-        (["watch", str(DATA / "chat_n2.json"), "--headless"], "tells nothing of speculation"),
+        (["watch", str(DATA / "chat_n2.json"), "--headless"], "has no speculation figures"),
     ],
 )
 def test_bad_input_is_one_line(command, why):
@@ -93,8 +96,8 @@ def test_bad_input_is_one_line(command, why):
 def test_report_replays_the_figures(captured, tmp_path):
     code, out, err = run_here(["report", captured])
     assert (code, err) == (0, "")
-    assert "told by   vLLM log" in out
-    assert "but not: trees" in out
+    assert "reported by  vLLM log" in out
+    assert "Not available: trees" in out
     assert "3 of 5 intervals with drafts worked out from rounded rates" in " ".join(out.split())
     assert any(line.split() == ["mean", "acceptance", "length", "τ", "1.07"] for line in out.splitlines())
     assert "0.750 0.000 0.000" in out
@@ -115,7 +118,7 @@ def test_what_needs_trees_cannot_judge_counts(captured, verb):
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     done = "debugged" if verb[0] == "debug" else "judged"
-    assert f"cannot be {done}: the capture holds counts only (vLLM log tells no trees)" in line
+    assert f"cannot be {done}: the capture holds counts only (vLLM log reports no trees)" in line
 
 
 def test_diagnose_against_counts(captured):
@@ -234,11 +237,11 @@ def test_on_a_screen_with_two_engines(tmp_path):
     with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
         terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", str(path)])
         try:
-            terminal.wait_for(lambda: b"nothing was told yet" in terminal.screen)
-            terminal.wait_for(lambda: b"does not tell trees" in terminal.screen)
+            terminal.wait_for(lambda: b"no data yet" in terminal.screen)
+            terminal.wait_for(lambda: b"does not report trees" in terminal.screen)
             drawn = len(terminal.screen)
             terminal.type("e")
-            terminal.wait_for(lambda: b"engine 1" in terminal.screen[drawn:])
+            terminal.wait_for(lambda: b"engine 1 smollm2" in terminal.screen[drawn:])
             terminal.remember()
             terminal.type("q")
             assert terminal.left(10) == []

@@ -82,7 +82,7 @@ def test_one_source_that_fails_leaves_the_others(tmp_path):
     ended(watch)
     watch.stop()
     assert len([news for news in watch.take() if news.record]) == 5
-    assert "odd.log holds nothing that watch knows" in str(watch.errors[0])
+    assert "odd.log has nothing that watch recognises" in str(watch.errors[0])
 
 
 def test_a_capture_that_cannot_be_written_is_an_error(tmp_path):

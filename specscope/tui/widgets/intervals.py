@@ -45,9 +45,11 @@ class IntervalsPanel(Panel):
         title: Line = [("Intervals", "strong")]
         if told is None:
             control = look.viewer.control
-            what = "nothing was told" if control is None else f"{control.progress[0]}: nothing was told yet"
+            what = "no data" if control is None else f"{control.progress[0]}: no data yet"
             return Sheet([[(clean(what), "faint")]], title)
-        note = folded(f"{told.source} does not tell {', '.join(missing(told))}.", max(width, 8))[: max(height // 5, 1)]
+        note = folded(f"{told.source} does not report {', '.join(missing(told))}.", max(width, 8))[
+            : max(height // 5, 1)
+        ]
         rows = max(height - 1 - len(note), 1)
         self._first = min(max(look.position - (rows if look.viewer.follow else rows // 2) + 1, 0), look.steps)
         self._first = max(min(self._first, look.steps - rows), 0)
