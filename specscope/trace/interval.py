@@ -1,4 +1,4 @@
-"""An interval of an engine that tells counts only, in words and cells: the console, screens and reports use these."""
+"""Intervals of an engine that tells counts only: as records, and in words and cells for screens and reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from specscope.trace.aggregate import Aggregate
-from specscope.trace.records import StepRecord
+from specscope.trace.records import Phase, StepRecord
 from specscope.trace.stats import Acceptance, measure
 
 NONE = "–"
@@ -24,6 +24,25 @@ COLUMNS: Mapping[str, int] = {
     "waiting": 7,
     "KV": 6,
 }
+
+
+def interval_record(step: int, start_ns: int, end_ns: int, told: Aggregate) -> StepRecord:
+    """The engine step that stands for an interval: one phase, no requests."""
+    return StepRecord(
+        step=step,
+        phases=(Phase("interval", start_ns, end_ns),),
+        running=told.running or 0,
+        waiting=told.waiting or 0,
+        blocks_used=0,
+        blocks_free=0,
+        speculation=True,
+        speculation_off="",
+        admitted=(),
+        requests=(),
+        preempted=(),
+        finished=(),
+        aggregate=told,
+    )
 
 
 def counts(told: Aggregate) -> Acceptance:

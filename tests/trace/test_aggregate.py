@@ -13,10 +13,9 @@ from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
-from specscope.trace.interval import COLUMNS, at_depth, cells, missing
+from specscope.trace.interval import COLUMNS, at_depth, cells, interval_record, missing
 from specscope.trace.metrics import Metrics
 from specscope.trace.reading import read_capture
-from specscope.trace.records import Phase, StepRecord
 from specscope.trace.spans import Encoder
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.unspan import Decoder
@@ -45,21 +44,7 @@ GAUGES = Aggregate("SGLang /metrics", averages={"sglang:spec_accept_length": 2.3
 
 def interval(step, told, seconds=5):
     start = (1000 + step * seconds) * 10**9
-    return StepRecord(
-        step=step,
-        phases=(Phase("interval", start, start + seconds * 10**9),),
-        running=told.running or 0,
-        waiting=told.waiting or 0,
-        blocks_used=0,
-        blocks_free=0,
-        speculation=True,
-        speculation_off="",
-        admitted=(),
-        requests=(),
-        preempted=(),
-        finished=(),
-        aggregate=told,
-    )
+    return interval_record(step, start, start + seconds * 10**9, told)
 
 
 def feed(span, **changes):
