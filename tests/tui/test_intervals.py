@@ -114,6 +114,35 @@ async def test_a_click_goes_to_an_interval_and_the_keys_move():
         assert "interval 35" in text_of(app.screen.query_one(StatusBar))
 
 
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_zoom_shows_one_panel_alone(size):
+    app = ScopeApp(vllm(), title="w")
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("end", "z")
+        await pilot.pause()
+        intervals, rates = app.screen.query_one(IntervalsPanel), app.screen.query_one(RatesPanel)
+        body = app.screen.query_one("#body")
+        assert [panel for panel in body.query(Lines) if panel.display] == [intervals]
+        assert intervals.outer_size == body.size
+        await pilot.press("z")
+        await pilot.pause()
+        assert rates.display
+        rates.focus()
+        await pilot.press("z")
+        await pilot.pause()
+        assert [panel for panel in body.query(Lines) if panel.display] == [rates]
+        assert rates.outer_size == body.size
+
+
+async def test_arrows_and_letters_go_from_interval_to_interval():
+    async with running(vllm()) as (app, pilot):
+        await pilot.press("home", "down", "down", "j")
+        assert app.viewer.position == 3
+        await pilot.press("up", "k")
+        assert app.viewer.position == 1
+        assert isinstance(app.focused, IntervalsPanel)
+
+
 async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
     keys = "v escape d escape r escape b escape B escape n N j k y f e i escape x space s z z F escape slash escape o O"
     async with running(vllm(5)) as (app, pilot):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar
 
 from textual import events
+from textual.binding import Binding, BindingType
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.interval import COLUMNS, cells, counts, missing
@@ -23,6 +25,11 @@ REQUEST = 16  # cells of a request's id
 
 class IntervalsPanel(Panel):
     """As many intervals as there are rows, the one that is looked at among them; below, what is not told."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "app.backward", "Interval before", show=False),
+        Binding("down", "app.forward", "Next interval", show=False),
+    ]
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
