@@ -639,6 +639,13 @@ def judges() -> list[Case]:
     cases = [Case("judge", (*verb, "c"), {"c": content}, "c") for verb in verbs for content in FILES]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
         cases += [Case("judge", (*verb, name), {}) for verb in verbs]
+    cases += [Case("watch", ("watch", "c", "--headless"), {"c": content}, "c") for content in FILES]
+    for name in (".", "./none", "/dev/zero", "/proc/self/mem", "http://", "ftp://x", "http://[", "http://127.0.0.1:1"):
+        cases.append(Case("watch", ("watch", name, "--headless")))
+    for value in ["0", "-1", "1e9", *NO_NUMBERS]:
+        cases += [
+            Case("watch flag", ("watch", "c", f"--{flag}={value}"), {}, f"--{flag}") for flag in ("for", "interval")
+        ]
     cases += [Case("judge", ("diagnose", PLANTED, "--no-audit", "--against", "c"), {"c": x}) for x in FILES]
     for value in ["-1", "9", *NO_NUMBERS]:
         cases += [Case("judge flag", (*verb, PLANTED, f"--branch={value}"), {}, "--branch") for verb in verbs[:4:3]]
