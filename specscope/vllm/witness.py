@@ -25,7 +25,8 @@ from specscope.trace.records import (
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.call import Call
-from specscope.vllm.judged import NO_FLOATS, NO_INTS, Judged, judge
+from specscope.vllm.judged import judge
+from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 
