@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Numbers:
     parents: ParentNotes | None
     prob: Floats | None  # [n] the drafter's own probability of its drafts; None where it is not known
     invalid: int  # further drafts that could not be judged
+    forced: Ints = field(default_factory=lambda: NO_INTS)  # nodes whose outcome was forced, and n: the final token
 
     @property
     def kind(self) -> FinalKind:
@@ -72,6 +73,7 @@ def assembled(numbers: Numbers) -> Judged:
         kind=numbers.kind,
         final_p=numbers.final_p,
         final_coin=0.0,  # drawn with noise over all tokens, and not with one coin
+        forced=numbers.forced,
     )
     drawn = Drawn.WITH_REPLACEMENT if numbers.sampled else Drawn.DETERMINISTIC
     chain = np.arange(-1, n - 1, dtype=np.int32)

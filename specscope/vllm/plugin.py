@@ -52,11 +52,13 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     closers = _sinks(settings, bus, run, vocabulary, runner)
     made = Witness(run, vocabulary, bus.publish, full=settings.full)
 
-    scheduler.resting = made.finish
+    scheduler.resting = made.rest
 
     def close() -> None:
         guard.safely(scheduler.rest)
-        guard.safely(made.finish, None)
+        guard.safely(made.rest, None)
+        if made.bytes:
+            log.warning("specscope: %d bytes copied a step", made.bytes // max(made.steps, 1))
         dropped = bus.dropped
         guard.safely(bus.close)
         for closer in closers:
