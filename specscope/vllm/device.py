@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specscope.trace.parents import TINY, TOP
+from specscope.vllm import block_rule
 from specscope.vllm.rows import Rows
 
 PART = 2**24  # numbers in a part: rows times tokens
@@ -24,7 +25,10 @@ Layout = Mapping[str, int]  # the columns of a table, and how wide each is
 
 def layouts(likeliest: int) -> tuple[tuple[Layout, Layout], ...]:
     """(integers, floats) of three tables: of rows, of what the drafter gave for them, of requests."""
-    ints, floats = ("token", "choice", "rank", "q_rank", "position"), ("p", "q", "coin", "choice_p", "raw_p")
+    ints, floats = (
+        ("token", "choice", "rank", "q_rank", "position"),
+        ("p", "q", "coin", "choice_p", "raw_p", "confidence", "ratio", "ahead"),
+    )
     spreads = ("entropy", "varentropy", "q_entropy", "q_varentropy")
     ends = ("mass", "final_p", "final_entropy", "final_varentropy", "final_target_p")
     return (
@@ -55,7 +59,8 @@ class Gathered:
     sampled: bool  # whether drafts were sampled, where a request is not greedy
     tossed: bool  # whether coins were gathered
     seeded: bool  # or follow from seeds and positions
-    by_step: bool  # and from the draft's place in its chain
+    by_step: bool  # and from the draft's place in its chain: it was verified as one block
+    confident: bool  # whether the drafter said what it thinks of its drafts
     full: bool
 
     @property
@@ -78,7 +83,8 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
     count, requests, likeliest = len(rows.tokens), len(rows.first), min(TOP, rows.vocabulary)
     step = max(PART // rows.vocabulary, 1)
     of_rows = [_row_columns(rows, low, min(low + step, count), full) for low in range(0, count, step)]
-    of_ends = [_end_columns(rows, low, min(low + step, requests)) for low in range(0, requests, step)]
+    scale = _add_blocks(rows, of_rows, step) if rows.by_step and rows.probs is not None and of_rows else None
+    of_ends = [_end_columns(rows, low, min(low + step, requests), scale) for low in range(0, requests, step)]
     scored = full and bool(rows.scores) and bool(of_rows)
     of_scores = [_score_columns(rows, torch.cat([part["top"][:, 0] for part in of_rows]), step)] if scored else []
     tables = list(zip((of_rows, of_scores, of_ends), layouts(likeliest), strict=True))
@@ -98,6 +104,7 @@ def gather(rows: Rows, *, full: bool) -> Gathered:
         tossed=rows.coins is not None,
         seeded=rows.seeds is not None,
         by_step=rows.by_step,
+        confident=rows.confidence is not None,
         full=full,
     )
 
@@ -113,6 +120,8 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
         made["position"] = rows.positions[low:high]
     if rows.coins is not None:
         made["coin"] = rows.coins[low:high]
+    if rows.confidence is not None:
+        made["confidence"] = rows.confidence[low:high]
     if rows.probs is not None:
         p = rows.probs(low, high)
         likeliest, choice = p.max(1)
@@ -133,6 +142,18 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
         top, tokens = weights.topk(min(TOP, rows.vocabulary), dim=1)
         made |= {"raw_p": weights.gather(1, token) / mass, "top": tokens, "top_p": top / mass}
     return made
+
+
+def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
+    """What block verification goes by, put beside the parts; the ratio [R] before each row."""
+    p = torch.cat([part["p"].flatten() for part in parts])
+    q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
+    ratio = block_rule.ratios(rows, p, q, rows.longest)
+    before = block_rule.before(rows, ratio)
+    ahead = block_rule.masses(rows, before, step)
+    for part, *columns in zip(parts, ratio.split(step), ahead.split(step), strict=True):
+        part["ratio"], part["ahead"] = columns
+    return before
 
 
 def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
@@ -165,8 +186,11 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
     return columns
 
 
-def _end_columns(rows: Rows, low: int, high: int) -> Columns:
-    """Of requests from..to, what came of them and what their final token was drawn from."""
+def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None) -> Columns:
+    """Of requests from..to, what came of them and what their final token was drawn from.
+
+    `scale` [R]: of p at each row, before q is taken from it; 1 where None.
+    """
     made = {name: getattr(rows, name)[low:high] for name in ("first", "drafted", "accepted", "final", "greedy")}
     if rows.seeds is not None:
         made["seed"] = rows.seeds[low:high]
@@ -175,7 +199,8 @@ def _end_columns(rows: Rows, low: int, high: int) -> Columns:
     whole, final = rows.whole(low, high), made["final"].clamp_min(0)[:, None]
     rejected = made["accepted"] < made["drafted"]
     if rows.whole_q is not None:
-        left = (whole - rows.whole_q(low, high)).clamp_min(0)
+        scaled = whole if scale is None else whole * scale[rows.ended[low:high]][:, None]
+        left = (scaled - rows.whole_q(low, high)).clamp_min(0)
     else:
         token = rows.tokens[rows.ended[low:high].clamp_max(len(rows.tokens) - 1)] if len(rows.tokens) else final[:, 0]
         left = whole.scatter(1, token.clamp_min(0)[:, None], 0)

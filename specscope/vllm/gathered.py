@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specscope.trace.records import ParentNotes
 from specscope.trace.tree import Floats
+from specscope.vllm.block_rule import thresholds
 from specscope.vllm.device import Gathered, Layout, layouts
 from specscope.vllm.numbers import Numbers
 from specscope.vllm.philox import of_step, uniform
@@ -73,6 +74,8 @@ class _One:
             parents=self._parents(sampled) if self.gathered.full else None,
             prob=self._prob() if self.scored else None,
             invalid=self.invalid,
+            accept=self._accept(),
+            confidence=self.rows["confidence"][: self.n].astype(np.float32) if self.gathered.confident else None,
         )
 
     def _coins(self) -> NDArray[np.float64]:
@@ -85,6 +88,12 @@ class _One:
         if self.gathered.by_step:
             seeds = of_step(seeds, np.arange(self.n, dtype=np.int64))
         return uniform(seeds, self.rows["position"][: self.n]).astype(np.float64)
+
+    def _accept(self) -> NDArray[np.float64] | None:
+        """Where the chain was verified as one block."""
+        if self.greedy or not self.gathered.by_step:
+            return None
+        return thresholds(self.rows["ratio"][: self.n], self.rows["ahead"][: self.n])
 
     def _prob(self) -> Floats:
         """The drafter's probability of each draft; 0 where it did not tell."""

@@ -39,6 +39,8 @@ class Numbers:
     parents: ParentNotes | None
     prob: Floats | None  # [n] the drafter's own probability of its drafts; None where it is not known
     invalid: int  # further drafts that could not be judged
+    accept: Doubles | None = None  # [n] what each draft is accepted by, where that is not p / q
+    confidence: Floats | None = None  # [n] what the drafter thinks of its drafts
     forced: Ints = field(default_factory=lambda: NO_INTS)  # nodes whose outcome was forced, and n: the final token
 
     @property
@@ -57,7 +59,9 @@ def assembled(numbers: Numbers) -> Judged:
     outcome = np.full(n, Outcome.UNTRIED, np.uint8)
     outcome[: numbers.accepted] = Outcome.ACCEPTED
     outcome[numbers.accepted : tried] = Outcome.REJECTED
-    accept = np.minimum(1.0, p.astype(np.float64) / np.where(q > 0, q, 1)) * (q > 0)
+    accept = numbers.accept
+    if accept is None:
+        accept = np.minimum(1.0, p.astype(np.float64) / np.where(q > 0, q, 1)) * (q > 0)
     residual = np.zeros(n)
     residual[numbers.accepted : tried] = numbers.mass
     verdict = Verdict(

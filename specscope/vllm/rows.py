@@ -48,7 +48,9 @@ class Rows:
     scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have
     seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
     positions: Tensor | None = None  # int64 [R] and a position
-    by_step: bool = False  # and from a draft's place in its chain
+    longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
+    by_step: bool = False  # and from a draft's place in its chain: the chain is verified as one block
+    confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
 
     @property
     def ended(self) -> Tensor:
