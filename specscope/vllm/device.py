@@ -151,7 +151,7 @@ def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
     ratio = block_rule.ratios(rows, p, q, rows.longest)
     before = block_rule.before(rows, ratio)
     ahead = block_rule.masses(rows, before, step)
-    for part, *columns in zip(parts, ratio.split(step), ahead.split(step), strict=True):
+    for part, *columns in zip(parts, torch.split(ratio, step), torch.split(ahead, step), strict=True):
         part["ratio"], part["ahead"] = columns
     return before
 

@@ -91,7 +91,7 @@ def test_bytes_are_counted():
     drafted = [3, 3, 5]
     small, large = (gather(rows_of(call(1, drafted, [0.8] * 3, tokens=v), []), full=True).bytes for v in (50, 5000))
     rows, requests = sum(drafted), len(drafted)
-    assert small == large == 8 * (rows * (5 + TOP + 9 + TOP) + requests * (6 + 5))
+    assert small == large == 8 * (rows * (5 + TOP + 12 + TOP) + requests * (6 + 5))
 
 
 def test_nothing_waits_for_the_device():
