@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
@@ -269,6 +270,7 @@ class RequestInfo(_ArrayEq):
     params: SamplingParams
     labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
+    traceparent: str = ""  # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +320,12 @@ class StepRecord(_ArrayEq):
     branch: int = 0  # a branch begins where the engine went back and something was then different
     after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
     rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
+    aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
+
+    @property
+    def counted(self) -> tuple[RequestStep | Aggregate, ...]:
+        """All that Acceptance counts."""
+        return self.requests if self.aggregate is None else (*self.requests, self.aggregate)
 
     @property
     def before(self) -> int:

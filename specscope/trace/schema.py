@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
@@ -68,6 +69,9 @@ class _OfStep(Struct, frozen=True, kw_only=True):
     step: Step = field(name="specscope.step")
 
 
+TRACEPARENT = "^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$"  # W3C trace context
+
+
 class Queue(_OfStep, frozen=True, kw_only=True):
     """A request's admission."""
 
@@ -77,6 +81,7 @@ class Queue(_OfStep, frozen=True, kw_only=True):
     labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
     prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
     title: Text = field(name="specscope.request.title", default="")
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT)] = field(name="specscope.request.traceparent", default="")
     prompt_tokens: Tokens = field(name="specscope.request.prompt_tokens", default_factory=list)
 
     def weight(self) -> int:
@@ -276,6 +281,10 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     admitted: Names = field(name="specscope.admitted", default_factory=list)
     preempted: Names = field(name="specscope.preempted", default_factory=list)
     finished: Names = field(name="specscope.finished", default_factory=list)
+
+    def told(self) -> Aggregate | None:
+        """The counts of an interval: aggregate_span.AggregateStep has them."""
+        return None
 
     def weight(self) -> int:
         """As above."""

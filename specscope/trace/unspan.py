@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
-from specscope.trace import schema
+from specscope.trace import aggregate_span, schema
 from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -108,6 +108,8 @@ class Decoder:
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """One span; the records that it completes."""
         kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
+            kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
             return []  # not ours, or told by another span as well
         step = attributes.get("specscope.step")
@@ -207,6 +209,7 @@ class Decoder:
             requests=tuple(pending.parts[name] for name in span.requests),
             preempted=tuple(span.preempted),
             finished=finished,
+            aggregate=span.told(),
         )
 
     def _learn(self, span: schema.DecodeStep) -> None:
@@ -348,6 +351,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
         params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),
         labels=_labels(span.labels),
         title=_text(span.title, "specscope.request.title"),
+        traceparent=span.traceparent,
     )
 
 

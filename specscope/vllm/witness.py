@@ -28,7 +28,7 @@ from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.batch import Judgements, Place
 from specscope.vllm.numbers import NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
-from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
+from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 Publish = Callable[[StepRecord], None]
 
@@ -70,10 +70,9 @@ class Witness:
             if new.req_id in self._requests:  # V2: one that was preempted comes back as a new one
                 step.resumed.append(new.req_id)
                 continue
-            arrival = notes.arrived.get(new.req_id)
-            arrived = now if arrival is None else arrival.arrival_ns
+            arrival = notes.arrived.get(new.req_id) or Arrival(now, {})
             made = known(
-                new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrived, now, self._vocabulary
+                new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrival, now, self._vocabulary
             )
             self._requests[new.req_id] = made
             step.admitted.append(made.info)
@@ -211,7 +210,7 @@ class Witness:
     def _end(self, end: Ended) -> RequestEnd:
         request = self._requests.get(end.request)
         if request is None:  # it was aborted before it was admitted
-            request = known(end.request, end.prompt, end.params, end.finished_ns, 0, self._vocabulary)
+            request = known(end.request, end.prompt, end.params, Arrival(end.finished_ns, {}), 0, self._vocabulary)
         return ended(end, request.info, self.run.eos_tokens)
 
     def _corrected(self, parts: Sequence[RequestStep], finished: Sequence[RequestEnd]) -> list[RequestStep]:

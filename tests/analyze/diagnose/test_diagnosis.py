@@ -9,6 +9,7 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.evidence import FEATURES
 from specscope.analyze.diagnose import features
+from specscope.analyze.diagnose.against import weighed
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
@@ -105,8 +106,33 @@ def test_a_good_capture_beside_shows_what_no_check_can(tmp_path):
     beside = diagnose(bad, compare=compare(from_history(good, "good"), from_history(bad, "bad")))
     assert beside.exit is Exit.INCONSISTENT
     assert any("acceptance length is lower" in line for line in beside.unexplained)
+    assert any(
+        line.startswith("compare: the drafter's probabilities differ first") and "at depth 1" in line
+        for line in beside.unexplained
+    ), beside.unexplained
     again = diagnose(good, compare=compare(from_history(good, "good"), from_history(good, "good")))
     assert again.exit is Exit.CONSISTENT
+
+
+def test_equal_contexts_speak_for_and_against_causes(tmp_path):
+    """Where only the drafter differs, a cause in the target loses and one in the drafter wins."""
+    setting = SETTINGS["eagle chain"]
+    good = history(record(setting, tmp_path / "good.jsonl"))
+    bad = history(record(setting, tmp_path / "bad.jsonl", FAULTS["no features"]))
+    found = compare(from_history(good, "good"), from_history(bad, "bad"))
+    target, drafter, other = weighed(
+        [
+            Suspect(Cause.KV_NOT_MOVED, 0.7, ("a",)),
+            Suspect(Cause.FEATURES_MISSING, 0.7, ("b",)),
+            Suspect(Cause.TOKEN_LOST, 0.7, ("c",)),
+        ],
+        found,
+    )
+    assert target.score < 0.6
+    assert "are the same at all" in target.against[0]
+    assert drafter.score > 0.7
+    assert "drafter probability differs" in drafter.for_[1]
+    assert other == Suspect(Cause.TOKEN_LOST, 0.7, ("c",))
 
 
 def test_a_case_lays_out_the_text(tmp_path):
