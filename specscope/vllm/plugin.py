@@ -29,16 +29,17 @@ def register() -> None:
 
 def _install(settings: Settings, guard: Guard) -> None:
     from specscope.vllm import known
+    from specscope.vllm.aggregates import offer, why_lacking
     from specscope.vllm.run_info import vllm_version
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
     from specscope.vllm.v2_runner import V2Hooks
 
     version = vllm_version()
-    if settings.aggregates:
-        return
-    if not known.is_known(version):
-        guard.step_aside(f"vLLM {version} is not known, only {', '.join(known.KNOWN)}. A server still tells aggregates")
+    if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
+        if settings.capture or settings.endpoint:
+            offer()
+        guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
         return
     v1, v2 = Guard(), Guard()  # what differs in one runner is no matter to the other
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
@@ -68,7 +69,7 @@ def _checked(
     def check(module: ModuleType) -> None:
         if found := differences(module, version):
             for guard in guards:
-                guard.step_aside(f"vLLM {version} is not as it is known: {found[0]}. A server still tells aggregates")
+                guard.step_aside(f"vLLM {version} is not as it is known: {found[0]}")
         elif not guards[0].is_off:
             install(module)
 
@@ -90,7 +91,7 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     vocabulary = _vocabulary(runner)
     bus = Bus()
     ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
-    closers = _sinks(settings, bus, run, vocabulary, ranks)
+    closers = sinks(settings, bus, run, vocabulary, ranks)
     made = Witness(run, vocabulary, bus.publish, full=settings.full)
 
     scheduler.resting = made.rest
@@ -112,7 +113,7 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     return made
 
 
-def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
+def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.capture import CaptureWriter
     from specscope.trace.export import SpanSink, make_exporter
