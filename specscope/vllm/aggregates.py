@@ -76,6 +76,7 @@ class Sums:
 
     engine: str
     publish: Callable[[StepRecord], None]
+    depth: int = 0  # tokens of a draft at most
     steps: int = 0
     _since_ns: int = field(default_factory=time.time_ns)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -85,6 +86,11 @@ class Sums:
     def add(self, scheduler: Any, iteration: Any) -> None:
         """vLLM's SchedulerStats and IterationStats of one of its steps, each None where it has none."""
         told = getattr(scheduler, "spec_decoding_stats", None)
+        if told is None and hasattr(scheduler, "spec_decoding_stats"):  # a step without drafts
+            for name in ("drafts", "drafted", "accepted"):
+                self._count(name, 0)
+            for name in ("accepted_at", "proposed_at"):
+                self._deepen(name, [0] * self.depth)
         if told is not None:
             for name, its in (
                 ("drafts", "num_drafts"),

@@ -58,6 +58,16 @@ def test_intervals_end_by_themselves(monkeypatch):
     assert records[0].aggregate.emitted is None  # not told, and not 0
 
 
+def test_steps_without_drafts_are_counted():
+    """An interval of them has no drafts, which is not the same as not telling how many."""
+    records = []
+    sums = Sums("0", records.append, depth=2)
+    sums.add(SimpleNamespace(spec_decoding_stats=None), SimpleNamespace(num_generation_tokens=1))
+    sums.end()
+    told = records[0].aggregate
+    assert (told.drafts, told.accepted, told.emitted, told.accepted_at) == (0, 0, 1, (0, 0))
+
+
 def test_statistics_of_another_version():
     """What is not there is not told."""
     records = []
