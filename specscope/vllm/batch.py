@@ -30,6 +30,11 @@ class Place:
 class Judgements(Protocol):
     """The verdicts of a batch."""
 
+    @property
+    def bytes(self) -> int:
+        """How much is copied for them from a device."""
+        ...
+
     def ready(self) -> bool:
         """Whether they can be read without waiting."""
         ...
@@ -45,6 +50,8 @@ class Judgements(Protocol):
 
 class OnHost:
     """Read already."""
+
+    bytes = 0
 
     def __init__(self, judged: Sequence[Judged | None]) -> None:
         self.judged = list(judged)  # by row; a debugger may put another there

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from specscope.trace.tree import Ints
-from specscope.vllm.batch import OnDevice, OnHost, Place
+from specscope.vllm.batch import Judgements, OnDevice, OnHost, Place
 from specscope.vllm.call import Call
 from specscope.vllm.device import gather
 from specscope.vllm.guard import Guard, wrap
@@ -16,7 +16,7 @@ from specscope.vllm.judged import judge
 from specscope.vllm.numbers import NO_INTS
 from specscope.vllm.rows import rows_of
 from specscope.vllm.sampler import SamplerHooks
-from specscope.vllm.scores import DrafterScores
+from specscope.vllm.scores import NONE, DrafterScores, Passes
 from specscope.vllm.witness import Witness, some_blocks
 
 
@@ -83,17 +83,9 @@ class RunnerHooks:
         if call is None or self._scores is None or self._scheduled is None:
             return
         there = places(runner, self._scheduled, call.drafted)
-        of = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
-        if call.logits.device.type == "cpu":
-            found = {
-                row: judge(call, row, [one[at] for one in passes], full=witness.full)
-                for row, (passes, at) in of.items()
-            }
-            witness.judged(there, OnHost([found.get(row) for row in range(len(call.drafted))]))
-            return
-        drafter = [of.get(row, ((), 0)) for row in range(len(call.drafted))]
-        onward = OnDevice([gather(rows_of(call, drafter), full=witness.full)])
-        witness.judged(there, onward, onward.bytes)
+        passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
+        read = judge_here if call.logits.device.type == "cpu" else judge_there
+        witness.judged(there, read(call, passes, full=witness.full))
 
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +108,18 @@ class RunnerHooks:
             return output
 
         return sample_tokens
+
+
+def judge_here(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+    """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
+    found = {row: judge(call, row, [one[at] for one in some], full=full) for row, (some, at) in passes.items()}
+    return OnHost([found.get(row) for row in range(len(call.drafted))])
+
+
+def judge_there(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+    """Likewise of tensors on a device, to be read when they have come."""
+    drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
+    return OnDevice([gather(rows_of(call, drafter), full=full)])
 
 
 def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[Place]:

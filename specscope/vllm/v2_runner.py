@@ -98,9 +98,8 @@ class V2Hooks:
 
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
-        onward = OnDevice(calls)
         if sum(call.requests for call in calls) == batch.num_reqs:
-            witness.judged(places(batch), onward, onward.bytes)
+            witness.judged(places(batch), OnDevice(calls))
 
     def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _verify(sampler: Any, logits: Any, draft_logits: Any, *args: Any, **kwargs: Any) -> Any:

@@ -86,13 +86,13 @@ class Witness:
             before = self._running.phases[-1].end_ns if self._running.phases else end_ns
             self._running.phases.append(Phase(name, start_ns or before, max(end_ns, start_ns or before)))
 
-    def judged(self, places: Sequence[Place], judgements: Judgements, copied: int = 0) -> None:
-        """The sampler has run, and `copied` bytes are on their way."""
+    def judged(self, places: Sequence[Place], judgements: Judgements) -> None:
+        """The sampler has run."""
         if self._running is None:
             return
         self._running.places = [place for place in places if place.name in self._requests]
         self._running.judgements = judgements
-        self.bytes += copied
+        self.bytes += judgements.bytes
 
     def finish(self, notes: SchedulerNotes | None) -> None:
         """The step that ran is over, with what the scheduler ended since. None: there is no next step."""

@@ -15,7 +15,7 @@ from specscope.vllm.gathered import read
 from specscope.vllm.judged import judge
 from specscope.vllm.numbers import assembled
 from specscope.vllm.rows import rows_of
-from tests.vllm.calls import call
+from tests.vllm.random_calls import call
 
 NO_SCORES = ((), 0)
 
@@ -38,6 +38,10 @@ def assert_same(a, b, at):
     elif isinstance(a, np.ndarray):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), at
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=at)
+    elif isinstance(a, tuple):
+        assert len(a) == len(b), at
+        for place, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, other, f"{at}[{place}]")
     elif isinstance(a, float):
         assert a == pytest.approx(b, rel=2e-5, abs=2e-6), at
     else:

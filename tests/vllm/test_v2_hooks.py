@@ -14,7 +14,7 @@ from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
 from specscope.vllm.v2_runner import V2Hooks
 from specscope.vllm.witness import Witness
 from tests.trace.strategies import RUN
-from tests.vllm.calls import call
+from tests.vllm.random_calls import call
 from tests.vllm.test_v2_rows import verified
 
 HEAT = [0.8, 0.8]

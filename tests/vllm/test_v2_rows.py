@@ -15,7 +15,7 @@ from specscope.vllm.judged import judge
 from specscope.vllm.numbers import assembled
 from specscope.vllm.philox import of_step, uniform
 from specscope.vllm.v2_rows import Verified, rows_of_verified
-from tests.vllm.calls import call
+from tests.vllm.random_calls import call
 from tests.vllm.test_device import assert_same
 
 SLOTS = 8
