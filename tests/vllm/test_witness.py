@@ -126,7 +126,7 @@ def test_blocks_are_those_the_step_writes_to():
 
 def three_steps(engine):
     """A prompt in two chunks, two steps with drafts, an end."""
-    engine.step({"a": [], "b": []}, new={"a": ([1] * 8, params()), "b": ([1] * 8, params())}, unfinished=["b"])
+    engine.step({"a": [], "b": []}, new={"a": ([1] * 8, params()), "b": ([1] * 9, params())}, unfinished=["b"])
     engine.step({"a": [3], "b": []})
     engine.step({"a": [3, 4], "b": [5]}, seed=3)
     engine.ends("a", "abort", [])
