@@ -25,6 +25,7 @@ class Place:
     blocks: Ints  # of the request's KV, from number `first_block` on
     first_block: int
     ahead: bool = False  # whether the host runs ahead of the device
+    match_length: int = 0  # suffix decoding: tokens of the context that were found, and went on as the drafts do
 
 
 class Judgements(Protocol):

@@ -21,6 +21,7 @@ class Judged:
     parents: ParentNotes | None  # None with lean evidence
     notes: DraftNotes | None  # None where the drafter's scores are not known
     invalid: int  # drafts that vLLM had marked as invalid; they are not in the tree
+    confidence: Floats | None = None  # [n] what the drafter thinks of its drafts
 
 
 @dataclass
@@ -83,7 +84,7 @@ def assembled(numbers: Numbers) -> Judged:
     chain = np.arange(-1, n - 1, dtype=np.int32)
     tree = DraftTree(numbers.tokens, chain, q, np.full(n, drawn, np.uint8))
     notes = None if numbers.prob is None else _draft_notes(numbers.prob)
-    return Judged(tree, verdict, numbers.parents, notes, numbers.invalid)
+    return Judged(tree, verdict, numbers.parents, notes, numbers.invalid, numbers.confidence)
 
 
 def _draft_notes(prob: Floats) -> DraftNotes:

@@ -83,6 +83,8 @@ class RunnerHooks:
         if call is None or self._scores is None or self._scheduled is None:
             return
         there = places(runner, self._scheduled, call.drafted)
+        for place in there:
+            place.match_length = self._scores.match_length(place.name)
         passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
         read = judge_here if call.logits.device.type == "cpu" else judge_there
         witness.judged(there, read(call, passes, full=witness.full))

@@ -22,13 +22,16 @@ class DrafterScores:
         self._passes: list[Tensor] = []
         self._scored: dict[str, Passes] = {}
         self._listens = self._drafts = False
+        self._matches: dict[str, int] = {}
 
     def begin(self, runner: Any) -> None:
         """The drafter begins to draft for the next step."""
         if not self._listens:
             self._listens = True
-            self._listen(getattr(getattr(runner, "drafter", None), "model", None))
-        self._passes, self._drafts = [], True
+            drafter = getattr(runner, "drafter", None)
+            self._listen(getattr(drafter, "model", None))
+            self._listen_to_suffixes(getattr(drafter, "suffix_cache", None))
+        self._passes, self._matches, self._drafts = [], {}, True
 
     def end(self, names: Sequence[str]) -> None:
         """It has drafted, for these rows of the batch."""
@@ -42,6 +45,22 @@ class DrafterScores:
     def take(self, name: str) -> Passes:
         """Of a request, once."""
         return self._scored.pop(name, NONE)
+
+    def match_length(self, name: str) -> int:
+        """Suffix decoding: how many tokens of a request's context were found again; 0 where none, or not known."""
+        return self._matches.get(name, 0)
+
+    def _listen_to_suffixes(self, cache: Any) -> None:
+        original = getattr(cache, "speculate", None)
+        if original is None:
+            return
+
+        def speculate(name: str, *args: Any, **kwargs: Any) -> Any:
+            draft = original(name, *args, **kwargs)
+            self._guard.safely(lambda: self._matches.update({name: int(getattr(draft, "match_len", 0))}))
+            return draft
+
+        cache.speculate = speculate
 
     def _listen(self, model: Any) -> None:
         original = getattr(model, "compute_logits", None)

@@ -25,7 +25,7 @@ class V2Hooks:
         self._batch: Any = None  # vLLM's InputBatch while a sampler runs in a real step
         self._listens = False  # between execute_model of a real step and the end of its sample_tokens
         self._calls: list[Gathered] = []
-        self._confidence: Any = None
+        self._confidence: Any = None  # with an adaptive budget: what the drafter thinks of its drafts, by slot
         self._fused = False  # whether the plain sampler cut by top-k and top-p inside its kernel
 
     def install_runner(self, module: ModuleType) -> None:
@@ -99,7 +99,8 @@ class V2Hooks:
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
         if sum(call.requests for call in calls) == batch.num_reqs:
-            witness.judged(places(batch), OnDevice(calls))
+            budget = None if self._confidence is None else int(batch.num_draft_tokens)
+            witness.judged(places(batch), OnDevice(calls), budget)
 
     def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _verify(sampler: Any, logits: Any, draft_logits: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.trace.method import MethodNotes
 from specscope.trace.records import (
     Phase,
     Preceded,
@@ -26,8 +27,9 @@ from specscope.trace.records import (
 from specscope.trace.tree import DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.batch import Judgements, Place
-from specscope.vllm.numbers import NO_INTS, Judged
+from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
+from specscope.vllm.rules import in_one_pass, rule_of
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 Publish = Callable[[StepRecord], None]
@@ -44,6 +46,7 @@ class _Step:
     resumed: list[str] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     judgements: Judgements | None = None
+    budget: int | None = None  # drafts that it may verify, where that is limited
     ended: list[Ended] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
 
@@ -86,12 +89,12 @@ class Witness:
             before = self._running.phases[-1].end_ns if self._running.phases else end_ns
             self._running.phases.append(Phase(name, start_ns or before, max(end_ns, start_ns or before)))
 
-    def judged(self, places: Sequence[Place], judgements: Judgements) -> None:
-        """The sampler has run."""
+    def judged(self, places: Sequence[Place], judgements: Judgements, budget: int | None = None) -> None:
+        """The sampler has run. `budget`: how many drafts were verified, where that is limited."""
         if self._running is None:
             return
         self._running.places = [place for place in places if place.name in self._requests]
-        self._running.judgements = judgements
+        self._running.judgements, self._running.budget = judgements, budget
         self.bytes += judgements.bytes
 
     def finish(self, notes: SchedulerNotes | None) -> None:
@@ -160,6 +163,7 @@ class Witness:
             requests=tuple(parts),
             preempted=preempted,
             finished=finished,
+            budget=step.budget,
         )
 
     def _parts(self, step: _Step, requests: dict[str, Known]) -> list[RequestStep]:
@@ -195,12 +199,23 @@ class Witness:
             verdict=verdict,
             emitted=emitted,
             notes=one.notes,
-            sizing=_sizing(one, place.drafts - verified),
-            rule=str(self.run.speculation.get("rejection_sample_method") or "standard"),
+            sizing=f"{one.invalid} invalid drafts left out" if one.invalid else "",
+            rule=rule_of(self.run.speculation),
             preceded=preceded,
             blocks=self._blocks(place, context, prefill + 1 + verified),
             parents=one.parents,
+            method=self._method(one, place, place.drafts - verified),
         )
+
+    def _method(self, one: Judged, place: Place, unverified: int) -> MethodNotes | None:
+        """What vLLM's drafters tell besides."""
+        notes = MethodNotes(
+            confidence=NO_FLOATS if one.confidence is None else one.confidence,
+            one_pass=bool(len(one.tree)) and in_one_pass(self.run.speculation),
+            unverified=max(unverified, 0),
+            match_length=place.match_length if len(one.tree) else 0,
+        )
+        return None if notes.is_empty else notes
 
     def _blocks(self, place: Place, context: int, count: int) -> Ints:
         """The KV blocks that a step writes to; none where the model has several kinds of cache."""
@@ -225,12 +240,6 @@ class Witness:
                 part = part if emitted == part.emitted else dataclasses.replace(part, emitted=emitted)
             found.append(part)
         return found
-
-
-def _sizing(one: Judged, unverified: int) -> str:
-    """Why the tree holds fewer tokens than were drafted."""
-    said = [f"{one.invalid} invalid drafts left out"] if one.invalid else []
-    return ", ".join(said + ([f"{unverified} drafts not verified: beyond the budget"] if unverified > 0 else []))
 
 
 def some_blocks(table: Any, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:

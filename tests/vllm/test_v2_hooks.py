@@ -173,6 +173,6 @@ def test_steps_of_v2(hooked):
     assert (b.tree.token.tolist(), b.verdict.accepted, b.verdict.token) == (drafts[2:], 0, 7)
     a, b = third.requests
     assert (a.context_len, b.context_len) == (12, 11)
-    assert (len(a.tree), a.prefill_tokens, a.sizing) == (1, 0, "2 drafts not verified: beyond the budget")
+    assert (len(a.tree), a.prefill_tokens, a.method.unverified, b.method) == (1, 0, 2, None)
     assert [end.info.id for end in third.finished] == ["a"]
     assert witness.bytes > 0
