@@ -103,7 +103,7 @@ def test_the_report_tells_what_is_not_lossless(histories):
     lossy = [part for part in parts if part.method is not None]
     assert any(
         line.startswith(f"{len(lossy)} of {len(parts)} verdicts under a rule that is not lossless (lossy:fly)")
-        for line in other.notes
+        for line in other.warnings
     )
     assert f"{2 * len(lossy)} drafts not verified" in "\n".join(other.warnings)
     assert not any("lossless" in line or "not verified" in line for line in plain.warnings)

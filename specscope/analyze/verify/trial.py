@@ -113,9 +113,7 @@ def _notes(history: History, c: Columns) -> list[str]:
         count, names = int((~c.standard).sum()), ", ".join(others)
         notes.append(f"{plural(count, 'step')} under another rule ({names}) left out: only `standard` is checked")
     if any(map(is_lossy, others)):
-        notes.append(
-            "a lossy rule is no lossless one: its output is not distributed as the target's, and is not judged"
-        )
+        notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
     forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
     if forced:
         notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")
