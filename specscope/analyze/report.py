@@ -17,7 +17,7 @@ from specscope.analyze.figures import Figures, Means
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.interval import cells, counts, missing_text
-from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.records import RequestStep, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
 from specscope.trace.wording import plural
@@ -288,11 +288,28 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
             f"{forced} of {plural(len(verdicts), 'verdict')} forced (a synthetic drafter, or what-if): their "
             "acceptance measures nothing, and the output is not the target's"
         )
+    notes += _method_notes([part for step in history.steps for part in step.requests if part.verdict is not None])
     missing = [one.missing_tokens for one in requests if one.missing_tokens]
     if missing:
         notes.append(
             f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in steps that are missing"
         )
+    return notes
+
+
+def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
+    """Of rules that are not lossless, and of drafts that were left out of verification."""
+    lossy = [part for part in parts if part.lossy]
+    names = ", ".join(sorted({part.rule for part in lossy}))
+    notes = []
+    if lossy:
+        notes.append(
+            f"{len(lossy)} of {plural(len(parts), 'verdict')} under a rule that is not lossless ({names}): the output "
+            "is not distributed as the target's own"
+        )
+    unverified = sum(part.method.unverified for part in parts if part.method is not None)
+    if unverified:
+        notes.append(f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were")
     return notes
 
 

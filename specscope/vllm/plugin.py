@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from specscope.trace.bus import Bus
@@ -26,15 +28,52 @@ def register() -> None:
 
 
 def _install(settings: Settings, guard: Guard) -> None:
+    from specscope.vllm import known
+    from specscope.vllm.aggregates import offer, why_lacking
+    from specscope.vllm.run_info import vllm_version
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
+    from specscope.vllm.v2_runner import V2Hooks
 
-    sampler, scheduler = SamplerHooks(guard), SchedulerHooks(guard)
-    runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard, scheduler))
-    on_import("vllm.v1.core.sched.scheduler", scheduler.install)
-    on_import("vllm.v1.sample.sampler", sampler.install_plain)
-    on_import("vllm.v1.sample.rejection_sampler", sampler.install)
-    on_import("vllm.v1.worker.gpu_model_runner", runner.install)
+    version = vllm_version()
+    if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
+        if settings.capture or settings.endpoint:
+            offer()
+        guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
+        return
+    v1, v2 = Guard(), Guard()  # what differs in one runner is no matter to the other
+    sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
+
+    def make(runner: Any) -> Any:
+        return witness(runner, settings, guard, scheduler)
+
+    runner, second = RunnerHooks(v1, sampler, make), V2Hooks(v2, make)
+    for name, install, guards in (
+        (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
+        (known.PLAIN, sampler.install_plain, (v1,)),
+        (known.REJECTION, sampler.install, (v1,)),
+        (known.RUNNER, runner.install, (v1,)),
+        (known.V2_PLAIN, second.install_plain, (v2,)),
+        (known.V2_REJECTION, second.install_rejection, (v2,)),
+        (known.V2_RUNNER, second.install_runner, (v2,)),
+    ):
+        on_import(name, _checked(install, guards, version))
+
+
+def _checked(
+    install: Callable[[ModuleType], None], guards: tuple[Guard, ...], version: str
+) -> Callable[[ModuleType], None]:
+    """Install into a module only where it is as it is known to be. `guards`: of all that cannot do without it."""
+    from specscope.vllm.known import differences
+
+    def check(module: ModuleType) -> None:
+        if found := differences(module, version):
+            for guard in guards:
+                guard.step_aside(f"vLLM {version} is not as it is known: {found[0]}")
+        elif not guards[0].is_off:
+            install(module)
+
+    return lambda module: guards[0].safely(check, module)
 
 
 def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks) -> Any:
@@ -44,19 +83,24 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
-    if not get_pp_group().is_last_rank or get_tp_group().rank_in_group != 0:
+    shares_rows = getattr(runner, "batch_sharder", None) is not None  # V2 may have each rank sample its own requests
+    rank = get_tp_group().rank_in_group
+    if not get_pp_group().is_last_rank or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean")
     vocabulary = _vocabulary(runner)
     bus = Bus()
-    closers = _sinks(settings, bus, run, vocabulary, runner)
+    ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
+    closers = sinks(settings, bus, run, vocabulary, ranks)
     made = Witness(run, vocabulary, bus.publish, full=settings.full)
 
-    scheduler.resting = made.finish
+    scheduler.resting = made.rest
 
     def close() -> None:
         guard.safely(scheduler.rest)
-        guard.safely(made.finish, None)
+        guard.safely(made.rest, None)
+        if made.bytes:
+            log.warning("specscope: %d bytes copied a step", made.bytes // max(made.steps, 1))
         dropped = bus.dropped
         guard.safely(bus.close)
         for closer in closers:
@@ -69,16 +113,17 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     return made
 
 
-def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any) -> list[Any]:
+def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
+    """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.capture import CaptureWriter
     from specscope.trace.export import SpanSink, make_exporter
     from specscope.trace.spans import SpanLevel
 
     closers: list[Any] = []
     if settings.capture is not None:
-        rank = runner.vllm_config.parallel_config.data_parallel_rank
         path = Path(settings.capture)
-        writer = CaptureWriter(path.with_stem(f"{path.stem}-{rank}") if rank else path, run, vocabulary)
+        path = path.with_stem("-".join([path.stem, *(str(rank) for rank in ranks if rank)]))
+        writer = CaptureWriter(path, run, vocabulary)
         bus.subscribe(writer, limit=QUEUED)
         closers.append(writer.close)
     if settings.endpoint is not None:
