@@ -171,10 +171,11 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     requests = [_request(one, history.vocabulary, text) for one in history.requests.values()]
     requests.sort(key=_worst_first)
     run = None if history.run is None else _run(history.run)
+    told = notes_of(history, [one.finish is not None for one in requests], [one.missing_tokens for one in requests])
     return Report(
         source=valid(source),
         run=run,
-        warnings=[valid(line) for line in (*warnings, *notes_of(history, requests))],
+        warnings=[valid(line) for line in (*warnings, *told)],
         dropped=history.dropped,
         engine=_engine(history),
         pooled=Figures(history.acceptance),

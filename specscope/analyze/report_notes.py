@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
@@ -11,12 +10,9 @@ from specscope.trace.interval import missing_text
 from specscope.trace.records import RequestStep
 from specscope.trace.wording import plural
 
-if TYPE_CHECKING:
-    from specscope.analyze.report import RequestReport
 
-
-def notes_of(history: History, requests: Sequence[RequestReport]) -> list[str]:
-    """What a reader of the figures must know, in a line each."""
+def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
+    """A line each. Of every request: whether it ended, and its output tokens in steps that are missing."""
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
@@ -29,10 +25,10 @@ def notes_of(history: History, requests: Sequence[RequestReport]) -> list[str]:
             f"the run was edited and has {len(history.branches)} branches: these figures are of branch "
             f"{history.branch} (--branch N for another)"
         )
-    open_ended = sum(1 for one in requests if one.finish is None)
+    open_ended = len(ended) - sum(ended)
     if open_ended:
         notes.append(
-            f"{open_ended} of {plural(len(requests), 'request')} did not end: still running, or the capture was cut off"
+            f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off"
         )
     verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
     forced = sum(1 for verdict in verdicts if len(verdict.forced))
@@ -42,11 +38,9 @@ def notes_of(history: History, requests: Sequence[RequestReport]) -> list[str]:
             "acceptance measures nothing, and the output is not the target's"
         )
     notes += _method_notes([part for step in history.steps for part in step.requests if part.verdict is not None])
-    missing = [one.missing_tokens for one in requests if one.missing_tokens]
-    if missing:
-        notes.append(
-            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in steps that are missing"
-        )
+    if any(missing):
+        of = plural(sum(map(bool, missing)), "request")
+        notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
     return notes
 
 
