@@ -36,6 +36,7 @@ def main():
     if job.get("mend", True):
         mend()
     for fault in job.get("faults", ()):
+        sys.path.insert(0, os.path.dirname(__file__))
         from faults import FAULTS  # beside this file
 
         FAULTS[fault]()
