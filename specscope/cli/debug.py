@@ -110,6 +110,18 @@ def _readline(commands: Commands) -> None:
     readline.parse_and_bind("tab: complete")
 
 
+def debug_vllm(path: str, script: str | None = None, *, stop_on_error: bool = False) -> None:
+    """The debugger over the vLLM that listens on a socket; when it ends, vLLM goes on. Raises UserError."""
+    from specscope.remote.vllm_console import AttachedCommands
+
+    commands = AttachedCommands(path)
+    try:
+        click.echo(commands.greeting)
+        converse(commands, script, stop_on_error=stop_on_error)
+    finally:
+        commands.close()
+
+
 def over_capture(path: str) -> Commands:
     """The debugger over a recording. Raises UserError."""
     from specscope.trace.reading import read_capture

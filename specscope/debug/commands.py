@@ -41,6 +41,10 @@ class WhatIf:
         """The same for any step on the engine's path. Raises UserError."""
         return self.view(session, node)
 
+    def force(self, session: Session, words: Sequence[str]) -> None:
+        """Change the decision at which the engine stands. Raises UserError."""
+        raise UserError("force changes a decision of vLLM where it stands (--attach SOCKET): here use fork accept=NODE")
+
     def view(self, session: Session, node: int | None) -> NodeView:
         """Distributions where a node of the session's step was drawn, or the final token (None). Raises UserError."""
         raise UserError("whole distributions need a live engine: specscope debug PROMPT, or specscope run")
@@ -187,6 +191,10 @@ class Commands(PointCommands):
                 break
             stop = self.session.step()
         return self.stopped(stop)
+
+    def do_pause(self, text: str) -> str:
+        """At the next step."""
+        return self.stopped(self.session.pause())
 
     def do_finish(self, text: str) -> str:
         """To the end of a request."""
@@ -337,6 +345,13 @@ class Commands(PointCommands):
             raise UserError("unbalanced quotes" if "quot" in str(error) else str(error).lower()) from error
         self.forked = self.what_if.fork(self.session, words)
         return self.forked.describe(self.session.history.vocabulary)
+
+    def do_force(self, text: str) -> str:
+        """Another decision than the one at which the engine stands."""
+        if not text:
+            raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
+        self.what_if.force(self.session, text.split())
+        return show.where(self.session)
 
     # The debugger itself
 

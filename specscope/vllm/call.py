@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from specscope.trace.parents import RawRow
 from specscope.trace.tree import Floats
+
+if TYPE_CHECKING:
+    from specscope.vllm.forced import Forced
 
 
 @dataclass
@@ -33,6 +36,11 @@ class Call:
     target_probs: Tensor | None = None  # float32 [T, V] the same, normalised; None where all are greedy
     coins: Tensor | None = None  # [T]; None where all are greedy
     output: Tensor | None = None  # [B, longest + 1] accepted tokens and the final one, then -1
+    recovered: Tensor | None = None  # [T] the final token where a draft is rejected; None where all are greedy
+    bonus_tokens: Tensor | None = None  # [B, 1] and where none is
+    # What a debugger forced, by place in the batch, and vLLM's own row of `output` then
+    forced: dict[int, Forced] = field(default_factory=dict)
+    own: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> Call:

@@ -61,6 +61,7 @@ class _One:
         accept = np.minimum(1.0, p.astype(np.float64) / np.where(q > 0, q, 1)) * (q > 0)
         residual = np.zeros(n)
         residual[self.accepted : self.tried] = mass
+        forced = self.call.forced.get(self.request)
         verdict = Verdict(
             outcome=outcome,
             p=p,
@@ -72,8 +73,9 @@ class _One:
             path=np.arange(self.accepted, dtype=np.int32),
             token=self.final,
             kind=kind,
-            final_p=1.0 if drawn_from is None else float(drawn_from[self.final]),
+            final_p=self._final_p(drawn_from),
             final_coin=0.0,  # drawn with noise over all tokens, and not with one coin
+            forced=NO_INTS if forced is None else forced.marks(self.tried, n),
         )
         drawn = Drawn.DETERMINISTIC if self.q is None else Drawn.WITH_REPLACEMENT
         chain = np.arange(-1, n - 1, dtype=np.int32)
@@ -90,7 +92,8 @@ class _One:
         if self.q is not None:
             q = self.q.numpy()[np.arange(n), self.tokens]
         if self.greedy:
-            return (self._choices() == self.tokens).astype(np.float32), q, 1.0, None, None
+            p = (self._choices() == self.tokens).astype(np.float32)
+            return p, q, 0.0 if kind is not FinalKind.RECOVERED else float(1 - p[self.accepted]), None, None
         rows = range(self.first, self.first + n)
         if call.target_probs is not None:
             p = call.target_probs.numpy()[np.array(rows, np.int64), self.tokens]
@@ -108,11 +111,28 @@ class _One:
         mass = float(left.sum())
         return p, q, mass, left / mass if mass > 0 else whole, whole
 
+    def _final_p(self, drawn_from: Floats | None) -> float:
+        """Of the final token in what it was drawn from; a greedy target has all of it at one token."""
+        if drawn_from is not None:
+            return float(drawn_from[self.final])
+        forced = self.call.forced.get(self.request)
+        return 1.0 if forced is None else float(self.final == forced.own)
+
     def _choices(self) -> np.ndarray:
         """The target's likeliest token at each of a greedy request's rows, untried ones too."""
         assert self.call.target_logits is not None
         rows = self.call.target_logits[self.first : self.first + len(self.tokens)]
-        return np.argmax(rows.numpy(), axis=-1)
+        best: np.ndarray = np.argmax(rows.numpy(), axis=-1)
+        return best
+
+    def _choice(self, at: int) -> int:
+        """The likeliest at a tried row: what vLLM went by, unless it was forced."""
+        forced = self.call.forced.get(self.request)
+        if forced is not None and at in forced.nodes:
+            return int(self._choices()[at])
+        if at < self.accepted:
+            return int(self.tokens[at])
+        return self.final if forced is None else forced.own
 
     def _coins(self) -> np.ndarray:
         """0 where none was tossed: greedy requests have none."""
@@ -131,7 +151,7 @@ class _One:
             raw = self.call.raw(int(self.call.target_rows[self.first + at]))
             found.raw(at, raw, child, token)
             if self.greedy:
-                found.chosen(at, int(token[0]) if at < self.accepted else self.final, child, token)
+                found.chosen(at, self._choice(at), child, token)
             else:
                 found.target(at, self.call.target(self.first + at), child, token)
             if self.q is not None:
@@ -140,7 +160,7 @@ class _One:
                 prob[at] = self._drafter(found, at, raw)
         for at in range(self.tried, len(self.drafter)):
             prob[at] = raw_row(self.drafter[at]).p(self.tokens[at : at + 1])[0]
-        final_p = 1.0 if whole is None else float(whole[self.final])
+        final_p = self._final_p(None) if whole is None else float(whole[self.final])
         parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), drawn_from, final_p)
         return parents, _draft_notes(prob) if len(self.drafter) else None
 

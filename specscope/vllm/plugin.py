@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.trace.bus import Bus
 from specscope.vllm.guard import Guard, log
 from specscope.vllm.on_import import on_import
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from specscope.vllm.debugger import Debugger
 
 QUEUED = 4096  # records that may wait to be written; more are dropped, and counted
 
@@ -29,29 +32,46 @@ def _install(settings: Settings, guard: Guard) -> None:
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
 
-    sampler, scheduler = SamplerHooks(guard), SchedulerHooks(guard)
-    runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard, scheduler))
+    sampler, scheduler, debugger = SamplerHooks(guard), SchedulerHooks(guard), None
+    if settings.debug is not None:
+        from specscope.vllm.debugger import Debugger
+
+        debugger = Debugger()
+    runner = RunnerHooks(
+        guard,
+        sampler,
+        lambda runner: witness(runner, settings, guard, scheduler, debugger),
+        debugger,
+        lambda runner: _listen(runner, settings, guard, debugger),
+    )
     on_import("vllm.v1.core.sched.scheduler", scheduler.install)
     on_import("vllm.v1.sample.sampler", sampler.install_plain)
     on_import("vllm.v1.sample.rejection_sampler", sampler.install)
     on_import("vllm.v1.worker.gpu_model_runner", runner.install)
 
 
-def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks) -> Any:
-    """The witness of this worker, with its sinks; None on a rank that does not tell."""
+def _tells() -> bool:
+    """Whether this rank tells what all of its engine's ranks do."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
+    return bool(get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0)
+
+
+def witness(
+    runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
+) -> Any:
+    """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
-    if not get_pp_group().is_last_rank or get_tp_group().rank_in_group != 0:
+    if not _tells():
         return None
     run = run_info(runner, "full" if settings.full else "lean")
     vocabulary = _vocabulary(runner)
     bus = Bus()
     closers = _sinks(settings, bus, run, vocabulary, runner)
-    made = Witness(run, vocabulary, bus.publish, full=settings.full)
-
+    publish = bus.publish if debugger is None else _told(bus.publish, run, vocabulary, guard, debugger)
+    made = Witness(run, vocabulary, publish, full=settings.full)
     scheduler.resting = made.finish
 
     def close() -> None:
@@ -76,9 +96,7 @@ def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any)
 
     closers: list[Any] = []
     if settings.capture is not None:
-        rank = runner.vllm_config.parallel_config.data_parallel_rank
-        path = Path(settings.capture)
-        writer = CaptureWriter(path.with_stem(f"{path.stem}-{rank}") if rank else path, run, vocabulary)
+        writer = CaptureWriter(_of_rank(settings.capture, runner), run, vocabulary)
         bus.subscribe(writer, limit=QUEUED)
         closers.append(writer.close)
     if settings.endpoint is not None:
@@ -86,6 +104,40 @@ def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any)
         bus.subscribe(sink, limit=QUEUED)
         closers.append(sink.close)
     return closers
+
+
+def _of_rank(path: str, runner: Any) -> Path:
+    """Each engine of several (data parallel) has a file of its own."""
+    rank = runner.vllm_config.parallel_config.data_parallel_rank
+    return Path(path).with_stem(f"{Path(path).stem}-{rank}") if rank else Path(path)
+
+
+def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debugger) -> Any:
+    """Publish a record, and tell the debugger."""
+    debugger.history.run, debugger.history.vocabulary = run, vocabulary
+
+    def told(record: Any) -> None:
+        publish(record)
+        guard.safely(debugger.finished, record)
+
+    return told
+
+
+def _listen(runner: Any, settings: Settings, guard: Guard, debugger: Debugger | None) -> None:
+    """Open the debugger's socket where this rank tells."""
+    from specscope.vllm.debug_server import DebugServer
+    from specscope.vllm.debugger import limit_of
+    from specscope.vllm.run_info import vllm_version
+
+    if debugger is None or settings.debug is None or not _tells():
+        return
+    path = _of_rank(settings.debug, runner)
+    debugger.limit = limit_of(runner)
+    model = runner.vllm_config.model_config.model
+    greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
+    server = DebugServer(path, debugger, lambda: greeting)
+    atexit.register(lambda: guard.safely(server.close))
+    log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
 
 
 def _vocabulary(runner: Any) -> Any:

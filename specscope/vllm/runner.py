@@ -5,18 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.vllm.guard import Guard, wrap
 from specscope.vllm.sampler import SamplerHooks
 from specscope.vllm.witness import Witness
 
+if TYPE_CHECKING:
+    from specscope.vllm.debugger import Debugger
+
 
 class RunnerHooks:
     """One for a process. The witness is made with the first step, when the runner knows its model."""
 
-    def __init__(self, guard: Guard, sampler: SamplerHooks, make_witness: Callable[[Any], Witness | None]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        sampler: SamplerHooks,
+        make_witness: Callable[[Any], Witness | None],
+        debugger: Debugger | None = None,
+        listen: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """`listen`: opens the debugger's socket; it is called when a runner has been made, before any request."""
         self._guard, self._sampler, self._make = guard, sampler, make_witness
+        self._debugger, self._listen = debugger, listen
         self._witness: Witness | None = None
         self._asked = False  # whether a witness was to be made; only one rank has one
 
@@ -25,6 +37,8 @@ class RunnerHooks:
         self._guard.safely(self._install, module.GPUModelRunner)
 
     def _install(self, runner: type) -> None:
+        if self._debugger is not None:
+            wrap(runner, "__init__", self._init)
         wrap(runner, "execute_model", self._execute_model)
         wrap(runner, "_sample", self._sample)
         wrap(runner, "sample_tokens", self._sample_tokens)
@@ -35,6 +49,13 @@ class RunnerHooks:
             self._asked = True
             self._witness = self._guard.safely(self._make, runner)
         return None if self._guard.is_off else self._witness
+
+    def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(runner, *args, **kwargs)
+            self._guard.safely(self._listen, runner)
+
+        return __init__
 
     def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,6 +81,8 @@ class RunnerHooks:
                 witness.phase("verify", began, time.time_ns())
                 call, self._sampler.call = self._sampler.call, None
                 self._guard.safely(witness.judged, runner, call)
+                if self._debugger is not None:
+                    self._guard.safely(self._debugger.judged, witness, runner, call, output)
             return output
 
         return _sample

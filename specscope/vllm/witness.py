@@ -42,6 +42,7 @@ class _Begun:
         self.phases: list[Phase] = []
         self.admitted: list[RequestInfo] = []
         self.parts: list[RequestStep] = []
+        self.drafter: dict[str, list[Tensor]] = {}  # the drafter's logits for each request's drafts
 
 
 class Witness:
@@ -94,9 +95,31 @@ class Witness:
             if name not in self._requests or name not in scheduled.num_scheduled_tokens:
                 continue
             context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
-            one = None if unfinished[row] else judge(call, row, self._drafter(name), full=self._full)
+            self._begun.drafter[name] = self._drafter(name)
+            one = None if unfinished[row] else judge(call, row, self._begun.drafter[name], full=self._full)
             blocks = _blocks(batch, row, context, count, self.run.block_size)
             self._begun.parts.append(self._part(name, context, count, one, blocks))
+
+    def standing(self) -> StepRecord | None:
+        """The step that runs, as far as it has come."""
+        return None if self._begun is None else self._record(self._begun, tuple(self._begun.parts))
+
+    def drafter_logits(self, name: str, node: int) -> Tensor | None:
+        """What the drafter's model gave where it drafted a node of the step that runs; None where it told nothing."""
+        known = [] if self._begun is None else self._begun.drafter.get(name, [])
+        return known[node] if node < len(known) else None
+
+    def judge_again(self, call: Call, row: int, name: str) -> None:
+        """A decision was forced: the request's part of the step that runs is another now."""
+        assert self._begun is not None
+        parts, request = self._begun.parts, self._requests[name]
+        at = next(at for at, part in enumerate(parts) if part.request == name)
+        old = parts[at]
+        request.index, request.emitted = old.index, request.emitted - old.emitted
+        request.preceded = old.preceded or request.preceded
+        one = judge(call, row, self._begun.drafter[name], full=self._full)
+        count = old.prefill_tokens + 1 + len(one.tree) + one.invalid
+        parts[at] = self._part(name, old.context_len, count, one, old.blocks)
 
     def _drafter(self, name: str) -> list[Tensor]:
         """The drafter's logits [V] for each of a request's drafts; empty where it tells none."""
@@ -132,6 +155,8 @@ class Witness:
 
     def drafts(self, runner: Any) -> None:
         """The drafter begins to draft for the next step."""
+        if self._begun is not None:
+            self._begun.drafter.clear()
         if not self._listens:
             self._listens = True
             self._listen(getattr(runner.drafter, "model", None))
@@ -168,16 +193,26 @@ class Witness:
         if begun is None and not finished:
             return
         parts = () if begun is None else tuple(self._corrected(begun.parts, finished))
-        phases = () if begun is None else tuple(begun.phases)
         if not (parts or finished or preempted or (begun is not None and begun.admitted)):
             return
         for end in finished:
             self._requests.pop(end.info.id, None)
+        record = self._record(begun, parts, preempted, tuple(finished))
+        self._steps += 1
+        self._publish(record)
+
+    def _record(
+        self,
+        begun: _Begun | None,
+        parts: tuple[RequestStep, ...],
+        preempted: tuple[str, ...] = (),
+        finished: tuple[RequestEnd, ...] = (),
+    ) -> StepRecord:
         now = time.time_ns()
         stands = SchedulerNotes() if begun is None else begun.notes
-        record = StepRecord(
+        return StepRecord(
             step=self._steps,
-            phases=phases or (Phase("schedule", now, now),),
+            phases=(() if begun is None else tuple(begun.phases)) or (Phase("schedule", now, now),),
             running=stands.running,
             waiting=stands.waiting,
             blocks_used=stands.blocks_used,
@@ -187,10 +222,8 @@ class Witness:
             admitted=() if begun is None else tuple(begun.admitted),
             requests=parts,
             preempted=preempted,
-            finished=tuple(finished),
+            finished=finished,
         )
-        self._steps += 1
-        self._publish(record)
 
     def _end(self, end: Ended) -> RequestEnd:
         request = self._requests.get(end.request)
