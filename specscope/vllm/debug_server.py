@@ -23,6 +23,7 @@ from specscope.vllm.debugger import Debugger
 from specscope.vllm.guard import log
 
 LONGEST = 2**16  # bytes of a line
+LEAVES = 1.0  # seconds in which the client before may take its leave
 BUSY = "another debugger is attached to this vLLM: it must quit first"
 
 
@@ -47,7 +48,7 @@ class DebugServer:
                 client, _ = self._socket.accept()
             except OSError:
                 return  # closed
-            if self._free.acquire(blocking=False):
+            if self._free.acquire(timeout=LEAVES):
                 threading.Thread(target=self._serve, args=(client,), name="specscope-client", daemon=True).start()
             else:
                 with suppress(OSError):

@@ -35,8 +35,9 @@ class Limit:
     @property
     def hold(self) -> float | None:
         """How long the worker may stand. Half of it: the clock may have run for the step before as well."""
-        limits = [limit for limit in (self.seconds, OTHERS_WAIT if self.ranks > 1 else None) if limit is not None]
-        return min(limits) / 2 if limits else None
+        if self.seconds is None:
+            return None
+        return min(self.seconds, OTHERS_WAIT if self.ranks > 1 else self.seconds) / 2
 
     def describe(self) -> str:
         """A line for the stop."""
