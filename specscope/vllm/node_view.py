@@ -55,7 +55,7 @@ def _column(probs: Floats, token: int, *, outside: bool = False) -> Distribution
     best = np.argsort(-probs, kind="stable")[:TOP].tolist()
     return DistributionView(
         top=tuple(TopToken(other, float(probs[other])) for other in best if probs[other] > 0),
-        entropy=float(-(probs * np.log(np.maximum(probs, np.finfo(np.float32).tiny))).sum()),
+        entropy=abs(float((probs * np.log(np.maximum(probs, np.finfo(np.float32).tiny))).sum())),
         prob=float(probs[token]),
         rank=_rank(probs, token),
         outside=outside,
