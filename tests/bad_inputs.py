@@ -471,6 +471,10 @@ COMMANDS += [
     "reverse-next 0",
     "fork",
     "fork x",
+    "check",
+    "check kw",
+    "check kv now",
+    "check kv",  # over a recording
 ]
 COMMANDS += [
     "fork 'x",

@@ -221,7 +221,7 @@ names = st.sampled_from(
     ["break", "tbreak", "watch", "until", "goto", "next", "step", "print", "commands", "ignore", "node", "info"]
 )
 names |= st.sampled_from(
-    ["continue", "reverse-next", "reverse-step", "reverse-continue", "finish", "request", "tree", "where"]
+    ["continue", "reverse-next", "reverse-step", "reverse-continue", "finish", "request", "tree", "where", "check"]
 )
 rest = st.lists(
     st.sampled_from(

@@ -19,12 +19,13 @@ ALLOWED = {
     "engine": {"speculate", "model", "trace", "specscope"},
     "live": {"engine", "speculate", "model", "debug", "trace"},
     "remote": {"debug", "trace"},
+    "watch": {"debug", "trace", "specscope"},
     "analyze": {"trace"},
     "tui": {"debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
     "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train"},
 }
-LIGHT = ["trace", "remote", "analyze", "debug", "tui"]
+LIGHT = ["trace", "remote", "watch", "analyze", "debug", "tui"]
 # audit and diagnose run models: they import these when they do
 HEAVY = ("specscope.analyze.audit.model.", "specscope.analyze.diagnose.rerun.")
 

@@ -19,7 +19,7 @@ class Position:
     tried: int  # drafts in which a node at this depth was tried
     accepted: int  # drafts that accepted a token here
     rate: float  # as vLLM has it: accepted / drafts
-    corrected: float  # accepted / proposed
+    corrected: float | None  # accepted / proposed; None where it is not told how many drafts proposed it
     conditional: float | None  # accepted / tried
 
 
@@ -35,8 +35,10 @@ class Figures:
         return self.acceptance.emitted / self.acceptance.steps if self.acceptance.steps else None
 
     @property
-    def committed(self) -> int:
+    def committed(self) -> int | None:
         """Tokens the verifier committed, before EOS, stop strings and the length limit cut the output."""
+        if self.acceptance.aggregates:
+            return None
         return self.acceptance.accepted + self.acceptance.steps
 
     @property
@@ -47,8 +49,10 @@ class Figures:
 
     @property
     def positions(self) -> list[Position]:
-        """The figures by depth."""
+        """The figures by depth; none where they are not told."""
         a = self.acceptance
+        if not a.by_depth:
+            return []
         columns = (a.proposed_at, a.tried_at, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
         return [Position(depth, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
 

@@ -38,13 +38,16 @@ STYLE: Any = {
 
 def plots(report: Report) -> list[tuple[str, str]]:
     """(title, SVG) of each plot that the report has figures for."""
+    counted = report.pooled.acceptance
+    by_depth = counted.by_depth and counted.knows("accepted")
+    lengths = sum(part.mean_acceptance_length is not None for part in report.timeline)
     drafted = [one for one in report.requests if one.figures.acceptance.drafts]
     wanted = [
-        ("Acceptance by depth", _by_depth, len(drafted) > 0),
-        ("Accepted tokens per draft", _per_draft, len(drafted) > 0),
-        ("Mean acceptance length over the run", _over_time, len(drafted) > 0),
+        ("Acceptance by depth", _by_depth, by_depth),
+        ("Accepted tokens per draft", _per_draft, by_depth),
+        ("Mean acceptance length over the run", _over_time, lengths > 0),
         ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),
-        ("Time by phase", _by_phase, len(report.phases) > 0),
+        ("Time by phase", _by_phase, len(report.phases) > 0 and not report.intervals),
     ]
     return [(title, svg(title, partial(draw, report=report))) for title, draw, known in wanted if known]
 
@@ -59,7 +62,7 @@ def _by_depth(axes: Axes, report: Report) -> None:
     positions = report.pooled.positions
     rows = [
         ("vLLM", BLUE, [at.rate for at in positions]),
-        ("corrected", GREEN, [at.corrected for at in positions]),
+        ("corrected", GREEN, [at.corrected or 0.0 for at in positions]),
         ("conditional", ORANGE, [at.conditional or 0.0 for at in positions]),
     ]
     for at, (name, colour, values) in enumerate(rows):

@@ -14,7 +14,9 @@ from statistics import median
 from typing import Any
 
 from specscope.analyze.figures import Figures, Means
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
+from specscope.trace.interval import cells, counts, missing_text
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
@@ -60,6 +62,19 @@ class TimelineBin:
     drafts: int
     accepted: int
     mean_acceptance_length: float | None
+
+
+@dataclass(frozen=True)
+class IntervalReport:
+    """An interval, or a request, of an engine that tells counts only. What it does not tell is None, or empty."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    per_position: list[float]
+    mean_acceptance_length: float | None  # from the counts, else as it was told
+    told: dict[str, Any]  # Aggregate's fields
+    cells: dict[str, str]  # as tables show it
 
 
 @dataclass(frozen=True)
@@ -126,10 +141,13 @@ class Report:
     groups: dict[str, list[LabelGroup]]  # by label, worst acceptance first
     requests: list[RequestReport] = field(default_factory=list)  # worst acceptance first
     other_params: int = 0  # requests whose params, the seed aside, are not the run's
+    intervals: list[IntervalReport] = field(default_factory=list)  # of an engine that tells counts only
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
+        plain = [{n: v for n, v in vars(one).items() if n != "cells"} for one in self.intervals]
         return {
+            **({"intervals": plain} if plain else {}),
             "source": self.source,
             "run": self.run,
             "warnings": self.warnings,
@@ -165,7 +183,22 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         timeline=_timeline(history.steps),
         groups=_groups(requests),
         requests=requests,
+        intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         other_params=sum(1 for one in requests if run and _differ(one.params, run["params"])),
+    )
+
+
+def _interval(step: StepRecord, told: Aggregate) -> IntervalReport:
+    texts = {name: valid(getattr(told, name)) for name in ("source", "engine", "request")}
+    averages = {valid(name): value for name, value in told.averages.items()}
+    return IntervalReport(
+        step=step.step,
+        start_ns=step.start_ns,
+        end_ns=step.end_ns,
+        per_position=counts(told).per_position,
+        mean_acceptance_length=told.length,
+        told={**dataclasses.asdict(told), **texts, "averages": averages},
+        cells=cells(step, told),
     )
 
 
@@ -231,7 +264,7 @@ def _worst_first(request: RequestReport) -> tuple[bool, float, float, str]:
 
 def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
     """What a reader of the figures must know, in a line each."""
-    notes = []
+    notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
     if history.dropped:
@@ -263,11 +296,26 @@ def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
     return notes
 
 
+def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
+    """What an engine does not tell, and what was worked out."""
+    notes = list(dict.fromkeys(missing_text(one) for one in told))
+    rounded, resets = sum(one.rounded for one in told), sum(one.reset for one in told)
+    if rounded:
+        notes.append(
+            f"{rounded} of {plural(len(told), 'interval')} with drafts worked out from rounded rates: the nearest "
+            "count that fits (~)"
+        )
+    if resets:
+        notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
+    return notes
+
+
 def _engine(history: History) -> EngineFigures:
     steps = history.steps
     wall = (max(s.end_ns for s in steps) - min(s.start_ns for s in steps)) / 1e9 if steps else 0.0
     stepping = sum(step.end_ns - step.start_ns for step in steps) / 1e9
-    emitted = history.acceptance.emitted
+    emitted = history.acceptance.told("emitted") or 0
+    told = [step.aggregate.kv_usage or 0.0 for step in steps if step.aggregate is not None]
     blocks = [(step.blocks_used, step.blocks_used + step.blocks_free) for step in steps]
     return EngineFigures(
         steps=len(steps),
@@ -277,7 +325,7 @@ def _engine(history: History) -> EngineFigures:
         tokens_per_stepping_s=emitted / stepping if stepping else None,
         peak_running=max((step.running for step in steps), default=0),
         peak_waiting=max((step.waiting for step in steps), default=0),
-        peak_kv_usage=max((used / total for used, total in blocks if total), default=0.0),
+        peak_kv_usage=max([*(used / total for used, total in blocks if total), *told], default=0.0),
         preempted=sum(len(step.preempted) for step in steps),
         speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),
     )
@@ -310,8 +358,8 @@ def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
     for at in range(0, len(steps), size):
         part = Acceptance()
         for step in steps[at : at + size]:
-            for request in step.requests:
-                part.add(request)
+            for counted in step.counted:
+                part.add(counted)
         last = min(at + size, len(steps)) - 1
         bins.append(TimelineBin(steps[at].step, steps[last].step, part.drafts, part.accepted, part.tau))
     return bins

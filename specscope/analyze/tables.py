@@ -15,6 +15,8 @@ from specscope.trace.vocabulary import printable
 from specscope.trace.wording import ending, plural
 
 NONE = "–"  # a figure with nothing under it
+INTERVALS = 40  # that are listed
+SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
 MAX_GROUPS = 40  # a label with more values than this is an identifier, not a grouping
 
@@ -55,6 +57,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def told(value: int | None) -> str:
+    """1,234, or a dash for what is not told."""
+    return NONE if value is None else count(value)
+
+
 def one_line(text: str, limit: int) -> str:
     """The text on one line, cut to `limit` characters."""
     line = printable(" ".join(text[: limit * 4].split()))
@@ -74,7 +81,12 @@ def params_line(params: Mapping[str, Any]) -> str:
 def header(report: Report) -> list[tuple[str, str]]:
     """What ran: (name, value) pairs, those without a value left out."""
     lines = [("source", report.source)]
-    if run := report.run:
+    if report.run and report.intervals and not report.requests:
+        versions = ", ".join(f"{name} {version}" for name, version in report.run["versions"].items())
+        engine = report.intervals[-1].told["engine"]
+        lines += [("model", report.run["target"]), ("engine", engine), ("told by", report.run["backend"])]
+        lines += [("run", report.run["run_id"]), ("versions", versions)]
+    elif run := report.run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         default, others = params_line(run["params"]), plural(report.other_params, "request")
@@ -94,6 +106,9 @@ def header(report: Report) -> list[tuple[str, str]]:
 
 def tables(report: Report) -> list[Table]:
     """All tables but that of the requests, in the order of reading."""
+    if report.intervals and not report.requests:
+        by_depth = [positions(report)] if report.pooled.positions else []
+        return [summed(report), *by_depth, intervals(report)]
     return [acceptance(report), positions(report), finals(report), phases(report), engine(report), *groups(report)]
 
 
@@ -109,7 +124,7 @@ def acceptance(report: Report) -> Table:
     counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
     steps = ", ".join(plural(value, noun) for value, noun in counts)
     tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
-    committed = f"{count(report.pooled.committed)} committed, {count(pooled.emitted)} output"
+    committed = f"{told(report.pooled.committed)} committed, {told(pooled.told('emitted'))} output"
     columns = ("", "pooled", "per-request mean")
     return Table("Acceptance", columns, rows, f"{steps}; {tokens}, {committed}.")
 
@@ -122,8 +137,8 @@ def positions(report: Report) -> Table:
             percent(at.rate),
             percent(at.corrected),
             percent(at.conditional),
-            count(at.proposed),
-            count(at.tried),
+            count(at.proposed) if at.corrected is not None else NONE,
+            count(at.tried) if at.conditional is not None else NONE,
             count(at.accepted),
         )
         for at in report.pooled.positions
@@ -134,6 +149,44 @@ def positions(report: Report) -> Table:
     )
     columns = ("depth", "vLLM", "corrected", "conditional", "proposed", "tried", "accepted")
     return Table("Per position", columns, rows, note)
+
+
+def summed(report: Report) -> Table:
+    """The figures of an engine that tells counts only, over all of its intervals."""
+    sums, load = report.pooled.acceptance, report.engine
+    known = [one.told for one in report.intervals]
+    rows = [
+        ("mean acceptance length τ", number(sums.tau)),
+        ("draft acceptance rate (accepted / drafted)", percent(sums.rate)),
+        *((name, told(sums.told(key))) for name, key in SUMS.items()),
+        ("intervals", count(len(known))),
+        ("seconds", number(load.wall_s, 1)),
+        ("output tokens/s", number(load.tokens_per_s if sums.knows("emitted") else None, 1)),
+    ]
+    for name, key, peak in (
+        ("peak of running requests", "running", count(load.peak_running)),
+        ("peak of waiting requests", "waiting", count(load.peak_waiting)),
+        ("peak of KV usage", "kv_usage", percent(load.peak_kv_usage)),
+    ):
+        rows += [(name, peak)] if any(one[key] is not None for one in known) else []
+    rows += [(f"{one_line(name, 60)}, last", number(value)) for name, value in known[-1]["averages"].items()]
+    return Table("Acceptance, over all intervals", ("", ""), rows)
+
+
+def intervals(report: Report) -> Table:
+    """The intervals, at most INTERVALS of them, the newest."""
+    shown = report.intervals[-INTERVALS:]
+    names = ("time", "drafts", "accepted", "length", "rate", "tokens")
+    rows = []
+    for one in shown:
+        rates = " ".join(f"{rate:.3f}" for rate in one.per_position) or NONE
+        about = f"{one_line(one.told['request'], 24)}{'restarted' * one.told['reset']}"
+        rows.append((*(one.cells[name] for name in names), rates, about))
+    left = len(report.intervals) - len(shown)
+    note = "by position: accepted there / drafts, as vLLM has it."
+    note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
+    words = frozenset(["by position", "about"])
+    return Table("By interval", (*names, "by position", "about"), rows, note, words, frozenset(["about"]))
 
 
 def finals(report: Report) -> Table:

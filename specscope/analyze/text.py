@@ -28,7 +28,8 @@ def render_text(report: Report, console: Console) -> None:
     else:
         for block in blocks:
             console.print(block)
-    console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
+    if report.requests or not report.intervals:
+        console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
 
 
 def _header(report: Report) -> RichTable:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specscope.analyze.audit.audit import Audit, audit
-from specscope.cli.captures import print_json, text_console
+from specscope.cli.captures import need_steps, print_json, text_console
 from specscope.cli.judges import audit_options
 from specscope.cli.streams import warn
 
@@ -28,6 +28,7 @@ def audit_capture(
 
     with ends_at_once():
         reader = read_capture(file)
+        need_steps(reader.history, file)
         hush(gguf=True)
         with progress_bar() as progress:
             if again:

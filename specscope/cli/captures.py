@@ -13,6 +13,7 @@ from specscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specscope.trace.history import History
     from specscope.trace.reading import CaptureReader
 
 
@@ -28,6 +29,16 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
             raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
         reader.history.show(branch)
     return reader
+
+
+def need_steps(history: History, file: str, what: str = "judged") -> None:
+    """Refuse a capture of sums over intervals: it has no step of a request. Raises UserError."""
+    if history.counts_only:
+        sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
+        raise UserError(
+            f"{file} cannot be {what}: the capture holds counts only ({', '.join(sorted(sources))} tells no trees); "
+            "replay, report and compare show it"
+        )
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401

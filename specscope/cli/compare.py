@@ -79,7 +79,7 @@ def compare(
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
     from specscope.analyze.compare.failif import parse
-    from specscope.analyze.compare.reading import read_sides
+    from specscope.analyze.compare.reading import NoStepsError, read_sides
     from specscope.analyze.compare.verdict import exit_code
 
     a, b = _sides(captures, others)
@@ -90,8 +90,13 @@ def compare(
     if screen:
         need_terminal(f"specscope compare {' '.join(captures)}")
     asked = [limit for text in limits for limit in parse(text)]
-    with _bar() as progress:
-        sides = read_sides(a, b, progress)
+    try:
+        with _bar() as progress:
+            sides = read_sides(a, b, progress)
+    except NoStepsError:
+        if not _counts(a, b, as_json=as_json, more=bool(limits or html or screen)):
+            raise
+        return
     found = compare_sides(*sides, asked)
     if screen:
         from specscope.tui.compare import run_compare
@@ -108,6 +113,32 @@ def compare(
     code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
     if code:
         sys.exit(code)
+
+
+def _counts(a: list[str], b: list[str], *, as_json: bool, more: bool) -> bool:
+    """Print the figures of captures that hold counts only; False where there are none. Raises UserError."""
+    from specscope.analyze.compare.counts import compare_counts
+
+    found = compare_counts(a, b)
+    if found is None:
+        return False
+    if more:
+        raise UserError(
+            "these captures hold counts only: their figures are compared; leave out --fail-if, --html, --tui"
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from specscope.analyze.text import table_block
+
+        console = text_console()
+        for name, side in (("A", found.a), ("B", found.b)):
+            console.print(f"{name}  {', '.join(side.sources)}", markup=False, highlight=False)
+        console.print(table_block(found.table()))
+    for side in (found.a, found.b):
+        for warning in side.warnings:
+            warn(warning)
+    return True
 
 
 def compared(a: Side, b: Side, found: Comparison) -> Compared:

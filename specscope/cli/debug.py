@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from specscope.cli.captures import need_steps
 from specscope.cli.streams import say
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
@@ -127,6 +128,7 @@ def over_capture(path: str) -> Commands:
     from specscope.trace.reading import read_capture
 
     reader = read_capture(path)
+    need_steps(reader.history, path, "debugged")
     for warning in reader.warnings:
         click.echo(f"specscope: warning: {warning}", err=True)
     return Commands(Session(history=reader.history))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import print_json, read_branch, text_console
+from specscope.cli.captures import need_steps, print_json, read_branch, text_console
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.errors import UserError
@@ -54,7 +54,10 @@ def diagnose(
     from specscope.analyze.diagnose.run import examine
 
     reader = read_branch(file, branch)
+    need_steps(reader.history, file)
     good = None if against is None else read_branch(against, None)
+    if good is not None:
+        need_steps(good.history, str(against))
     options, why = None, "audit: --no-audit was given"
     if not no_audit:
         options, why = _options(reader.history, target, draft_model, sample)

@@ -25,6 +25,8 @@ from specscope.cli.options import (
 from specscope.cli.streams import need_terminal, warn
 from specscope.cli.train import train
 from specscope.cli.verify import verify
+from specscope.cli.vllm import vllm
+from specscope.cli.watch import watch
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -347,3 +349,5 @@ cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(train)
 cli.add_command(verify)
+cli.add_command(vllm)
+cli.add_command(watch)

@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import print_json, read_branch, text_console
+from specscope.cli.captures import need_steps, print_json, read_branch, text_console
 from specscope.cli.numbers import Number, whole_from
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
@@ -39,6 +39,7 @@ def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> Non
     from specscope.analyze.verify.trial import judge
 
     reader = read_branch(file, branch)
+    need_steps(reader.history, file)
     trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
     if as_json:
         print_json(trial.to_dict())

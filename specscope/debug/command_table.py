@@ -103,6 +103,11 @@ COMMANDS = (
     ConsoleCommand(
         "print", "EXPR [@ NODE]", "show the value of EXPR at NODE (default: the current node, else the step)", ("p",)
     ),
+    ConsoleCommand(
+        "check",
+        "kv",
+        "compare the KV that target and drafter hold of the current request with KV computed afresh",
+    ),
     ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",)),
     ConsoleCommand(
         "node", "[N]", "show all evidence on node N (default: the current node) and make it the current node"

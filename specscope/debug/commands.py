@@ -14,6 +14,7 @@ from specscope.debug.command_table import COMMANDS, find, help_all, help_of
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
 from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
+from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
 from specscope.debug.show_stop import place_text, why_text
@@ -44,6 +45,12 @@ class WhatIf:
     def force(self, session: Session, words: Sequence[str]) -> None:
         """Change the decision at which the engine stands. Raises UserError."""
         raise UserError("force changes a decision of vLLM where it stands (--attach SOCKET): here use fork accept=NODE")
+
+    def check_kv(self, session: Session) -> KVCheck:
+        """The current request's cached KV beside KV computed afresh. Raises UserError."""
+        raise UserError(
+            "a recording holds no KV: check kv needs a live engine: specscope debug PROMPT, or specscope run"
+        )
 
     def view(self, session: Session, node: int | None) -> NodeView:
         """Distributions where a node of the session's step was drawn, or the final token (None). Raises UserError."""
@@ -320,6 +327,12 @@ class Commands(PointCommands):
         if part is None or part.verdict is None:
             raise UserError("this step verified no tree")
         return part
+
+    def do_check(self, text: str) -> str:
+        """What the engine holds against what it should hold."""
+        if text != "kv":
+            raise UserError("check what? write check kv")
+        return kv_check_text(self.what_if.check_kv(self.session), self.session.history.vocabulary)
 
     def do_tree(self, text: str) -> str:
         """The step's tree."""

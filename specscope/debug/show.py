@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
+from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import accepted_text, ending, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
+FED = 12  # rows that fed a head, likewise
 
 
 def where(session: Session) -> str:
@@ -75,6 +78,8 @@ def node(session: Session, number: int) -> str:
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
+    if draft_tokens(session.history.run) is not None:
+        lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     run = session.history.run
     if request.info is not None and (run is None or run.is_ours):
@@ -85,6 +90,13 @@ def node(session: Session, number: int) -> str:
     tail = [*request.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
+
+
+def draft_id_text(run: RunInfo | None, token: int) -> str:
+    """The drafter's own number of a token of the target, where its vocabulary is reduced."""
+    own = draft_id(run, token)
+    where = "outside the draft vocabulary" if own is None else f"draft id {own}"
+    return f"token {token}: {where}"
 
 
 def begun(session: Session) -> str:
@@ -207,12 +219,40 @@ def drafter(session: Session) -> str:
     if run.aux_layers:
         lines.append(f"fed by the target's hidden states at layers {', '.join(map(printable, run.aux_layers))}")
     if run.draft_vocab:
-        lines.append(f"it knows {plural(run.draft_vocab, 'token')}")
+        lines.append(_vocabulary(run))
     if part is not None and part.notes is not None and len(part.notes.rows):
         rows = ", ".join(map(str, part.notes.rows.tolist()))
         cached = plural(part.notes.cached, "token")
         lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
+        lines += _features(part.notes, run.aux_layers, session)
     return "\n".join(lines)
+
+
+def _vocabulary(run: RunInfo) -> str:
+    """How many tokens the drafter knows, and among which."""
+    known = draft_tokens(run)
+    said = f"it knows {plural(run.draft_vocab, 'token')}"
+    if known is None or not len(known):
+        return said
+    return f"{said} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"
+
+
+def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> list[str]:
+    """The rows that fed a head in its first pass: position, token, and the norm of each layer's hidden state."""
+    count = len(notes.fed_token)
+    if not count:
+        return []
+    shown = range(max(count - FED, 0), count)
+    named = [f"layer {printable(name)}" for name in layers] or [
+        f"layer {i + 1}" for i in range(notes.fed_norms.shape[1])
+    ]
+    head = f"fed in the first pass, {'the last ' + str(FED) + ' of ' if count > FED else ''}{plural(count, 'row')}: "
+    lines = [head + f"position, norms of the features ({', '.join(named)}), token"]
+    for row in shown:
+        norms = "  ".join(f"{norm:>9.4g}" for norm in notes.fed_norms[row].tolist())
+        token = session.history.vocabulary.show(int(notes.fed_token[row]))
+        lines.append(f"  {int(notes.fed_position[row]):>6}  {norms}  {token}")
+    return lines
 
 
 def names(session: Session) -> str:

@@ -15,8 +15,10 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     columns = {
         "target, raw": view.raw,
         "target, as sampled": view.p,
+        "target, at its trial": view.p_tried,
         "drafter, raw": view.draft,
         "drafter, as sampled": view.q,
+        "drafter, at its trial": view.q_tried,
     }
     there = {name: column for name, column in columns.items() if column is not None}
     tables = [list(_cells(name, column, view.token, vocabulary)) for name, column in there.items()]
@@ -24,6 +26,8 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     lines += [f"{one.rule} removed {one.tokens:,} tokens of mass {one.mass:.4g}" for one in view.removed]
     what = "the final token" if view.node is None else "the drafted token"
     lines += [f"{name}: {what} {_place(column)}" for name, column in there.items()]
+    if view.p_tried is not None and view.q is None:
+        lines.append("deterministic: the rule has all of q on this token")
     if view.kl is not None and view.tv is not None:
         rank = "outside its vocabulary" if view.choice_rank is None else f"rank {view.choice_rank}"
         lines.append(

@@ -51,6 +51,9 @@ class NodeView:
     kl: float | None  # KL(target || drafter), raw, in nats, over the draft vocabulary; None without a drafter's
     tv: float | None  # their total variation: 1 - tv is the best acceptance
     computed: bool  # False: the very tensors of the step; True: computed again in KV of its own
+    # What the rule used at the node's own trial, elder siblings taken away; None where that is p, or q, as sampled
+    p_tried: DistributionView | None = None
+    q_tried: DistributionView | None = None
     notes: tuple[str, ...] = ()  # where what is shown contradicts what was judged, a line each
 
 

@@ -31,6 +31,7 @@ from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
+from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo
@@ -136,7 +137,7 @@ def make_drafter(
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
-        return Eagle(runner, plan, target.max_context)
+        return Eagle(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
     if isinstance(other, DraftModel):
         draft = other.runner.loaded
     elif config.draft_layers is None:
@@ -147,6 +148,13 @@ def make_drafter(
     else:
         raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
     return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
+
+
+def evidence(config: EngineConfig, target: LoadedModel) -> str:
+    """full or lean: how much the run's records hold."""
+    if config.evidence != "auto":
+        return config.evidence
+    return "lean" if target.device.type == "cuda" else "full"
 
 
 def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
@@ -169,6 +177,12 @@ def _draft_vocab(drafter: Drafter) -> int:
     if isinstance(drafter, Eagle):
         return drafter.runner.vocab_size if drafter.runner.d2t is None else len(drafter.runner.d2t)
     return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
+
+
+def _draft_tokens(drafter: Drafter) -> str:
+    """Which of the target's tokens a head with a reduced vocabulary drafts; "" for any other drafter."""
+    d2t = drafter.runner.d2t if isinstance(drafter, Eagle) else None
+    return "" if d2t is None else pack(d2t.tolist())
 
 
 def _run_info(
@@ -199,5 +213,6 @@ def _run_info(
         },
         aux_layers=tuple(map(str, drafter.aux_layers)),
         draft_vocab=_draft_vocab(drafter),
-        evidence=("lean" if on_gpu else "full") if config.evidence == "auto" else config.evidence,
+        draft_tokens=_draft_tokens(drafter),
+        evidence=evidence(config, target),
     )

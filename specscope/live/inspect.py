@@ -21,10 +21,10 @@ from specscope.live.again import run_again
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
-from specscope.speculate.verify.distribution import Distribution, Point
+from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import ROUNDING, RequestStep, Verdict
+from specscope.trace.records import ROUNDING, Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, Drawn
 
 
@@ -137,10 +137,11 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
     found = _target(engine, seen, above)
-    p = found if node is not None else _left(seen, above, found)
+    p = found if node is not None else _left(seen, above, found)[0]
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
+    p_tried, q_tried = (None, None) if node is None else _tried(seen, node, found)
     thought = None if draft is None else draft.softmax(-1)
     moved = shaped(logits[None], seen.params, seen.counts, [path])[0]
     return NodeView(
@@ -153,6 +154,8 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         p=_column(_dense(p, raw), token),
         draft=None if thought is None else _column(thought, token, outside=bool(draft[token] == -torch.inf)),  # type: ignore[index]
         q=None if q is None else _column(q.probs, token),
+        p_tried=None if p_tried is None else _column(_dense(p_tried, raw), token),
+        q_tried=None if q_tried is None else _column(_dense(q_tried, raw), token),
         removed=tuple(_removed(moved, seen.params)),
         choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
         kl=None if thought is None else _kl(raw, thought),
@@ -168,17 +171,34 @@ def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
     return distributions(logits, seen.params, seen.counts, [seen.path(node)], engine.runner.cache.backend)[0]
 
 
-def _left(seen: PartTensors, above: int, p: Distribution) -> Distribution:
-    """What the final token was drawn from: p, less what its rejected children took (DESIGN, "Verification")."""
-    tree, q = seen.draft.tree, seen.draft.q.get(above)
+def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Distribution, Dense | None] | tuple[None, None]:
+    """p and q that the rule used for a node whose elder siblings were rejected; None where it used them as sampled."""
+    above = int(seen.draft.tree.parent[node])
+    untried = seen.verdict is not None and seen.verdict.outcome[node] == Outcome.UNTRIED
+    if untried or seen.draft.tree.children(above)[0] == node:
+        return None, None
+    return _left(seen, above, p, node)
+
+
+def _left(
+    seen: PartTensors, above: int, p: Distribution, before: int | None = None
+) -> tuple[Distribution, Dense | None]:
+    """p and q less what rejected children took (DESIGN, "Verification"): all of them, or those before one.
+
+    With all of them p is what the final token was drawn from. No q where the children are deterministic.
+    """
+    tree = seen.draft.tree
+    q = seen.draft.q.get(above)
     for child in tree.children(above):
+        if child == before:
+            break
         if q is None or tree.drawn[child] == Drawn.DETERMINISTIC:
             p, _ = p.without(int(tree.token[child]))
             continue
         p, _ = p.residual(q)
         if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
             q, _ = q.without(int(tree.token[child]))
-    return p
+    return p, q
 
 
 def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:

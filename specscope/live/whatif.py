@@ -9,11 +9,13 @@ from typing import Any
 from specscope.debug.command_table import FORK_PARAMS
 from specscope.debug.commands import WhatIf
 from specscope.debug.forked import Forked
+from specscope.debug.kv_check import KVCheck
 from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
+from specscope.live.check_kv import check_kv
 from specscope.live.fork import forked
 from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.trace.changes import Changes
@@ -56,6 +58,13 @@ class EngineWhatIf(WhatIf):
         if self.engine.last is not None and self.engine.last.record is record:
             return view_last(self.engine, part, node)
         return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
+
+    def check_kv(self, session: Session) -> KVCheck:
+        """The current request's cached KV beside KV computed afresh."""
+        request = session.current_request
+        if request is None:
+            raise UserError("nothing has run yet: no KV is cached")
+        return check_kv(self.engine, request.id)
 
     # Forks
 

@@ -8,24 +8,20 @@ import multiprocessing
 import threading
 from collections import Counter, deque
 
-from specscope.debug.answers import News, Notice
-from specscope.debug.breakpoints import BreakpointInfo
-from specscope.debug.forked import Forked
+from specscope.debug.answers import Notice
+from specscope.debug.passive import Passive
 from specscope.debug.viewer import Viewer
-from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable, listen
 from specscope.trace.checked import short, whole
 from specscope.trace.history import KEPT, History, weight
-from specscope.trace.params import SamplingParams
 from specscope.trace.wording import plural
 
 WAITING = 20_000  # messages that may wait for the screen before records are dropped
 MOST = KEPT  # steps of a run; a quarter of them goes when there are more
 BYTES = 512 * 2**20  # of all runs, roughly; the largest gives way
 WAITING_BYTES = 128 * 2**20  # of the messages that wait
-NOTICES = 100  # that wait to be shown
 
 
 class _KeptRun:
@@ -61,18 +57,12 @@ class _KeptRun:
         return before - len(self.history.steps)
 
 
-class Attached:
+class Attached(Passive):
     """A Control that only receives: records of any number of engines. One of them is on the screen."""
-
-    obeys = False
 
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         """Listen. Raises UserError where a port cannot be used."""
-        self.news: deque[News] = deque(maxlen=NOTICES)  # notices alone: it is asked nothing
-        self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
-        self.forked: Forked | None = None
-        self.node_view: NodeView | None = None
-        self.error = ""
+        super().__init__()
         self.viewer: Viewer | None = None
         self.runs: dict[str, _KeptRun] = {}
         self._shown = ""
@@ -167,37 +157,6 @@ class Attached:
             return
         self._shown = names[(names.index(self._shown) + 1) % len(names)] if self._shown in names else names[0]
         self.viewer.show(self.runs[self._shown].history)
-
-    def _only_heard(self) -> None:
-        self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))
-
-    def pause(self) -> None:
-        """Not possible from here."""
-        self._only_heard()
-
-    def resume(self) -> None:
-        """Not possible from here."""
-        self._only_heard()
-
-    def step(self) -> None:
-        """Not possible from here."""
-        self._only_heard()
-
-    def debug(self, line: str) -> None:
-        """Not possible from here; the viewer looks through the history instead."""
-        self._only_heard()
-
-    def look(self, step: int, request: str, node: int | None) -> None:
-        """Not possible from here."""
-        self._only_heard()
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Not possible from here."""
-        self._only_heard()
-
-    def cancel(self, request: str) -> None:
-        """Not possible from here."""
-        self._only_heard()
 
     def close(self) -> None:
         """Stop listening."""

@@ -139,6 +139,11 @@ class History:
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
     @property
+    def counts_only(self) -> bool:
+        """Whether there are counts of intervals and no step of a request: of an engine that tells no more."""
+        return bool(self.acceptance.aggregates) and not self.requests
+
+    @property
     def branch(self) -> int:
         """The branch on which the history stands."""
         return self.steps[-1].branch if self.steps else 0
@@ -212,7 +217,8 @@ class History:
             self.request(info.id).info = info
         for part in record.requests:
             self.request(part.request).add(part, at)
-            self.acceptance.add(part)
+        for counted in record.counted:
+            self.acceptance.add(counted)
         for name in record.preempted:
             self.request(name).preempted += 1
         for end in record.finished:
@@ -228,7 +234,8 @@ class History:
             self.requests[name].preempted -= 1
         for part in record.requests:
             self.requests[part.request].take_back()
-            self.acceptance.take_back(part)
+        for counted in record.counted:
+            self.acceptance.take_back(counted)
         for name in self._names(record):
             if name in self.requests and not self.requests[name].steps:
                 del self.requests[name]

@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinishReason, StepRecord
 from specscope.trace.stats import Acceptance
 
@@ -53,10 +54,11 @@ class Totals:
     waiting: int = 0
     blocks_used: int = 0
     blocks_free: int = 0
+    told: Aggregate | None = None  # the newest record's, of an engine that tells counts only
 
     def add(self, record: StepRecord) -> None:
         """Count one engine step."""
-        for part in record.requests:
+        for part in record.counted:
             self.recent.add(part)
         for info in record.admitted:
             self.prompt_tokens += len(info.prompt_tokens)
@@ -65,6 +67,7 @@ class Totals:
         self.preemptions += len(record.preempted)
         self.running, self.waiting = record.running, record.waiting
         self.blocks_used, self.blocks_free = record.blocks_used, record.blocks_free
+        self.told = record.aggregate
 
     def take(self) -> Acceptance:
         """What was accepted since the last call."""
@@ -81,8 +84,10 @@ class Totals:
         return total
 
     @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks in use, 0 to 1."""
+    def kv_usage(self) -> float | None:
+        """Share of the KV blocks in use, 0 to 1; None where the engine does not tell it."""
+        if self.told is not None:
+            return self.told.kv_usage
         blocks = self.blocks_used + self.blocks_free
         return self.blocks_used / blocks if blocks else 0.0
 
@@ -112,15 +117,28 @@ class Series:
         return f"{self.prefix}:{self.name}"
 
 
-def _one(value: float) -> list[Sample]:
-    return [(value, {})]
+def _one(value: float | None) -> list[Sample]:
+    return [] if value is None else [(value, {})]
+
+
+def _load(totals: Totals, name: str) -> list[Sample]:
+    return _one(getattr(totals if totals.told is None else totals.told, name))
+
+
+def _of_engine(totals: Totals, value: float) -> list[Sample]:
+    """What an engine that tells counts only does not tell."""
+    return _one(value if totals.told is None else None)
 
 
 def _per_position(totals: Totals) -> list[Sample]:
-    return [(count, {"position": str(at)}) for at, count in enumerate(totals.acceptance.accepted_at)]
+    counts = totals.acceptance
+    at_depth = counts.accepted_at if counts.knows("accepted_at") else ()
+    return [(count, {"position": str(at)}) for at, count in enumerate(at_depth)]
 
 
 def _finished(totals: Totals) -> list[Sample]:
+    if totals.told is not None:
+        return []
     return [(totals.finished[reason], {"finished_reason": reason}) for reason in ("stop", "length", "abort", "error")]
 
 
@@ -129,29 +147,29 @@ SERIES = (
         "spec_decode_num_drafts",
         "{draft}",
         "Steps with at least one drafted token.",
-        lambda t: _one(t.acceptance.drafts),
+        lambda t: _one(t.acceptance.told("drafts")),
     ),
-    Series("spec_decode_num_draft_tokens", "{token}", "Drafted tokens.", lambda t: _one(t.acceptance.drafted)),
+    Series("spec_decode_num_draft_tokens", "{token}", "Drafted tokens.", lambda t: _one(t.acceptance.told("drafted"))),
     Series(
         "spec_decode_num_accepted_tokens",
         "{token}",
         "Accepted tokens.",
-        lambda t: _one(t.acceptance.accepted),
+        lambda t: _one(t.acceptance.told("accepted")),
     ),
     Series("spec_decode_num_accepted_tokens_per_pos", "{token}", "Accepted tokens per draft position.", _per_position),
-    Series("prompt_tokens", "{token}", "Prompt tokens of admitted requests.", lambda t: _one(t.prompt_tokens)),
-    Series("generation_tokens", "{token}", "Output tokens.", lambda t: _one(t.acceptance.emitted)),
-    Series("num_preemptions", "{preemption}", "Preemptions.", lambda t: _one(t.preemptions)),
+    Series("prompt_tokens", "{token}", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
+    Series("generation_tokens", "{token}", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
+    Series("num_preemptions", "{preemption}", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
     Series("request_success", "{request}", "Requests that ended, by the reason.", _finished),
-    Series("num_requests_running", "{request}", "Requests in the batch.", lambda t: _one(t.running), counter=False),
-    Series("num_requests_waiting", "{request}", "Requests waiting.", lambda t: _one(t.waiting), counter=False),
+    Series("num_requests_running", "{request}", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
+    Series("num_requests_waiting", "{request}", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
     Series("kv_cache_usage_perc", "1", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
 )
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
     """vLLM's log line for the counts of an interval of that length; None where nothing was drafted, as in vLLM."""
-    if acceptance.tau is None:
+    if acceptance.tau is None or not acceptance.drafted or not acceptance.knows("drafted"):
         return None
     accepted, drafted = acceptance.accepted, acceptance.drafted
     per_second = 1 / seconds if seconds > 0 else 0.0
@@ -216,6 +234,7 @@ class Metrics(Collector):
         self,
         model: str = "",
         *,
+        engine: str = "0",
         provider: MeterProvider | None = None,
         endpoint: str = "",
         protocol: str = "grpc",
@@ -224,7 +243,7 @@ class Metrics(Collector):
         dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self.totals = Totals()
-        self._labels = {"model_name": model, "engine": "0"}
+        self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
         self._lines = _LogLines(log, seconds) if log is not None else None
         self._series = (

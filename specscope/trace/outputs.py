@@ -40,17 +40,21 @@ class Outputs:
         bus: Bus,
         run: RunInfo,
         vocabulary: Vocabulary,
-        params: SamplingParams,
+        params: SamplingParams | None,
         log: Callable[[str], None] | None = None,
+        engine: str = "0",
     ) -> None:
-        run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed, text=options.text)
+        """`params`: the default ones, None where they are not known; `engine`: the metrics' label."""
+        run = dataclasses.replace(run, text=options.text)
+        if params is not None:
+            run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
         self._bus = bus
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
         self._span_failures: Callable[[], int] = lambda: 0
         try:
             self._open_network(options, run, vocabulary)
-            self._open_metrics(options, run, log)
+            self._open_metrics(options, run, log, engine)
             if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
                 writer = CaptureWriter(options.capture, run, vocabulary)
                 bus.subscribe(writer, lossless=True)
@@ -74,7 +78,9 @@ class Outputs:
         self._span_failures = lambda: sink.failed
         self._closers.append(sink.close)
 
-    def _open_metrics(self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None) -> None:
+    def _open_metrics(
+        self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
+    ) -> None:
         if options.metrics_port is None and options.otlp_endpoint is None and log is None:
             return
         from specscope.trace.export import pick_protocol
@@ -82,7 +88,14 @@ class Outputs:
 
         endpoint = options.otlp_endpoint or ""
         protocol = pick_protocol(endpoint or None, options.otlp_protocol)
-        metrics = Metrics(run.target, endpoint=endpoint, protocol=protocol, log=log, dropped=lambda: self._bus.dropped)
+        metrics = Metrics(
+            run.target,
+            engine=engine,
+            endpoint=endpoint,
+            protocol=protocol,
+            log=log,
+            dropped=lambda: self._bus.dropped,
+        )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)
         if options.metrics_port is not None:

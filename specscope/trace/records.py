@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
 # over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
 ROUNDING = {"float32": 1e-5, "float16": 8e-3, "bfloat16": 5e-2}
+
+# The same for the norms of a target's hidden states (DraftNotes.fed_norms), relative to the norm.
+NORM_ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 class Outcome(IntEnum):
@@ -168,6 +172,11 @@ class DraftNotes(_ArrayEq):
     dropped_score: Floats  # [d]
     cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
+    # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
+    # The row at position t is the target's features of position t, with the token at t + 1.
+    fed_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
+    fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
+    fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
 
 
 PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
@@ -261,6 +270,7 @@ class RequestInfo(_ArrayEq):
     params: SamplingParams
     labels: Mapping[str, str] = field(default_factory=dict)  # whatever else the prompt line held, `kind` for one
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
+    traceparent: str = ""  # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +320,12 @@ class StepRecord(_ArrayEq):
     branch: int = 0  # a branch begins where the engine went back and something was then different
     after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
     rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
+    aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
+
+    @property
+    def counted(self) -> tuple[RequestStep | Aggregate, ...]:
+        """All that Acceptance counts."""
+        return self.requests if self.aggregate is None else (*self.requests, self.aggregate)
 
     @property
     def before(self) -> int:
@@ -356,6 +372,7 @@ class RunInfo:
     versions: Mapping[str, str]  # specscope, torch, transformers, python, ...
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
+    draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     evidence: str = ""  # full or lean; "" in captures of before
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
     speculation: Mapping[str, Any] = field(default_factory=dict)

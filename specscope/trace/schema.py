@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from specscope.errors import UserError
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
@@ -22,6 +23,8 @@ MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
 MAX_BLOCKS = 2**16  # KV blocks that a request writes to in a step
 MOST_TOP = 16  # likeliest tokens of a parent
+MAX_FED = 2**16  # rows of a drafter's first pass
+MAX_AUX = 64  # layers that feed a head
 MAX_PARENTS = 2**20  # characters of their notes
 PER_TREE_NODE = ("raw_p", "rank", "q_rank")
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
@@ -31,6 +34,7 @@ Step = Annotated[int, Meta(ge=0, lt=MAX_STEP)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Nats = Annotated[float, Meta(ge=0, le=1e6)]
+Norm = Annotated[float, Meta(ge=0, le=3.5e38)]
 Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Probability = Annotated[float, Meta(ge=0, le=1 + ROUNDING)]
@@ -46,6 +50,7 @@ Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escape
 T = TypeVar("T")
 PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
 Likeliest = Annotated[list[T], Meta(max_length=MOST_TOP)]
+PerFed = Annotated[list[T], Meta(max_length=MAX_FED)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
@@ -58,40 +63,13 @@ class DamagedError(ValueError):
     """A span, or a line, that is not as declared here. The message is one line that names the attribute."""
 
 
-class Resource(Struct, frozen=True, kw_only=True):
-    """The resource: what a capture says of its run. RunInfo's fields."""
-
-    run_id: Name = field(name="specscope.run.id")
-    target: Short = field(name="specscope.run.target")
-    revision: Short = field(name="specscope.run.revision")
-    drafter: Short = field(name="specscope.run.drafter")
-    draft_model: Short = field(name="specscope.run.draft_model")
-    tree: Short = field(name="specscope.run.tree")
-    device: Short = field(name="specscope.run.device")
-    dtype: Short = field(name="specscope.run.dtype")
-    backend: Short = field(name="specscope.run.backend")
-    seed: Int64 = field(name="specscope.run.seed")
-    eos_tokens: Annotated[list[Token], Meta(max_length=4096)] = field(
-        name="specscope.run.eos_tokens", default_factory=list
-    )
-    max_context: Count = field(name="specscope.run.max_context")
-    blocks: Count = field(name="specscope.run.blocks")
-    block_size: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="specscope.run.block_size")
-    params: Short = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
-    versions: Short = field(name="specscope.run.versions")  # JSON: dict[str, str]
-    aux_layers: Annotated[list[Name], Meta(max_length=1024)] = field(
-        name="specscope.run.aux_layers", default_factory=list
-    )
-    draft_vocab: Count = field(name="specscope.run.draft_vocab", default=0)
-    evidence: Short = field(name="specscope.run.evidence", default="")
-    speculation: Short = field(name="specscope.run.speculation", default="{}")  # JSON: dict[str, Any]
-    text: bool = field(name="specscope.run.text")
-
-
 class _OfStep(Struct, frozen=True, kw_only=True):
     """Every span that we read belongs to an engine step."""
 
     step: Step = field(name="specscope.step")
+
+
+TRACEPARENT = "^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$"  # W3C trace context
 
 
 class Queue(_OfStep, frozen=True, kw_only=True):
@@ -103,6 +81,7 @@ class Queue(_OfStep, frozen=True, kw_only=True):
     labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
     prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
     title: Text = field(name="specscope.request.title", default="")
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT)] = field(name="specscope.request.traceparent", default="")
     prompt_tokens: Tokens = field(name="specscope.request.prompt_tokens", default_factory=list)
 
     def weight(self) -> int:
@@ -206,6 +185,11 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
     cached: Count = field(name="specscope.draft.cached", default=0)
     rows: Annotated[list[Count], Meta(max_length=4096)] = field(name="specscope.draft.rows", default_factory=list)
+    fed_token: PerFed[Token] = field(name="specscope.draft.fed_token", default_factory=list)
+    fed_position: PerFed[Count] = field(name="specscope.draft.fed_position", default_factory=list)
+    fed_norms: Annotated[list[Norm], Meta(max_length=MAX_FED * MAX_AUX)] = field(
+        name="specscope.draft.fed_norms", default_factory=list
+    )
     parents: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.parents", default="")  # JSON: Parents
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
@@ -217,7 +201,9 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
 
     def weight(self) -> int:
         """As above."""
-        return 3000 + 60 * len(self.token) + 12 * len(self.dropped_token)
+        return (
+            3000 + 60 * len(self.token) + 12 * len(self.dropped_token) + 8 * (len(self.fed_token) + len(self.fed_norms))
+        )
 
     @property
     def is_summary(self) -> bool:
@@ -266,6 +252,10 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         _same_length(self, n, "draft", ("prob", "score"))
         _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
         _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
+        rows = len(self.fed_token)
+        _same_length(self, rows, "draft", ("fed_position",))
+        if len(self.fed_norms) % max(rows, 1) or (self.fed_norms and not rows):
+            raise ValueError(f"`specscope.draft.fed_norms` holds {len(self.fed_norms)} values for {rows} rows")
 
 
 class EngineStep(_OfStep, frozen=True, kw_only=True):
@@ -291,6 +281,10 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     admitted: Names = field(name="specscope.admitted", default_factory=list)
     preempted: Names = field(name="specscope.preempted", default_factory=list)
     finished: Names = field(name="specscope.finished", default_factory=list)
+
+    def told(self) -> Aggregate | None:
+        """The counts of an interval: aggregate_span.AggregateStep has them."""
+        return None
 
     def weight(self) -> int:
         """As above."""

@@ -1,9 +1,9 @@
 """Records to spans: the writing half of the codec. `unspan.py` is the other.
 
-A request is a trace: a root span with the children `queue`, `prefill` and `decode_step`. An engine step is a span
-of a trace of its own with its phases as children; each decode_step links to it. Trace and span ids are hashes of
-the run and of what the span stands for, so links and parents need no state. A request that ended on more than one
-branch of an edited run has a root span for each end, of which the first has the children.
+A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
+An engine step is a span of a trace of its own with its phases as children; each decode_step links to it. Trace and
+span ids are hashes of the run and of what the span stands for, so links and parents need no state. A request that
+ended on more than one branch of an edited run has a root span for each end, of which the first has the children.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from specscope.trace import aggregate_span
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
@@ -44,6 +45,9 @@ NOTES_ARRAYS = {
     "dropped_parent": np.int32,
     "dropped_score": np.float32,
     "rows": np.int32,
+    "fed_token": np.int32,
+    "fed_position": np.int32,
+    "fed_norms": np.float32,  # row after row
 }
 
 
@@ -77,12 +81,17 @@ class Encoder:
     vocabulary: Vocabulary
     level: SpanLevel = SpanLevel.TREES
     _ended: set[str] = field(default_factory=set)  # requests that have a root span
+    _callers: dict[str, tuple[int, int]] = field(default_factory=dict)  # a caller's trace and span, by request
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
         spans: list[Span] = []
         if self.level is SpanLevel.OFF:
             return spans
+        for info in (*record.admitted, *(end.info for end in record.finished)):
+            if info.traceparent:
+                _, trace, above, _ = info.traceparent.split("-")
+                self._callers[info.id] = (int(trace, 16), int(above, 16))
         spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
         never = [end for end in record.finished if not end.info.admitted_ns]
         spans += [self._queue(end.info, record, end.finished_ns) for end in never]
@@ -91,6 +100,8 @@ class Encoder:
                 spans += self._request_step(part, record)
             spans += self._engine_step(record)
         spans += [self._root(end, record) for end in record.finished]
+        for end in record.finished:
+            self._callers.pop(end.info.id, None)
         return spans
 
     def _of(self, record: StepRecord) -> dict[str, Any]:
@@ -100,6 +111,10 @@ class Encoder:
 
     def _trace(self, *what: object) -> int:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=16).digest(), "big")
+
+    def _request_trace(self, name: str) -> int:
+        """A trace of its own, or the caller's."""
+        return self._callers[name][0] if name in self._callers else self._trace(name)
 
     def _span(self, *what: object) -> int:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
@@ -116,7 +131,9 @@ class Encoder:
             attributes["specscope.request.prompt"] = escape(info.prompt.encode("utf-8", "surrogatepass"))
             attributes["specscope.request.title"] = escape(info.title.encode("utf-8", "surrogatepass"))
             attributes["specscope.request.prompt_tokens"] = info.prompt_tokens.tolist()
-        trace, root = self._trace(info.id), self._span(info.id)
+        if info.traceparent:
+            attributes["specscope.request.traceparent"] = info.traceparent
+        trace, root = self._request_trace(info.id), self._span(info.id)
         if not info.admitted_ns:
             attributes["specscope.request.admitted"] = False
         own = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
@@ -124,7 +141,7 @@ class Encoder:
 
     def _request_step(self, part: RequestStep, record: StepRecord) -> Iterator[Span]:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
-        trace, root = self._trace(part.request), self._span(part.request)
+        trace, root = self._request_trace(part.request), self._span(part.request)
         link = ((self._trace("step", record.step), self._span("step", record.step)),)
         common: dict[str, Any] = self._of(record) | {
             "specscope.request.id": part.request,
@@ -176,7 +193,7 @@ class Encoder:
             attributes |= {f"specscope.tree.{name}": getattr(part.tree, name).tolist() for name in TREE_ARRAYS}
             attributes |= {f"specscope.verdict.{name}": getattr(verdict, name).tolist() for name in VERDICT_ARRAYS}
         if part.notes is not None:
-            arrays = {name: getattr(part.notes, name).tolist() for name in NOTES_ARRAYS}
+            arrays = {name: getattr(part.notes, name).ravel().tolist() for name in NOTES_ARRAYS}
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
@@ -225,6 +242,8 @@ class Encoder:
             attributes["specscope.after"] = record.after
         if record.rewound:
             attributes["specscope.rewound"] = True
+        if record.aggregate is not None:
+            attributes |= aggregate_span.attributes(record.aggregate)
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
@@ -257,7 +276,8 @@ class Encoder:
         name = f"text_completion {self.run.target}"
         own = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         self._ended.add(info.id)
-        return Span(name, self._trace(info.id), own, 0, info.arrival_ns, end.finished_ns, attributes)
+        above = self._callers[info.id][1] if info.id in self._callers else 0
+        return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
 
 
 def _parents(notes: ParentNotes) -> str:
@@ -289,6 +309,7 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.versions": json.dumps(dict(run.versions)),
         "specscope.run.aux_layers": list(run.aux_layers),
         "specscope.run.draft_vocab": run.draft_vocab,
+        **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
         "specscope.run.evidence": run.evidence,
         "specscope.run.text": run.text,
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

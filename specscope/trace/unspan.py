@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
-from specscope.trace import schema
+from specscope.trace import aggregate_span, schema
 from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -28,6 +28,7 @@ from specscope.trace.records import (
     Verdict,
 )
 from specscope.trace.schema import DamagedError
+from specscope.trace.schema_run import Resource
 from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
@@ -47,7 +48,7 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        told = schema.read(schema.Resource, resource)
+        told = schema.read(Resource, resource)
         values = msgspec.structs.asdict(told)
         values["params"] = schema.read_json(told.params, dict[str, schema.ParamValue], "specscope.run.params")
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
@@ -107,6 +108,8 @@ class Decoder:
     def feed(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> list[StepRecord]:
         """One span; the records that it completes."""
         kind = schema.KINDS.get(name) or (schema.Root if name.startswith(schema.ROOT_NAME) else None)
+        if kind is schema.EngineStep and any(key.startswith(aggregate_span.PREFIX) for key in attributes):
+            kind = aggregate_span.AggregateStep
         if kind is None or (name == "prefill" and attributes.get("specscope.prefill.reaches_root") is True):
             return []  # not ours, or told by another span as well
         step = attributes.get("specscope.step")
@@ -206,6 +209,7 @@ class Decoder:
             requests=tuple(pending.parts[name] for name in span.requests),
             preempted=tuple(span.preempted),
             finished=finished,
+            aggregate=span.told(),
         )
 
     def _learn(self, span: schema.DecodeStep) -> None:
@@ -281,12 +285,19 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
     )
     return dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
-        notes=None if span.dropped is UNSET else DraftNotes(**_arrays(span, NOTES_ARRAYS), cached=span.cached),
+        notes=None if span.dropped is UNSET else _notes(span),
         sizing=span.sizing,
         rule=span.rule,
         preceded=span.preceded,
         parents=_parents(span),
     )
+
+
+def _notes(span: schema.DecodeStep) -> DraftNotes:
+    arrays = _arrays(span, NOTES_ARRAYS)
+    rows = len(span.fed_token)
+    arrays["fed_norms"] = arrays["fed_norms"].reshape((rows, -1) if rows else (0, 0))
+    return DraftNotes(**arrays, cached=span.cached)
 
 
 def _parents(span: schema.DecodeStep) -> ParentNotes | None:
@@ -340,6 +351,7 @@ def _info(start_ns: int, end_ns: int, span: schema.Queue) -> RequestInfo:
         params=schema.read_json(span.params, SamplingParams, "specscope.request.params"),
         labels=_labels(span.labels),
         title=_text(span.title, "specscope.request.title"),
+        traceparent=span.traceparent,
     )
 
 

@@ -27,6 +27,7 @@ from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
 from specscope.tui.widgets.hints import MAIN, Hints
+from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
@@ -93,6 +94,7 @@ class ScopeApp(Moves):
         yield Banner("banner")
         with Container(id="body"):
             yield RequestsPanel("requests")
+            yield IntervalsPanel("intervals")
             yield TimelinePanel("timeline")
             yield TreePanel("tree")
             yield RatesPanel("rates")
@@ -227,6 +229,7 @@ class ScopeApp(Moves):
         self.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
+        self._panels[0].screen.set_class(self.viewer.history.counts_only, "-counts")
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from specscope.debug.viewer import Viewer
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
+from specscope.trace.interval import counts
 from specscope.trace.records import Origin, RequestStep, StepRecord
+from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import clean
 from specscope.tui.widgets.ledger import Ledger
@@ -59,8 +62,22 @@ class Look:
         return self.history.part(self.current, self.position) if self.current is not None else None
 
     @property
+    def aggregate(self) -> Aggregate | None:
+        """The interval that is looked at, where the engine tells counts and no steps."""
+        return self.record.aggregate if self.record is not None and self.history.counts_only else None
+
+    @property
+    def counts(self) -> Acceptance:
+        """What the scope came to by the position."""
+        if self.aggregate is not None and not self.pooled:
+            return counts(self.aggregate)
+        return self.ledger.acceptance(self.position, self.scope)
+
+    @property
     def absence(self) -> str:
         """Why there is no `part`."""
+        if self.aggregate is not None:
+            return f"no tree, no request: {clean(self.aggregate.source)} tells sums alone"
         if self.current is None:
             return "no steps yet" if self.viewer.live or self.viewer.reading else "no steps were recorded"
         return f"{clean(self.current)} has no step yet"
@@ -84,6 +101,8 @@ class Look:
     @property
     def scope_name(self) -> str:
         """The scope in words."""
+        if self.aggregate is not None:
+            return "all intervals" if self.pooled else "this interval"
         return "all requests" if self.pooled else (self.current or "no request")
 
     def output(self) -> list[tuple[int, Origin]]:

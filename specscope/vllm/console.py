@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from specscope.debug.answers import Answer
 from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.forked import Forked
+from specscope.debug.kv_check import KVCheck
 from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
@@ -28,6 +29,10 @@ class _VllmWhatIf(WhatIf):
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """It has one KV cache for each request, and one place in it."""
         raise UserError(NO_FORK)
+
+    def check_kv(self, session: Session) -> KVCheck:
+        """Its cache is not ours to read."""
+        raise UserError("vLLM's KV cache cannot be checked from here: specscope audit checks what it computed from it")
 
     def view(self, session: Session, node: int | None) -> NodeView:
         """The tensors of the sampler's call, while it stands."""

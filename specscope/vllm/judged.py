@@ -100,7 +100,8 @@ class _One:
         else:
             p = np.array([call.target(row)[token] for row, token in zip(rows, self.tokens, strict=True)], np.float32)
         if kind is not FinalKind.RECOVERED:
-            whole = call.bonus(self.request)
+            # Behind drafts that are left out, the final token is drawn where the first of these was rejected
+            whole = call.target(self.first + n) if n < call.drafted[self.request] else call.bonus(self.request)
             return p, q, 0.0, whole, whole
         whole = call.target(self.first + self.accepted)
         left = whole.copy()

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.scheduling import Ended
+from specscope.vllm.scheduling import Arrival, Ended
 
 TITLE = 80  # characters
 IGNORED = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
@@ -51,23 +53,30 @@ class Known:
 
 
 def known(
-    name: str, prompt: list[int], params: Any, arrival_ns: int, admitted_ns: int, vocabulary: Vocabulary
+    name: str, prompt: list[int], params: Any, arrival: Arrival, admitted_ns: int, vocabulary: Vocabulary
 ) -> Known:
     """A request that vLLM has admitted. `params`: its SamplingParams, None for what is no generation."""
     read, labels = read_params(params)
     text = vocabulary.text(prompt)
     info = RequestInfo(
         id=name,
-        arrival_ns=arrival_ns,
+        arrival_ns=arrival.arrival_ns,
         admitted_ns=admitted_ns,
         prompt=text,
         prompt_tokens=np.array(prompt, np.int32),
         params=read,
         labels=labels,
         title=" ".join(text[-4 * TITLE :].split())[-TITLE:],
+        traceparent=_traceparent(arrival.trace_headers),
     )
     most = getattr(params, "max_tokens", None)
     return Known(info, stops=_stops(params), most=2**31 - 1 if most is None else most)
+
+
+def _traceparent(headers: Mapping[str, str]) -> str:
+    """The span of the client's that vLLM's own `llm_request` has as its parent, too; "" where it sent none."""
+    context = get_current_span(TraceContextTextMapPropagator().extract(headers)).get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.is_valid else ""
 
 
 def _stops(params: Any) -> frozenset[int]:

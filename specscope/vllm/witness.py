@@ -27,7 +27,7 @@ from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.call import Call
 from specscope.vllm.judged import NO_FLOATS, NO_INTS, Judged, judge
 from specscope.vllm.requests import Known, ended, known
-from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
+from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 NO_TREE = DraftTree(NO_INTS, NO_INTS, NO_FLOATS, np.zeros(0, np.uint8))
 Publish = Callable[[StepRecord], None]
@@ -65,10 +65,9 @@ class Witness:
         begun = self._begun = _Begun(scheduled, notes)
         now = time.time_ns()
         for new in scheduled.scheduled_new_reqs:
-            arrival = notes.arrived.get(new.req_id)
-            arrived = now if arrival is None else arrival.arrival_ns
+            arrival = notes.arrived.get(new.req_id) or Arrival(now, {})
             made = known(
-                new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrived, now, self._vocabulary
+                new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrival, now, self._vocabulary
             )
             self._requests[new.req_id] = made
             begun.admitted.append(made.info)
@@ -228,7 +227,7 @@ class Witness:
     def _end(self, end: Ended) -> RequestEnd:
         request = self._requests.get(end.request)
         if request is None:  # it was aborted before it was admitted
-            request = known(end.request, end.prompt, end.params, end.finished_ns, 0, self._vocabulary)
+            request = known(end.request, end.prompt, end.params, Arrival(end.finished_ns, {}), 0, self._vocabulary)
         return ended(end, request.info, self.run.eos_tokens)
 
     def _corrected(self, parts: Sequence[RequestStep], finished: Sequence[RequestEnd]) -> list[RequestStep]:

@@ -79,6 +79,7 @@ SETTINGS = {
     "early chain warm": Setting("early chain", WARM),
     "early chain hot": Setting("early chain", {"temperature": 1.2}, requests=24),
     "early tree warm": Setting("early tree", WARM),
+    "model chain presence": Setting("model chain", {"temperature": 0.9, "presence_penalty": 0.6}),
     "model chain long": Setting("model chain", tokens=200, requests=9),
     "model chain crowded": Setting("model chain", blocks=18),
     "model chain chunks": Setting("model chain", step_tokens=32, prompt=150, tokens=60),

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
     DraftNotes,
@@ -78,7 +79,8 @@ def verdicts(draw, tree):
 @st.composite
 def notes(draw, tree):
     """Of a tree, which may be empty, and of any nodes left out of it."""
-    n, d = len(tree), draw(st.integers(0, 4))
+    n, d, r = len(tree), draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    layers = draw(st.integers(0, 3)) if r else 0
     return DraftNotes(
         prob=draw(floats(n, np.float32)),
         score=draw(floats(n, np.float32, -(2.0**20), 0)),
@@ -87,6 +89,9 @@ def notes(draw, tree):
         dropped_score=draw(floats(d, np.float32, -(2.0**20), 0)),
         cached=draw(counts),
         rows=draw(ints(draw(st.integers(0, 3)))),
+        fed_token=draw(ints(r, TOKENS - 1)),
+        fed_position=draw(ints(r)),
+        fed_norms=draw(floats((r, layers), np.float32, 0, 2.0**20)),
     )
 
 
@@ -147,12 +152,39 @@ def infos(draw, name):
         params=draw(params),
         labels=draw(labels),
         title=draw(text),
+        traceparent=draw(st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])),
     )
 
 
 passes = st.lists(st.tuples(times, counts), max_size=3).map(
     lambda spans: tuple(Phase(f"pass {i + 1}", start, start + length) for i, (start, length) in enumerate(spans))
 )
+
+
+@st.composite
+def aggregates(draw):
+    """Sums of an interval, of which any may not be told."""
+    at = tuple(sorted(draw(st.lists(counts, max_size=4)), reverse=True))
+    drafts = draw(st.integers(at[0], 2 * 10**6)) if at else draw(st.none() | counts)
+    proposed = draw(st.just(()) | st.just((drafts,) * len(at))) if at else ()
+    maybe = st.none() | counts
+    return Aggregate(
+        source=draw(st.sampled_from(["vLLM /metrics", "SGLang /metrics"])),
+        engine=draw(clean_text),
+        request=draw(clean_text),
+        drafts=drafts,
+        drafted=draw(maybe),
+        accepted=draw(maybe),
+        emitted=draw(maybe),
+        accepted_at=at,
+        proposed_at=proposed,
+        running=draw(maybe),
+        waiting=draw(maybe),
+        kv_usage=draw(st.none() | st.floats(0, 1)),
+        averages=draw(st.dictionaries(clean_text.filter(bool), st.floats(0, 1e6), max_size=2)),
+        reset=draw(st.booleans()),
+        rounded=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -222,6 +254,7 @@ def runs(draw, max_steps=4):
                 branch=draw(st.integers(0, 3)),
                 after=draw(st.none() | st.integers(-1, step - 1)),
                 rewound=draw(st.booleans()),
+                aggregate=draw(st.none() | aggregates()),
             )
         )
     return records

@@ -48,6 +48,15 @@ def test_thousands_of_damaged_captures(tmp_path):
 # Faults that were seen, each in one span of a run of four steps.
 
 ARRAY = "specscope.tree.parent"
+# What a drafter that is a model notes of the sample's tree of two nodes.
+FED = {
+    "specscope.draft.dropped": 0,
+    "specscope.draft.prob": [0.5, 0.5],
+    "specscope.draft.score": [-1.0, -1.0],
+    "specscope.draft.fed_token": [1, 2],
+    "specscope.draft.fed_position": [3, 4],
+    "specscope.draft.fed_norms": [1.0, 2.0],
+}
 FAULTS = {
     "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
     "own parent": ({ARRAY: [-1, 1]}, "node 1 is no parent of node 1"),
@@ -68,6 +77,16 @@ FAULTS = {
     "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
     "text one short": ({"specscope.tree.text": ["a"]}, "`specscope.tree.text` holds 1 texts for 3 tokens"),
     "text not escaped": ({"specscope.tree.text": ["\\xzz", "a", "b"]}, "`specscope.tree.text` is not escaped"),
+    "fed rows without positions": (
+        FED | {"specscope.draft.fed_position": [3]},
+        "`specscope.draft.fed_position` holds 1",
+    ),
+    "norms that are no rows": (
+        FED | {"specscope.draft.fed_norms": [1.0] * 5},
+        "`specscope.draft.fed_norms` holds 5 val",
+    ),
+    "norm below 0": (FED | {"specscope.draft.fed_norms": [1.0, -1.0]}, "Expected `float` >= 0.0"),
+    "norm that is none": (FED | {"specscope.draft.fed_norms": [1.0, float("nan")]}, "`specscope.draft.fed_norms[1]`"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),

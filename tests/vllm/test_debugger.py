@@ -198,7 +198,12 @@ def test_going_back_and_forks_are_refused_with_the_reason(bench):
     for line in ("reverse-next", "reverse-continue", "reverse-step", "goto 0", "goto start", "run"):
         with pytest.raises(UserError, match="cannot go back"):
             client.run(line)
-    for line, why in (("fork accept=0", "specscope debug PROMPT"), ("step", "next runs one"), ("branch 1", "branch")):
+    for line, why in (
+        ("fork accept=0", "specscope debug PROMPT"),
+        ("step", "next runs one"),
+        ("branch 1", "branch"),
+        ("check kv", "specscope audit"),
+    ):
         with pytest.raises(UserError, match=why):
             client.run(line)
 

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.compare.columns import KINDS, NODE, PARENT, PRECEDED, STEP, Capture, Request, Side, spans
+from specscope.analyze.compare.columns import (
+    FED,
+    KINDS,
+    NODE,
+    NORMS,
+    PARENT,
+    PRECEDED,
+    STEP,
+    Capture,
+    Request,
+    Side,
+    spans,
+)
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.tree import ROOT
@@ -32,10 +44,12 @@ class Collector:
         self._rows: list[tuple[Any, ...]] = []
         self._nodes: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in NODE}
         self._parents: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in PARENT}
+        self._fed: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in FED}
         self._path: list[np.ndarray[Any, Any]] = []
         self._output: list[int] = []
         self._chunks: list[dict[str, np.ndarray[Any, Any]]] = []
         self._counts = [0, 0, 0, 0]  # nodes, path nodes, output tokens and parents so far
+        self._rows_fed = 0
 
     def add(self, record: StepRecord) -> None:
         """One engine step."""
@@ -87,7 +101,10 @@ class Collector:
         row = (self._by_id[part.request], part.index, step, part.context_len, part.prefill_tokens, batch, judged)
         names = (self._name(part.rule), self._name(part.drafter))
         given = self._add_parents(part) if judged else 0
-        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, *self._counts, given))
+        fed = self._add_fed(part)
+        behind = (*self._counts, given, self._rows_fed, fed)
+        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, *behind))
+        self._rows_fed += fed
         self._counts[0] += n if judged else 0
         self._counts[1] += final[0]
         self._counts[2] += part.emitted
@@ -127,10 +144,27 @@ class Collector:
         self._parents["top_p"].append(parents.top_p[:, 0])
         return len(parents.node)
 
+    def _add_fed(self, part: RequestStep) -> int:
+        """The rows that fed a head; how many there are."""
+        notes = part.notes
+        if notes is None or not notes.fed_norms.size:
+            return 0
+        self._fed["position"].append(notes.fed_position)
+        norms = np.full((len(notes.fed_position), len(NORMS)), np.nan, np.float32)
+        known = notes.fed_norms[:, : len(NORMS)]
+        norms[:, : known.shape[1]] = known
+        for name, column in zip(NORMS, norms.T, strict=True):
+            self._fed[name].append(column)
+        return len(norms)
+
     def _flush(self) -> None:
         """Rows to arrays."""
         chunk: dict[str, np.ndarray[Any, Any]] = {"steps": np.array(self._rows, STEP)}
-        for of, kinds, held in (("node", NODE, self._nodes), ("parent", PARENT, self._parents)):
+        for of, kinds, held in (
+            ("node", NODE, self._nodes),
+            ("parent", PARENT, self._parents),
+            ("fed", FED, self._fed),
+        ):
             for name, kind in kinds.items():
                 parts = held[name]
                 whole = np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, kind)
@@ -152,6 +186,7 @@ class Collector:
         steps = steps[np.argsort(steps["request"], kind="stable")]
         nodes_at = spans(steps["first_node"], steps["nodes"])
         parents_at = spans(steps["first_parent"], steps["parents"])
+        fed_at = spans(steps["first_fed"], steps["fed"])
         path = whole["path"][spans(steps["first_path"], steps["accepted"])]
         output = whole["output"][spans(steps["first_output"], steps["emitted"])]
         for first, count in (
@@ -159,6 +194,7 @@ class Collector:
             ("first_path", "accepted"),
             ("first_output", "emitted"),
             ("first_parent", "parents"),
+            ("first_fed", "fed"),
         ):
             steps[first] = np.cumsum(steps[count]) - steps[count]
         for at, request in enumerate(self.requests):
@@ -167,7 +203,8 @@ class Collector:
         capture = Capture(source, run, warnings, self.engine_steps)
         nodes = {name: whole[f"node {name}"][nodes_at] for name in NODE}
         parents = {name: whole[f"parent {name}"][parents_at] for name in PARENT}
-        return Side([capture], self.requests, list(self._names), steps, nodes, parents, path, output, vocabulary)
+        fed = {name: whole[f"fed {name}"][fed_at] for name in FED}
+        return Side([capture], self.requests, list(self._names), steps, nodes, parents, fed, path, output, vocabulary)
 
 
 def _whole(part: RequestStep) -> float:

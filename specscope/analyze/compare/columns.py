@@ -58,6 +58,8 @@ STEP = np.dtype(
         ("first_output", "i8"),
         ("first_parent", "i8"),
         ("parents", "i4"),
+        ("first_fed", "i8"),
+        ("fed", "i4"),
     ]
 )
 # A node of a draft tree.
@@ -87,6 +89,9 @@ PARENT = {
     "top": "i4",  # the target's likeliest token, raw
     "top_p": "f4",
 }
+# A row of the target's features that a drafter's first pass was fed; none in captures without.
+NORMS = ("norm_1", "norm_2", "norm_3", "norm_4")  # of as many aux layers; NaN where there are fewer
+FED = {"position": "i4", **dict.fromkeys(NORMS, "f4")}
 
 
 @dataclass
@@ -122,6 +127,7 @@ class Side:
     steps: NDArray[Any]  # STEP
     nodes: dict[str, NDArray[Any]]  # by the names of NODE
     parents: dict[str, NDArray[Any]]  # by the names of PARENT
+    fed: dict[str, NDArray[Any]]  # by the names of FED
     path: Ints  # accepted nodes of each step, within its tree
     output: Ints  # output tokens, step by step
     vocabulary: Vocabulary
@@ -138,6 +144,11 @@ class Side:
     def parent_step(self) -> Longs:
         """[K] the row in `steps` of each of the parents."""
         return np.repeat(np.arange(len(self.steps)), self.steps["parents"])
+
+    @cached_property
+    def fed_step(self) -> Longs:
+        """[F] the row in `steps` of each row that was fed."""
+        return np.repeat(np.arange(len(self.steps)), self.steps["fed"])
 
     @cached_property
     def above(self) -> Longs:
@@ -275,7 +286,7 @@ def joined(sides: Sequence[Side]) -> Side:
     captures: list[Capture] = []
     requests: list[Request] = []
     parts = []
-    steps = nodes = paths = outputs = given = 0
+    steps = nodes = paths = outputs = given = fed = 0
     for side in sides:
         part = side.steps.copy()
         renamed = np.array([names.index(name) for name in side.names] or [0], "i2")
@@ -284,6 +295,7 @@ def joined(sides: Sequence[Side]) -> Side:
         for name, offset in (("first_node", nodes), ("first_path", paths), ("first_output", outputs)):
             part[name] += offset
         part["first_parent"] += given
+        part["first_fed"] += fed
         parts.append(part)
         moved = {"capture": len(captures), "first": steps}
         for one in side.requests:
@@ -293,6 +305,7 @@ def joined(sides: Sequence[Side]) -> Side:
         steps, nodes = steps + len(part), nodes + len(side.nodes["token"])
         paths, outputs = paths + len(side.path), outputs + len(side.output)
         given += len(side.parents["node"])
+        fed += len(side.fed["position"])
         vocabulary.pieces.update(side.vocabulary.pieces)
         vocabulary.special.update(side.vocabulary.special)
     return Side(
@@ -302,6 +315,7 @@ def joined(sides: Sequence[Side]) -> Side:
         np.concatenate(parts),
         {name: np.concatenate([side.nodes[name] for side in sides]) for name in NODE},
         {name: np.concatenate([side.parents[name] for side in sides]) for name in PARENT},
+        {name: np.concatenate([side.fed[name] for side in sides]) for name in FED},
         np.concatenate([side.path for side in sides]),
         np.concatenate([side.output for side in sides]),
         vocabulary,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -10,6 +11,7 @@ import numpy as np
 
 from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.result import Difference, Match
+from specscope.trace.draft_vocabulary import draft_tokens
 from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import RunInfo
 from specscope.trace.tree import Drawn
@@ -18,7 +20,7 @@ from specscope.trace.wording import plural
 
 NONE = "–"
 SHOWN = 4  # values of a side
-_OF_HEADS = ("aux layers", "draft vocabulary")  # another drafter has none, which is no news
+_OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens")  # another drafter has none, which is no news
 # Of a run: (name, value, what it leads to)
 _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("model", lambda run: run.target, "other probabilities everywhere"),
@@ -28,6 +30,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("tree", lambda run: run.tree, "acceptance length depends on it; compare by depth"),
     ("aux layers", lambda run: ", ".join(run.aux_layers), "the head is fed other hidden states"),
     ("draft vocabulary", lambda run: run.draft_vocab or "", "tokens outside it cannot be drafted"),
+    ("draft tokens", lambda run: _digest(run), "the drafter knows other tokens, or has them in another order"),
     ("dtype", lambda run: run.dtype, "probabilities differ by rounding"),
     ("backend", lambda run: run.backend, "probabilities differ by rounding"),
     ("device", lambda run: run.device, "probabilities differ by rounding"),
@@ -37,6 +40,12 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("EOS tokens", lambda run: ", ".join(map(str, run.eos_tokens)), "outputs end elsewhere"),
     ("evidence", lambda run: run.evidence, ""),
 )
+
+
+def _digest(run: RunInfo) -> str:
+    """Short for which tokens a reduced vocabulary holds; "" where it is not reduced, or not told."""
+    known = draft_tokens(run)
+    return "" if known is None else f"{zlib.crc32(known.tobytes()):08x}"
 
 
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
@@ -54,10 +63,24 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
         found = [one for one in found if one is None or one.name != "seed"]
     found += [_rule(a, b), *params, *_load(a, b)]
     if all(runs):
+        found += _speculation(runs)
         names = dict.fromkeys(chain.from_iterable(run.versions for side in runs for run in side))
         told = [[run.versions for run in side] for side in runs]
         found += [_unlike(f"version of {name}", _each(told[0], name), _each(told[1], name)) for name in names]
     return [one for one in found if one is not None]
+
+
+def _speculation(runs: Sequence[Sequence[RunInfo]]) -> list[Difference | None]:
+    """What another engine was told of speculation, where both sides are of such an engine."""
+    told = [[run.speculation for run in side] for side in runs]
+    if not all(any(side) for side in told):
+        return []
+    names = dict.fromkeys(chain.from_iterable(one for side in told for one in side))
+    first, second = told
+    return [
+        _unlike(f"speculative config: {name}", [one.get(name, "") for one in first], [o.get(name, "") for o in second])
+        for name in names
+    ]
 
 
 def _unlike(name: str, a: Iterable[object], b: Iterable[object], note: str = "") -> Difference | None:

@@ -33,6 +33,7 @@ class Aligned:
     same_seed: Bools  # [nodes] whether the coins should be the same
     tolerance: float
     given: Given
+    fed: tuple[Longs, Longs]  # rows of Side.fed of the same position in the same text
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     """By hashes of (pair, output so far, path)."""
     keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
     drawn = [np.flatnonzero(_whole_p(side)) for side in (a, b)]
-    finals = [_final_keys(side, *mine, rows) for side, mine, rows in zip((a, b), keys, drawn, strict=True)]
+    finals = [_final_keys(side, *mine[:2], rows) for side, mine, rows in zip((a, b), keys, drawn, strict=True)]
     steps = _join(keys[0][0], keys[1][0])
     nodes = _join(keys[0][1], keys[1][1])
     exact = np.zeros(len(a.requests), np.bool_)
@@ -59,14 +60,16 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     request = a.steps["request"][a.node_step[nodes[0]]]
     dtypes = {capture.run.dtype for side in (a, b) for capture in side.captures if capture.run is not None}
     places = _join(*(np.concatenate([mine[1], last]) for mine, last in zip(keys, finals, strict=True)))
-    parents = [_parent_keys(side, *mine) for side, mine in zip((a, b), keys, strict=True)]
+    parents = [_parent_keys(side, *mine[:2]) for side, mine in zip((a, b), keys, strict=True)]
     given = Given(places, drawn, _join(parents[0], parents[1]))
-    return Aligned(a, b, steps, nodes, exact[request], rounding(*(dtypes or {""})), given)
+    fed = _join(keys[0][2], keys[1][2])
+    return Aligned(a, b, steps, nodes, exact[request], rounding(*(dtypes or {""})), given, fed)
 
 
-def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes]:
-    """Of steps and of nodes; 0 where there is none."""
+def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes, Hashes]:
+    """Of steps, of nodes and of rows that fed a head; 0 where there is none."""
     root = np.zeros(len(side.steps), np.uint64)
+    fed = np.zeros(len(side.fed_step), np.uint64)
     for number, at in enumerate(requests):
         request = side.requests[at]
         if not request.count:
@@ -78,6 +81,7 @@ def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes]:
             chain.append(state)
         rows = side.rows(request)
         root[rows] = np.array(chain, np.uint64)[side.place[rows]]
+        _fed_keys(side, rows, np.array(chain, np.uint64), fed)
     root[~side.steps["judged"]] = 0
     own = np.zeros(len(side.node_step), np.uint64)
     token = mix(side.nodes["token"].astype(np.int64) + 2)
@@ -86,7 +90,17 @@ def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes]:
         above = root[side.node_step[level]] if depth == 1 else own[side.above[level]]
         own[level] = above * np.uint64(FACTOR) + token[level]
     own[root[side.node_step] == 0] = 0
-    return root, own
+    return root, own, fed
+
+
+def _fed_keys(side: Side, rows: slice, chain: Hashes, keys: Hashes) -> None:
+    """Of the rows that fed a head in these steps: by the text up to the row's token. The prompt is the same anyway."""
+    first, end = side.steps["first_fed"][rows], side.steps["first_fed"][rows] + side.steps["fed"][rows]
+    mine = slice(int(first[0]), int(end[-1]))
+    step, position = side.fed_step[mine], side.fed["position"][mine].astype(np.int64)
+    root = side.steps["context"][step].astype(np.int64) + side.steps["prefill"][step]
+    made = np.clip(side.place[step] + position + 1 - root, 0, len(chain) - 1)  # output tokens up to the row's
+    keys[mine] = chain[made] + mix(position)
 
 
 def _whole_p(side: Side) -> Bools:

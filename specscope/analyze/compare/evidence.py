@@ -10,14 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import PRECEDED, Longs, Request, Side
+from specscope.analyze.compare.columns import NORMS, PRECEDED, Longs, Request, Side
 from specscope.analyze.compare.contexts import Aligned, Hashes
 from specscope.analyze.compare.parting import BEYOND, ENTROPY, heat, is_cut, mix
 from specscope.analyze.compare.result import Field, Where
 from specscope.analyze.conditions import find
 from specscope.analyze.findings import Reference
+from specscope.trace.records import NORM_ROUNDING
 from specscope.trace.tree import ROOT, Bools, Drawn
 
+FEATURES = "what feeds the drafter"
 FEWEST = 3  # contexts that must differ before they count against a side
 RARE = 0.002  # and more than this share of them
 COMMON = 0.05  # of those that are only a little beyond rounding
@@ -149,7 +151,28 @@ def _drafter(aligned: Aligned) -> list[Field]:
     if known.any():
         note = "the drafter's own probability of the token"
         found.append(_number(here, "drafter probability", *prob, known, aligned.tolerance, note=note))
-    return found
+    return [*_features(aligned), *found]
+
+
+def _features(aligned: Aligned) -> list[Field]:
+    """What fed an EAGLE head: the norms of the target's hidden states, row by row, relative to the norm."""
+    sides, at = (aligned.a, aligned.b), aligned.fed
+    norms = [
+        np.array([side.fed[name][rows] for name in NORMS], np.float64) for side, rows in zip(sides, at, strict=True)
+    ]
+    known: Bools = ~(np.isnan(norms[0]) | np.isnan(norms[1]))
+    where: Bools = np.any(known, axis=0)
+    if not where.any():
+        return []
+    scale = np.maximum(np.maximum(*norms), np.finfo(np.float32).tiny)
+    apart = np.where(known, np.abs(norms[0] - norms[1]) / scale, 0).max(axis=0)
+    steps = [side.fed_step[rows] for side, rows in zip(sides, at, strict=True)]
+    here = _Place(sides[0], steps[0][:0], steps[0], "steps"), _Place(sides[1], steps[1][:0], steps[1], "steps")
+    dtypes = {side.dtype(request) for side in sides for request in side.requests}
+    tolerance = max((NORM_ROUNDING.get(dtype, max(NORM_ROUNDING.values())) for dtype in dtypes), default=0.0)
+    note = "the norms of the rows that fed the head, relative to the norm"
+    same = np.zeros(len(apart))
+    return [_number(here, FEATURES, apart, same, where, tolerance, note=note, rare=RARE)]
 
 
 def _decisions(aligned: Aligned) -> list[Field]:

@@ -19,6 +19,10 @@ LARGE = 16 * 2**20  # bytes: a smaller file is read before a process has started
 Progress = Callable[[float], None]
 
 
+class NoStepsError(UserError):
+    """A capture without decode steps: it may hold counts."""
+
+
 def read_side(path: str, progress: Progress | None = None) -> Side:
     """One capture. Raises UserError."""
     history = CollectingHistory()
@@ -45,7 +49,7 @@ def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = N
         sides = [read_side(path, progress) for path in paths]
     for path, side in zip(paths, sides, strict=True):
         if not side.steps["judged"].any():
-            raise UserError(f"{path} holds no decode steps: there is nothing to compare")
+            raise NoStepsError(f"{path} holds no decode steps: there is nothing to compare")
     return joined(sides[: len(a)]), joined(sides[len(a) :])
 
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.conditions import log_fisher, phi
-from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference, Result
+from specscope.trace.tree import ROOT
 from specscope.trace.wording import plural
 
 Facts = dict[str, NDArray[Any]]
@@ -26,6 +27,7 @@ LEAST = 0.35  # of the correlation between a prediction and the differences
 CHANCE = math.log(1e-4)  # that noise agrees as well
 
 TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
+FINAL = ("final token", "final p")
 DRAFTER = ("drafter top tokens", "drafter p", "drafter tokens", "drafter tree")
 
 
@@ -51,18 +53,22 @@ OF_TARGET = (
         Cause.KV_NOT_MOVED, "the step before moved its path", _eq("the path of the step before was moved", True)
     ),
     Prediction(Cause.BLOCKS_SHARED, "a block is held by two requests", _eq("a block is held by two requests", True)),
-    Prediction(Cause.TOKEN_LOST, "the prompt came in several chunks", _over("prefill chunks", 1)),
-    Prediction(Cause.TOKEN_LOST, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(Cause.KV_RECOMPUTED, "the prompt came in several chunks", _over("prefill chunks", 1)),
+    Prediction(Cause.KV_RECOMPUTED, "the request was preempted before", _over("preemptions of the request", 0)),
 )
+MOVED = ("the path of the step before was moved", _eq("the path of the step before was moved", True))
 OF_DRAFTER = (
     Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
     Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
-    Prediction(
-        Cause.FEATURES_STALE,
-        "the path of the step before was moved",
-        _eq("the path of the step before was moved", True),
-    ),
 )
+OF_HEAD = (
+    Prediction(Cause.FEATURES_STALE, *MOVED),
+    Prediction(
+        Cause.FEATURES_STALE, "the step before accepted drafted tokens", _over("accepted in the step before", 0)
+    ),
+    *OF_DRAFTER,
+)
+OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
 
 
 def from_audit(case: Case, audit: Audit) -> list[Suspect]:
@@ -74,11 +80,12 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         facts, differs, items = onset(case, target)
         found += [_predicted(target, one, facts, differs, items, "target") for one in OF_TARGET]
         found.append(_rules(case, audit, target))
+        found.append(_final(case, audit))
         found.append(_decay(case, target))
     if drafter is not None:
         facts, differs, items = onset(case, drafter)
         eagle = case.history.run is not None and case.history.run.drafter == "eagle"
-        predictions = tuple(p for p in OF_DRAFTER if eagle or p.cause is not Cause.FEATURES_STALE)
+        predictions = OF_HEAD if eagle else OF_DRAFT_MODEL
         found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
         found.append(_beyond(case, drafter))
         found.append(_other_q(audit))
@@ -139,10 +146,11 @@ def _predicted(
 
 
 def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
-    """p is wrong where the raw p is right: then the rules between them are."""
+    """p is wrong where the raw p is right: then the rules between them are, along the path where the root is right."""
     ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
     if not any(ruled):
         return None
+    parts = {(step.request, step.part.index): step for step in case.steps}
     raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
     known = [one for one in raw if one is not None and one.check.tested]
     if not known or any(one.check.result is Result.FAILED for one in known):
@@ -153,7 +161,38 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     ]
     if target.sentence:
         said.append(target.sentence)
-    return Suspect(Cause.RULES_OFF_PATH, CERTAIN - 0.05, tuple(said), example=target.check.example)
+    at_root = any(
+        wrong and one.node is not None and parts[one.request, one.index].tree.parent[one.node] == ROOT
+        for one, wrong in zip(target.items, target.differs, strict=True)
+        if (one.request, one.index) in parts
+    )
+    cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
+    return Suspect(cause, CONDITION + 0.1, tuple(said), example=target.check.example)
+
+
+def _final(case: Case, audit: Audit) -> Suspect | None:
+    """The final token is not the model's choice, though p of every drafted token is."""
+    p = audit.finding("target p")
+    found = next((one for name in FINAL if (one := _first(audit, (name,))) is not None), None)
+    if found is None or p is None or p.check.result is not Result.PASSED:
+        return None
+    steps = {(step.request, step.part.index): step for step in case.steps}
+    wrong = [steps.get((one.request, one.index)) for one, off in zip(found.items, found.differs, strict=True) if off]
+    said = [
+        f"the final token is not the model's in {found.check.failed:,} of {plural(found.check.tested, 'step')}, p of "
+        f"all {p.check.tested:,} drafted tokens is"
+    ]
+    above = sum(step is not None and step.part.parents is not None and _is_choice(step) for step in wrong)
+    if above > 1:
+        said.append(f"it is the target's choice at another node that was tried in {above:,} of these")
+    return Suspect(Cause.FINAL_OTHER_NODE, CONDITION + 0.15, tuple(said), example=found.check.example)
+
+
+def _is_choice(step: Step) -> bool:
+    """Whether the final token is what the target would choose at a parent above the one that it follows."""
+    notes, path = step.part.parents, step.verdict.path
+    leaf = int(path[-1]) if len(path) else ROOT
+    return notes is not None and bool(((notes.choice == step.verdict.token) & (notes.node != leaf)).any())
 
 
 def _other_q(audit: Audit) -> Suspect | None:
@@ -171,30 +210,41 @@ def _other_q(audit: Audit) -> Suspect | None:
 def _beyond(case: Case, finding: Finding) -> Suspect | None:
     """Nearly all that lies beyond some position differs, and nothing before it: a rotary table that ends there."""
     parts = {(step.request, step.part.index): step for step in case.steps}
-    positions, differs, items = [], [], []
+    positions, records, differs, items = [], [], [], []
     for item, wrong in zip(finding.items, finding.differs, strict=True):
         step = parts.get((item.request, item.index))
         if step is not None:
             depth = 0 if item.node is None else int(step.tree.depth[item.node])
             positions.append(step.part.position + depth)
+            records.append(step.visit.record.step)
             differs.append(wrong)
             items.append(item)
     at, wrongs = np.array(positions), np.array(differs, np.bool_)
     if wrongs.all() or not wrongs.any():
         return None
-    edge = int(np.quantile(at[wrongs], 0.002))
-    held = at >= edge
+    edge, held, agree = _edge(at, wrongs)
     a, b = int((held & wrongs).sum()), int(held.sum())
     c, d = int((~held & wrongs).sum()), int((~held).sum())
+    in_time, _, as_well = _edge(np.array(records), wrongs)
     requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
-    if requests < 3 or d < 30 or float(phi(np.array([a]), np.array([b]), a + c, b + d)[0]) < 0.8:
+    if requests < 3 or d < 30 or agree < 0.8:
         return None
+    against = (f"it differs from engine step {in_time:,} on as clearly",) if as_well > agree - 0.05 else ()
     said = (
         f"the drafter differs from the model at {a:,} of {plural(b, 'node')} from position {edge:,} on, at {c:,} of "
         f"{d:,} before it, in {plural(requests, 'request')}"
     )
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
-    return Suspect(Cause.DRAFTER_ROTARY, CERTAIN - 0.03, (said,), example=example)
+    score = CONDITION - 0.1 if against else CERTAIN - 0.03
+    return Suspect(Cause.DRAFTER_ROTARY, score, (said,), against, example)
+
+
+def _edge(at: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
+    """Where nearly all that differs begins, what lies beyond, and how well that tells what differs (phi)."""
+    edge = int(np.quantile(at[wrong], 0.002))
+    held = at >= edge
+    inside, beyond = int((held & wrong).sum()), int(held.sum())
+    return edge, held, float(phi(np.array([inside]), np.array([beyond]), int(wrong.sum()), len(at))[0])
 
 
 def _decay(case: Case, finding: Finding) -> Suspect | None:

@@ -71,6 +71,7 @@ def verdict_late(case: Case) -> Suspect | None:
 def token_lost(case: Case) -> Suspect | None:
     """Positions and output that do not go on where the step before ended."""
     gaps: list[tuple[str, Visit, int]] = []
+    misplaced = 0  # of them, roots that do not follow the last committed token
     root: dict[str, int] = {}  # where each request's next root is
     for visit in case.visits:
         part, before, name = visit.part, visit.before, visit.request.id
@@ -87,6 +88,7 @@ def token_lost(case: Case) -> Suspect | None:
         expected = root.get(name, None if info is None else len(info.prompt_tokens) - 1)
         if expected is not None and part.position != expected:
             gaps.append((_when(visit), visit, part.position - expected))
+            misplaced += 1
         root[name] = part.position + part.emitted
     short = _short_outputs(case)
     if not gaps and not short:
@@ -97,8 +99,10 @@ def token_lost(case: Case) -> Suspect | None:
         said.append(f"{plural(len(short), 'output')} not what the steps emitted: {short[0]} for one")
     example = gaps[0][1].reference() if gaps else None
     steps = len(case.visits)
-    always = len(gaps) > 0.5 * steps  # then it is not where tokens are lost, but how positions are told
-    return Suspect(Cause.TOKEN_LOST, CONDITION if always else CERTAIN - 0.03, tuple(said), example=example)
+    if gaps and not misplaced:
+        said.append("every root follows the last committed token: tokens are computed twice, or left out of the KV")
+    always = misplaced > 0.5 * steps  # then it is not where tokens are lost, but how positions are told
+    return Suspect(Cause.TOKEN_LOST, CONDITION if always else CERTAIN + 0.01, tuple(said), example=example)
 
 
 def _kept(part: object) -> int:
@@ -174,7 +178,7 @@ def blocks_shared(case: Case) -> Suspect | None:
     if moved:
         said.append(f"{plural(moved, 'block')} of a running request changed under its tokens")
     few = len(clashes) + moved <= 0.02 * len(case.visits)  # what positions that are told wrongly also give
-    return Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.05 if few else CERTAIN + 0.02, tuple(said), example=example)
+    return Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.1 if few else CERTAIN + 0.02, tuple(said), example=example)
 
 
 def _free(owner: dict[int, str], held: dict[str, dict[int, int]], name: str) -> None:

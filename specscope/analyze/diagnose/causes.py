@@ -47,6 +47,11 @@ class Cause(Enum):
         "sampled siblings are dropped after they were drawn",
         "pruning by probability is for deterministic trees only: every sampled sibling must be tried",
     )
+    SIBLINGS_SWAPPED = (
+        "siblings_swapped",
+        "tokens are swapped among siblings after they were drawn",
+        "whatever reorders a tree's tokens: tokens, parents and q must be reordered together",
+    )
     # What the drafter is fed
     FEATURES_STALE = (
         "features_stale",
@@ -73,6 +78,11 @@ class Cause(Enum):
         "the drafter's KV is stale after a preemption",
         "what the drafter resets on preemption: its blocks and its count of computed tokens must be reset together",
     )
+    DRAFTER_KV_NOT_MOVED = (
+        "drafter_kv_not_moved",
+        "the drafter's KV of the accepted path is not moved to its place",
+        "the drafter's move after the verdict, where the path is not the first nodes that it ran",
+    )
     DRAFTER_ROTARY = (
         "drafter_rotary",
         "the drafter's rotary positions or table are wrong",
@@ -94,6 +104,36 @@ class Cause(Enum):
         "the ratio test is not min(1, p / q)",
         "the acceptance probability of sampled drafts",
     )
+    Q_OTHER_ROW = (
+        "q_other_row",
+        "the ratio test uses another q than the drafts were drawn from",
+        "which row of q belongs to which node and request when the verifier reads it",
+    )
+    Q_NOT_RENORMALISED = (
+        "q_not_renormalised",
+        "q is not renormalised after a sibling was taken out",
+        "drawn without replacement, the next sibling's q is q without the tokens before it, divided by what is left",
+    )
+    AGAINST_COIN = (
+        "against_coin",
+        "drafts are accepted or rejected against their own coin",
+        "the comparison: accept where coin < min(1, p / q), and nowhere else",
+    )
+    TRIAL_ORDER = (
+        "trial_order",
+        "siblings are skipped, or tried in another order than they were drawn",
+        "the loop over siblings: in draw order, until one is accepted or none is left",
+    )
+    FINAL_NOT_RESIDUAL = (
+        "final_not_residual",
+        "after a rejection the final token is drawn from something else than the residual",
+        "what the recovered token is drawn from: the last residual of p, not q and not another row",
+    )
+    FINAL_OTHER_NODE = (
+        "final_other_node",
+        "the final token is not drawn from the p behind the last accepted node",
+        "which row the final token is drawn from, and whether the drawn token is the one that is kept",
+    )
     NOISE_SHARED = (
         "noise_shared",
         "the residual is drawn with noise that was used before",
@@ -101,7 +141,7 @@ class Cause(Enum):
     )
     COINS_SHARED = (
         "coins_shared",
-        "coins are shared among siblings or steps",
+        "coins are shared among siblings, steps or requests",
         "each trial needs a coin of its own: the counter of the generator, and its key",
     )
     COINS_BY_BATCH = (
@@ -114,7 +154,27 @@ class Cause(Enum):
         "the sampling rules are not applied along a node's own path",
         "penalties, top-k, top-p, min-p and grammar must be applied at every node, with the tokens on its path",
     )
+    RULES_WRONG = (
+        "rules_wrong",
+        "the sampling parameters are applied wrongly",
+        "temperature, penalties, logit bias, min-p, top-k and top-p of the target: each once, in this order",
+    )
     # The target
+    P_OTHER_ROW = (
+        "p_other_row",
+        "the target's p is taken from another row of the tree",
+        "which row of logits judges a node: its parent's",
+    )
+    ROWS_SWAPPED = (
+        "rows_swapped",
+        "a request is given another request's rows",
+        "the order of requests in the batch: logits, drafts and q must be in the same one",
+    )
+    LOGITS_SCALED = (
+        "logits_scaled",
+        "a model's logits are scaled on their way to the softmax",
+        "what multiplies or divides logits: a temperature applied twice, a scale of the head, a wrong tied weight",
+    )
     MASK_SIBLINGS = (
         "mask_siblings",
         "the tree's attention mask lets a node see tokens that it must not see",
@@ -134,6 +194,11 @@ class Cause(Enum):
         "blocks_shared",
         "a KV block is held by two requests",
         "the block pool: a block that is freed twice or given to two",
+    )
+    KV_RECOMPUTED = (
+        "kv_recomputed",
+        "KV that is computed after a preemption, or chunk by chunk, is wrong",
+        "what a later prefill chunk sees and where it lies: positions, mask and slots of the tokens before it",
     )
     KV_DECAY = (
         "kv_decay",

@@ -53,6 +53,7 @@ def wrong_key(case: Case) -> Suspect | None:
     if len(wrong) <= max(2, 0.01 * len(looked)):
         return None
     said = f"the coins are not those of seed and position in {len(wrong):,} of {plural(len(looked), 'step')}"
+    first = next((s.params.seed for s in looked if s.params is not None), 0)
     keys: dict[str, tuple[Cause, Key]] = {
         "those of the request's step before": (Cause.VERDICT_LATE, _before),
         "those of its row in the batch as seed": (Cause.COINS_BY_BATCH, lambda s: (s.visit.row, *_right(s)[1:])),
@@ -67,6 +68,8 @@ def wrong_key(case: Case) -> Suspect | None:
         "those of the engine's step": (Cause.COINS_BY_BATCH, lambda s: (*_right(s)[:2], s.visit.record.step)),
         "those of the request's step": (Cause.COINS_BY_BATCH, lambda s: (*_right(s)[:2], s.part.index)),
         "those that drew the drafts": (Cause.NOISE_SHARED, lambda s: (_right(s)[0], Stream.DRAFT, s.part.position)),
+        "those of seed 0": (Cause.COINS_SHARED, lambda s: (0, *_right(s)[1:])),
+        "those of the first request's seed": (Cause.COINS_SHARED, lambda s: (first, *_right(s)[1:])),
         "those of the seed at another place": (Cause.COINS_SHARED, lambda s: (*_right(s)[:2], 0)),
     }
     for name, (cause, key) in keys.items():

@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.result import Comparison
-from specscope.analyze.diagnose import bookkeeping, coins, drafter_kv, drafts, healthy, lookup, sampler
-from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable
+from specscope.analyze.diagnose import (
+    bookkeeping,
+    coins,
+    drafter_kv,
+    drafts,
+    features,
+    healthy,
+    lookup,
+    sampler,
+    trials,
+)
+from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable, weighed
 from specscope.analyze.diagnose.audited import conditions, from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
@@ -21,6 +31,11 @@ OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
 Hypothesis = Callable[[Case], Suspect | None]
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
+    trials.q_at_trial,
+    trials.trial_order,
+    trials.against_coin,
+    trials.final_p,
+    trials.other_requests_text,
     sampler.ratio_by_p,
     sampler.later_siblings,
     sampler.final_from_p,
@@ -40,6 +55,8 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     bookkeeping.token_lost,
     bookkeeping.blocks_shared,
     bookkeeping.kv_decay,
+    features.features_missing,
+    features.features_stale,
     drafter_kv.drafter_kv_full,
     drafter_kv.drafter_kv_preemption,
     drafter_kv.drafter_rotary,
@@ -68,7 +85,10 @@ def diagnose(
         found += from_audit(case, audit)
     if compare is not None:
         found += from_comparison(compare)
-    suspects = settled(ranked([*found, *again]), case, audit)
+    found += again
+    if compare is not None:
+        found = weighed(found, compare)
+    suspects = settled(ranked(found), case, audit)
     unexplained = () if any(one.cause.is_fault for one in suspects) else _unexplained(case, audit, compare)
     looked_at = ["capture"] + ["verify"] * (verify is not None) + ["audit"] * (audit is not None)
     looked_at += ["compare"] * (compare is not None)

@@ -59,8 +59,8 @@ def rerun(history: History, audited: Audit, options: Options, progress: Progress
     found = list[Suspect]()
     if failed & {"target", "final"}:
         progress("the target under named mistakes", 0, 1)
-        found += target_mistakes(case, options)
+        found += target_mistakes(case, options, audited)
     if "drafter" in failed and options.draft is not None:
         progress("the drafter under named mistakes", 0, 1)
-        found += drafter_mistakes(case, options)
+        found += drafter_mistakes(case, options, audited)
     return found

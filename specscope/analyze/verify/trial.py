@@ -12,6 +12,7 @@ from specscope.analyze.findings import Check, Exit, Result
 from specscope.analyze.verify.accounting import accounting_checks
 from specscope.analyze.verify.coins import unequal
 from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.drafted import draft_vocabulary
 from specscope.analyze.verify.exact import exact_checks
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
@@ -87,7 +88,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     every = list(visits(history))
     columns = Columns.of(every, ours=ours)
     groups = (
-        Group("Each step", tuple(exact_checks(columns, ours=ours))),
+        Group("Each step", (*exact_checks(columns, ours=ours), draft_vocabulary(columns, run))),
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, 
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
-from specscope.trace.tree import DraftTree
+from specscope.trace.tree import DraftTree, Floats
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Features:
@@ -50,14 +53,26 @@ class Features:
         return together[:count]
 
 
+def layer_norms(features: Tensor, layers: int) -> Floats:
+    """[rows, layers] the L2 norm of each layer's hidden state in features [rows, layers * width].
+
+    One small operation and one copy for a whole batch. What is not finite comes out as the largest float32.
+    """
+    parts = features.view(len(features), layers, -1)
+    norms: Floats = torch.linalg.vector_norm(parts, dim=-1, dtype=torch.float32).cpu().numpy()
+    return norms if np.isfinite(norms).all() else np.nan_to_num(norms, nan=LARGEST)
+
+
 class Eagle(ModelDrafter):
     """Drafts with an EAGLE or EAGLE-3 head."""
 
     name = "eagle"
 
-    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int) -> None:
+    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+        """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
         super().__init__(plan, runner.cache, max_context)
         self.runner = runner
+        self.notes_features = notes_features
         self.aux_layers = runner.head.config.aux_layers
         self._features: dict[str, Features] = {}
         self._hidden = torch.empty(0)  # [R, width] of the last pass
@@ -81,11 +96,24 @@ class Eagle(ModelDrafter):
         """The pairs of all that was committed since the last draft; the last of each is the root's."""
         for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
-                self.runner.forward(*self._pending([g], PREFILL_CHUNK, logits=False))
-        return self._level(*self._pending(drafting, PREFILL_CHUNK, logits=True))
+                segments, features = self._pending([g], PREFILL_CHUNK, logits=False)
+                self.runner.forward(segments, self.runner.combine(features))
+        segments, features = self._pending(drafting, PREFILL_CHUNK, logits=True)
+        level = self._level(segments, self.runner.combine(features))
+        if self.notes_features:
+            self._note(drafting, segments, features)
+        return level
+
+    def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
+        """Keep what fed the head, as the drafts' notes will say it."""
+        norms, start = layer_norms(features, len(self.aux_layers)), 0
+        for g, segment in zip(drafting, segments, strict=True):
+            end = start + len(segment.tokens)
+            g.first, g.norms = segment, norms[start:end]
+            start = end
 
     def _pending(self, drafting: Sequence[Drafting], most: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
-        """Segments of the next pairs, at most `most` of each request, and their features."""
+        """Segments of the next pairs, at most `most` of each request, and the target's features of all of them."""
         segments, hidden = [], []
         for g in drafting:
             start, end = g.state.computed, min(g.base, g.state.computed + most)
@@ -94,7 +122,7 @@ class Eagle(ModelDrafter):
             segments.append(segment)
             hidden.append(self._features[g.context.request].take(end - start))
             g.state.computed = end
-        return segments, self.runner.combine(torch.cat(hidden))
+        return segments, torch.cat(hidden)
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from specscope.model.batch import Segment
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
-from specscope.trace.tree import DraftTree, Ints
+from specscope.trace.tree import DraftTree, Floats, Ints
 
 PREFILL_CHUNK = 512
 
@@ -42,6 +43,8 @@ class Drafting:
     fed: list[int] = field(default_factory=list)  # rows of each pass
     rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
     passes: list[tuple[Level, int, list[int]]] = field(default_factory=list)  # each one's first row and frontier
+    first: Segment | None = None  # what its first pass fed, where that is noted
+    norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of the features of those rows
 
     def row(self, path: Sequence[int]) -> DraftRow | None:
         """The logits behind these tokens, for whoever looks at the step."""
@@ -135,6 +138,9 @@ class ModelDrafter(ABC):
         draft, g.state.fed = g.builder.finish()
         assert draft.notes is not None
         notes = replace(draft.notes, cached=g.cached, rows=np.array(g.fed, np.int32))
+        if g.first is not None:
+            token, position = np.array(g.first.tokens, np.int32), g.first.positions.astype(np.int32)
+            notes = replace(notes, fed_token=token, fed_position=position, fed_norms=g.norms)
         return replace(draft, notes=notes, row=g.row)
 
     @abstractmethod

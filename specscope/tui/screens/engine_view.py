@@ -56,6 +56,8 @@ class EnginePanel(Panel):
         title: Line = [("Engine", "strong")]
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
+        if look.aggregate is not None:
+            return self._intervals(look, steps, room, height)
         table = _phases(steps, width)
         blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
         curves = _values(steps)
@@ -80,6 +82,31 @@ class EnginePanel(Panel):
         if preempted:
             lines += [[], [(f"{plural(preempted, 'preemption')} in these steps: those requests lost their KV", "warn")]]
         return Sheet(lines, title)
+
+    def _intervals(self, look: Look, steps: Sequence[StepRecord], room: int, height: int) -> Sheet:
+        """Of an engine that tells counts only: a curve of each that it tells."""
+        curves = _told_values(steps)
+        rows = min(max((height - 3) // max(len(curves), 1) - 1, 1), HIGHEST)
+        self._span = min(room, WIDEST * len(steps))
+        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), []]]
+        self._curves = range(2, 2 + len(drawn))
+        about = f"up to interval {steps[-1].step:,}, one column per interval; phases and KV blocks are not told"
+        return Sheet([[(about, "faint")], [], *drawn], [("Engine", "strong")])
+
+
+def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
+    """As `_values`, of what intervals tell; nothing that none of them does."""
+    told = [step.aggregate for step in steps if step.aggregate is not None]
+    curves: list[tuple[str, Sequence[float | None], str]] = [
+        ("length", [one.length for one in told], "{:.2f}"),
+        ("drafts", [one.drafts for one in told], "{:,.0f}"),
+        ("tokens", [one.emitted for one in told], "{:,.0f}"),
+        ("running", [one.running for one in told], "{:.0f}"),
+        ("waiting", [one.waiting for one in told], "{:.0f}"),
+        ("KV usage", [one.kv_usage for one in told], "{:.0%}"),
+    ]
+    known = [each for each in curves if any(value is not None for value in each[1])]
+    return [(name, [float(value or 0) for value in values], form) for name, values, form in known]
 
 
 def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:

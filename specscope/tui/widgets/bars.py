@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, bar, clean, cut, fit, line_width, percent
+from specscope.tui.text import NOTHING, Ink, Line, bar, clean, cut, fit, line_width, percent
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -39,14 +39,19 @@ class StatusBar(Panel, can_focus=False):
         parts: list[tuple[int, Line]] = [(0, [(text, ink)])]
         record = look.record
         if record is not None:
-            speed = look.ledger.speed(look.position)
-            parts.append((2, [("step ", "dim"), (f"{record.step:,}", "strong")]))
+            speed = look.ledger.speed(look.position) if look.counts.knows("emitted") else None
+            what = "step " if look.aggregate is None else "interval "
+            parts.append((2, [(what, "dim"), (f"{record.step:,}", "strong")]))
             parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))
-            batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running), "strong")]
+            told = look.aggregate is None or look.aggregate.running is not None
+            batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running) if told else NOTHING, "strong")]
             if record.waiting:
                 batch.append((f" + {record.waiting} waiting", "warn"))
             parts.append((4, batch))
-            parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
+            if look.aggregate is not None:
+                parts.append((5, [("KV ", "dim"), (percent(look.aggregate.kv_usage), "strong")]))
+            else:
+                parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
             if not record.speculation:
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))
         if len(look.history.branches) > 1:

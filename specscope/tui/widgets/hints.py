@@ -23,13 +23,20 @@ class Hint:
     key: str  # as people know it
     word: str
     action: str
-    when: Literal["always", "asks", "forked"] = "always"  # an engine takes commands; something was forked
+    # An engine takes commands; something was forked; requests with trees, or counts only; there may be several engines
+    when: Literal["always", "asks", "forked", "trees", "counts", "several"] = "always"
 
     def shown(self, look: Look) -> bool:
         """Whether the key does anything here."""
         control = look.viewer.control
         if self.when == "forked":
             return control is not None and control.forked is not None
+        if self.when == "trees":
+            return not look.history.counts_only
+        if self.when == "counts":
+            return look.history.counts_only
+        if self.when == "several":
+            return look.history.counts_only and hasattr(control, "next_engine")
         return self.when == "always" or look.asks
 
 
@@ -66,19 +73,21 @@ class Hints(Panel, can_focus=False):
 MAIN: tuple[Hint, ...] = (
     Hint(0, "space", "", "app.pause"),
     Hint(1, ", .", "step", "app.forward"),
-    Hint(4, "n", "rejection", "app.rejection(1)"),
-    Hint(3, "d", "decisions", "app.step"),
-    Hint(5, "r", "request", "app.request"),
+    Hint(4, "n", "rejection", "app.rejection(1)", "trees"),
+    Hint(3, "d", "decisions", "app.step", "trees"),
+    Hint(5, "r", "request", "app.request", "trees"),
+    Hint(3, "s", "scope", "app.scope", "counts"),
+    Hint(4, "e", "next engine", "app.next_engine", "several"),
     Hint(7, ":", "debug", "app.console"),
-    Hint(7, "b", "breakpoints", "app.breakpoints"),
+    Hint(7, "b", "breakpoints", "app.breakpoints", "trees"),
     Hint(8, "v", "engine", "app.engine"),
     Hint(8, "f", "fork", "app.fork", "forked"),
-    Hint(9, "/", "filter", "app.filter"),
-    Hint(10, "o", "sort", "app.sort(1)"),
+    Hint(9, "/", "filter", "app.filter", "trees"),
+    Hint(10, "o", "sort", "app.sort(1)", "trees"),
     Hint(10, "i", "prompt", "app.ask_prompt", "asks"),
     Hint(11, "x", "cancel", "app.cancel", "asks"),
     Hint(12, "g", "go to", "app.ask_step"),
-    Hint(13, "s", "scope", "app.scope"),
+    Hint(13, "s", "scope", "app.scope", "trees"),
     Hint(14, "z", "zoom", "app.zoom"),
     Hint(15, "t", "theme", "app.next_theme"),
     Hint(2, "?", "help", "app.help"),

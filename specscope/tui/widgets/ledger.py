@@ -11,11 +11,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.stats import Acceptance, mean_tau
 
 EVERY = 512  # request steps between two checkpoints
+Part = RequestStep | Aggregate
 SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
 
 
@@ -34,19 +36,21 @@ class Counts:
     marks: list[tuple[int, Acceptance]] = field(default_factory=lambda: [(0, Acceptance())])
     unmarked: int = 0  # request steps since the last checkpoint
 
-    def add(self, parts: Iterable[RequestStep]) -> None:
-        """Take one more item, made of these request steps."""
+    def add(self, parts: Iterable[Part]) -> None:
+        """Take one more item, made of these request steps or sums."""
+        drafts, accepted, known = self.total.drafts, self.total.accepted, True
         for part in parts:
             self.total.add(part)
             self.unmarked += 1
-        self.drafts.append(self.total.drafts)
-        self.accepted.append(self.total.accepted)
+            known &= not isinstance(part, Aggregate) or None not in (part.drafts, part.accepted)
+        self.drafts.append(self.drafts[-1] + (self.total.drafts - drafts if known else 0))
+        self.accepted.append(self.accepted[-1] + (self.total.accepted - accepted if known else 0))
         self.emitted.append(self.total.emitted)
         if self.unmarked >= EVERY:
             self.unmarked = 0
             self.marks.append((len(self.drafts) - 1, _copy(self.total)))
 
-    def take_back(self, parts: Iterable[RequestStep]) -> None:
+    def take_back(self, parts: Iterable[Part]) -> None:
         """As before the last item, which was made of these."""
         for part in parts:
             self.total.take_back(part)
@@ -56,7 +60,7 @@ class Counts:
         while self.marks[-1][0] >= len(self.drafts):
             self.marks.pop()
 
-    def upto(self, count: int, item: Callable[[int], Iterable[RequestStep]]) -> Acceptance:
+    def upto(self, count: int, item: Callable[[int], Iterable[Part]]) -> Acceptance:
         """The full counts over the first `count` items; `item(i)` gives what `add` was given."""
         if count >= len(self.drafts) - 1:
             return self.total
@@ -89,6 +93,15 @@ def _copy(counts: Acceptance) -> Acceptance:
     return new
 
 
+def _or_told(tau: float | None, steps: Iterable[StepRecord]) -> float | None:
+    """A length from counts; where a source tells lengths and no counts, the mean of what it told."""
+    if tau is not None:
+        return tau
+    told = [step.aggregate.length for step in steps if step.aggregate is not None]
+    known = [length for length in told if length is not None]
+    return sum(known) / len(known) if known else None
+
+
 class Ledger:
     """Follows a history and answers for any position in it."""
 
@@ -114,7 +127,7 @@ class Ledger:
             self._take(len(seen) - 1, seen[-1])
 
     def _take(self, at: int, record: StepRecord) -> None:
-        self.counts.add(record.requests)
+        self.counts.add(record.counted)
         before = self._end[-1] if self._end else 0
         self._start.append(record.start_ns if record.phases else before)
         self._end.append(max(record.end_ns, before) if record.phases else before)
@@ -128,7 +141,7 @@ class Ledger:
             self._request(end.info.id, at).ended = at
 
     def _take_back(self, at: int, record: StepRecord) -> None:
-        self.counts.take_back(record.requests)
+        self.counts.take_back(record.counted)
         self._start.pop()
         self._end.pop()
         for end in record.finished:
@@ -153,7 +166,7 @@ class Ledger:
     def acceptance(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with `position`: of one request, or of all."""
         if request is None:
-            return self.counts.upto(position + 1, lambda at: self.history.steps[at].requests)
+            return self.counts.upto(position + 1, lambda at: self.history.steps[at].counted)
         if request not in self.requests:
             return Acceptance()
         steps = self.history.requests[request].steps
@@ -194,7 +207,10 @@ class Ledger:
         size = 1
         while -(-count // size) > width:
             size *= 2
-        return [counts.tau(at, min(at + size, count)) for at in range(0, count, size)], size
+        ranges = [(at, min(at + size, count)) for at in range(0, count, size)]
+        if request is None and self.history.counts_only:
+            return [_or_told(counts.tau(*each), self.history.steps[slice(*each)]) for each in ranges], size
+        return [counts.tau(*each) for each in ranges], size
 
     def speed(self, position: int) -> float | None:
         """Output tokens a second over the last seconds of the run before `position`."""

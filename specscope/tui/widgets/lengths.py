@@ -63,8 +63,9 @@ class LengthsPanel(Panel):
             [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
             for row, text in enumerate(columns(buckets, rows, top, self._span))
         ]
-        own = "" if look.pooled else f" of {clean(look.scope_name)}"
-        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, 'step')}{own}", "faint")])
+        unit = "step" if look.aggregate is None else "interval"
+        own = "" if look.pooled or look.aggregate is not None else f" of {clean(look.scope_name)}"
+        lines.append([(right("1", AXIS - 1) + "└", "faint"), (f" one column: {plural(size, unit)}{own}", "faint")])
         return Sheet(lines, title)
 
 

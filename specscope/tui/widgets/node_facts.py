@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, Drawn
 from specscope.tui.look import Look
@@ -55,6 +56,10 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         ("position", f"depth {int(tree.depth[node])}, child of {above}", "text"),
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]
+    if draft_tokens(look.history.run) is not None:
+        own = draft_id(look.history.run, token)
+        said, odd = ("outside the draft vocabulary", True) if own is None else (f"{own} of the draft vocabulary", False)
+        facts.append(("draft id", said, "warn" if odd else "text"))
     if step.notes is not None:
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     facts += _trial(verdict, node, outcome, ink)

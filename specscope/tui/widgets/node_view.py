@@ -34,27 +34,39 @@ NUMBER, MARK, SHORTEST_BAR = 6, 2, 5
 OVERHEAD = 4  # lines of a column besides its tokens: its name, the token's own two, and a blank one
 
 
+Column = tuple[str, Ink, DistributionView | None, str]
+
+
 def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
-    """What there is to be said of the place, then the four distributions. More lines than `height` where it is low."""
-    said = _said(view, width)
-    columns = 4 if width >= 4 * (NARROWEST + GAP) else 2 if width >= 2 * NARROWEST + GAP else 1
-    rows = 4 // columns
+    """What there is to be said of the place, then the distributions. More lines than `height` where it is low."""
+    said, every = _said(view, width), _columns(view)
+    fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
+    columns = fit_in[0] if fit_in else 1
+    rows = -(-len(every) // columns)
+    if len(every) == 6 and columns == 2:
+        every = (every[0], every[3], every[1], every[4], every[2], every[5])  # the drafter's beside the target's
     wide = (width - GAP * (columns - 1)) // columns
     tokens = max((height - len(said) - 1) // rows - OVERHEAD, FEWEST)
-    blocks = [_column(*each, view, vocabulary, wide, tokens) for each in _columns(view)]
+    blocks = [_column(*each, view, vocabulary, wide, tokens) for each in every]
     lines = [*said, []]
-    for at in range(0, 4, columns):
+    for at in range(0, len(every), columns):
         lines += beside(blocks[at : at + columns], wide, GAP)
     return lines
 
 
-def _columns(view: NodeView) -> tuple[tuple[str, Ink, DistributionView | None, str], ...]:
+def _columns(view: NodeView) -> tuple[Column, ...]:
     """(name, ink of the bars, the distribution, why there is none)."""
-    return (
-        ("target, raw", "target", view.raw, ""),
-        ("target, as sampled", "target", view.p, ""),
+    target: tuple[Column, ...] = (("target, raw", "target", view.raw, ""), ("target, as sampled", "target", view.p, ""))
+    drafter: tuple[Column, ...] = (
         ("drafter, raw", "bonus", view.draft, "no draft model, or no longer known"),
         ("drafter, as sampled", "bonus", view.q, "deterministic: nothing was sampled"),
+    )
+    if view.p_tried is None:  # its first trial, or none: the rule used both as sampled
+        return (*target, *drafter)
+    mass = "deterministic: all of it on this token"
+    return (
+        *(*target, ("target, at its trial", "target", view.p_tried, "")),
+        *(*drafter, ("drafter, at its trial", "bonus", view.q_tried, mass)),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, line_width, percent, right
+from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, left, line_width, percent, right
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
@@ -24,10 +25,13 @@ class RatesPanel(Panel):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """As much as the height allows; bars come first."""
-        counts = look.ledger.acceptance(look.position, look.scope)
+        counts = look.counts
         if height == 1:
             return Sheet([_summary(look, counts, width)])
         title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
+        if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
+            title = [("Averages", "strong"), ("  this interval, as they were told", "dim")]
+            return Sheet(_averages(look.aggregate, width), title)
         if not counts.drafts:
             return Sheet([[("nothing drafted yet", "faint")]], title)
         bars = _bars(counts, width)
@@ -36,7 +40,7 @@ class RatesPanel(Panel):
         if spare >= 2:
             lines.append(_means(look, counts, width))
             spare -= 1
-        if spare >= 3:
+        if spare >= 3 and counts.kinds:
             lines += [*_kinds(counts, width)]
             spare -= 2
         if spare >= 4:
@@ -65,12 +69,15 @@ def _headline(counts: Acceptance, width: int) -> Line:
 def _means(look: Look, counts: Acceptance, width: int) -> Line:
     """What the pooled figures hide: the mean over requests, and for trees the share of the depth."""
     parts: list[tuple[int, Line]] = []
-    if look.pooled:
+    if look.aggregate is not None:
+        mark = "about " if look.aggregate.rounded else ""
+        parts.append((0, [(mark + plural(counts.drafts, "draft"), "dim")]))
+    elif look.pooled:
         mean, over = look.ledger.mean_tau(look.position)
         parts.append((0, [("per request τ ", "dim"), (figure(mean), "text"), (f" ({over})", "dim")]))
     else:
         parts.append((0, [(plural(counts.drafts, "draft"), "dim")]))
-    if counts.depth != counts.drafted:
+    if counts.depth != counts.drafted and not counts.aggregates:
         parts.append((1, [("of the depth ", "dim"), (percent(counts.depth_rate), "text")]))
     return fit(parts, width)
 
@@ -95,6 +102,20 @@ def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
     return fit(short, width), strip
 
 
+def _averages(told: Aggregate, width: int) -> list[Line]:
+    """What is told as an average, under its own name."""
+    return [
+        [(left(clean(name), max(width - 9, 4)), "dim"), (right(f"{value:,.2f}", 9), "strong")]
+        for name, value in told.averages.items()
+    ]
+
+
+def _rates(counts: Acceptance) -> list[float]:
+    """Accepted at each depth / drafts that reached it; / all drafts where it is not told how many did."""
+    known = zip(counts.per_position_corrected, counts.per_position, strict=True)
+    return [plain if corrected is None else corrected for corrected, plain in known]
+
+
 def _bar_head(width: int) -> Line:
     """The names of the two rates: per position, and given that the depth was tried."""
     names = ("per-position", "conditional") if width >= WIDE else ("per-pos", "cond")
@@ -112,7 +133,7 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
     lines: list[Line] = []
     one, two = _cells(width)
     room = max(4, width - 3 - 2 - one - 2 - two)
-    for depth, (rate, given) in enumerate(zip(counts.per_position_corrected, counts.conditional, strict=True), 1):
+    for depth, (rate, given) in enumerate(zip(_rates(counts), counts.conditional, strict=True), 1):
         full = bar(rate, room)
         lines.append(
             [
@@ -128,9 +149,11 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
 
 def _summary(look: Look, counts: Acceptance, width: int) -> Line:
     """All of it on one line, for screens with no room for more."""
+    if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
+        return fit([(0, part) for part in _averages(look.aggregate, width)], width)
     if not counts.drafts:
         return [(clean(look.scope_name), "dim"), ("  nothing drafted yet", "faint")]
-    rates = counts.per_position_corrected
+    rates = _rates(counts)
     blocks = "".join(LEVELS[max(1, round(rate * 8))] for rate in rates)
     return fit(
         [

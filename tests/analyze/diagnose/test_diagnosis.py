@@ -1,11 +1,15 @@
 """Ranking, exit codes, and what is said where something is wrong that fits no cause."""
 
+import dataclasses
 import math
 
 import pytest
 
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.evidence import FEATURES
+from specscope.analyze.diagnose import features
+from specscope.analyze.diagnose.against import weighed
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
@@ -13,6 +17,7 @@ from specscope.analyze.diagnose.hypotheses import diagnose, ranked
 from specscope.analyze.diagnose.rates import Rate, Sum, z_between
 from specscope.analyze.findings import Exit
 from specscope.model.batch import Segment
+from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history import History
 from tests.faults.fault import Fault
 from tests.faults.planted import FAULTS
@@ -96,13 +101,38 @@ def test_a_good_capture_beside_shows_what_no_check_can(tmp_path):
     """Layers of another height break no rule: without the models only the good run tells."""
     setting = SETTINGS["eagle chain"]
     good = history(record(setting, tmp_path / "good.jsonl"))
-    bad = history(record(setting, tmp_path / "bad.jsonl", FAULTS["no features"]))
+    bad = history(record(setting, tmp_path / "bad.jsonl", FAULTS["layers one lower"]))
     assert diagnose(bad).exit is Exit.CONSISTENT
     beside = diagnose(bad, compare=compare(from_history(good, "good"), from_history(bad, "bad")))
     assert beside.exit is Exit.INCONSISTENT
     assert any("acceptance length is lower" in line for line in beside.unexplained)
+    assert any(
+        line.startswith("compare: the drafter's probabilities differ first") and "at depth 1" in line
+        for line in beside.unexplained
+    ), beside.unexplained
     again = diagnose(good, compare=compare(from_history(good, "good"), from_history(good, "good")))
     assert again.exit is Exit.CONSISTENT
+
+
+def test_equal_contexts_speak_for_and_against_causes(tmp_path):
+    """Where only the drafter differs, a cause in the target loses and one in the drafter wins."""
+    setting = SETTINGS["eagle chain"]
+    good = history(record(setting, tmp_path / "good.jsonl"))
+    bad = history(record(setting, tmp_path / "bad.jsonl", FAULTS["no features"]))
+    found = compare(from_history(good, "good"), from_history(bad, "bad"))
+    target, drafter, other = weighed(
+        [
+            Suspect(Cause.KV_NOT_MOVED, 0.7, ("a",)),
+            Suspect(Cause.FEATURES_MISSING, 0.7, ("b",)),
+            Suspect(Cause.TOKEN_LOST, 0.7, ("c",)),
+        ],
+        found,
+    )
+    assert target.score < 0.6
+    assert "are the same at all" in target.against[0]
+    assert drafter.score > 0.7
+    assert "drafter probability differs" in drafter.for_[1]
+    assert other == Suspect(Cause.TOKEN_LOST, 0.7, ("c",))
 
 
 def test_a_case_lays_out_the_text(tmp_path):
@@ -112,3 +142,50 @@ def test_a_case_lays_out_the_text(tmp_path):
         assert list(step.text[step.after : step.after + len(committed)]) == committed
         assert step.after == step.part.position + 1
         assert step.preceded is step.part.preceded
+
+
+def repeated(patch, engine):
+    """A buffer that is written once: from the second call on each row holds what the first call left in it."""
+    observe, first = Eagle.observe, {}
+
+    def stale(self, request, start, features):
+        kept = first.setdefault(request, features[-1:])
+        observe(self, request, start, features if not start else kept.expand_as(features))
+
+    patch.setattr(Eagle, "observe", stale)
+
+
+def short(name):
+    return dataclasses.replace(SETTINGS[name], requests=4, tokens=40)
+
+
+def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
+    """From the capture alone, without a model."""
+    stale = Fault("features repeated", Cause.FEATURES_STALE, repeated, "eagle chain", "")
+    for one in (FAULTS["features of roots only"], FAULTS["no features"], stale):
+        found = diagnose(history(record(short(one.setting), tmp_path / "capture.jsonl", one)))
+        assert found.suspects[0].cause is one.cause
+        assert "fed the head" in found.suspects[0].for_[0]
+    healthy = Case.of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl")))
+    assert features.features_missing(healthy) is None
+    assert features.features_stale(healthy) is None
+
+
+def test_a_good_capture_beside_shows_other_features(tmp_path):
+    """One late, taken from the wrong rows, from other layers: each has the norms of something else."""
+    good = {}
+    for name in ("features one late", "features by index", "layers one lower", "layers in another order"):
+        one = FAULTS[name]
+        if one.setting not in good:
+            good[one.setting] = from_history(history(record(short(one.setting), tmp_path / "good.jsonl")), "good")
+            other = dataclasses.replace(short(one.setting), batch=1)
+            again = compare(good[one.setting], from_history(history(record(other, tmp_path / "again.jsonl")), "again"))
+            (field,) = (field for field in again.fields if field.name == FEATURES)
+            assert field.compared > 300
+            assert field.differ == 0
+        run = history(record(short(one.setting), tmp_path / "bad.jsonl", one))
+        beside = compare(good[one.setting], from_history(run, "bad"))
+        (field,) = (field for field in beside.fields if field.name == FEATURES)
+        assert field.suspect
+        assert field.compared > 300
+        assert any(line.startswith(f"{FEATURES} differs at") for line in diagnose(run, compare=beside).beside)

@@ -16,6 +16,13 @@ FAST = [  # one of each kind of evidence: the capture alone, audit, models run a
     "mask shows siblings",
     "KV not moved",
     "top-k at the root",
+    "siblings swapped",
+    "top-p first",
+    "p of the grandparent",
+    "logits swapped",
+    "drafter's KV not moved",
+    "bonus of the root",
+    "drafter's logits scaled",
 ]
 
 

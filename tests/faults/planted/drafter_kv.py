@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.model_drafter import ModelDrafter, State
@@ -60,7 +62,37 @@ def short_table(end: int):
     return install
 
 
+def not_moved(patch, engine):
+    """The draft model's KV of the accepted path stays where it was drafted."""
+    patch.setattr(engine.drafter.cache, "move", lambda paths: None)
+
+
+def other_base(base: float):
+    """The head's rotary table is that of another base."""
+
+    def install(patch, engine):
+        runner = engine.drafter.runner
+        length, size = runner._cos.shape
+        half = torch.arange(size // 2) / (size // 2)
+        angle = torch.outer(torch.arange(length).float(), base**-half)
+        for name, table in (("_cos", angle.cos()), ("_sin", angle.sin())):
+            patch.setattr(runner, name, torch.cat([table, table], -1).to(runner._cos.dtype))
+
+    return install
+
+
 FAULTS = [
+    Fault(
+        "drafter's KV not moved",
+        Cause.DRAFTER_KV_NOT_MOVED,
+        not_moved,
+        "model tree",
+        "the drafter's KV of the accepted path stays where it lay",
+    ),
+    Fault(
+        "drafter's KV not moved, sampled", Cause.DRAFTER_KV_NOT_MOVED, not_moved, "model tree warm", "the same, sampled"
+    ),
+    Fault("another rotary base", Cause.DRAFTER_ROTARY, other_base(500.0), "eagle chain", "500 for 10,000"),
     Fault(
         "leaf taken for run",
         Cause.DRAFTER_KV_FULL,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.scheduler import Scheduler
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockPool
 from tests.faults.fault import Fault
@@ -119,7 +120,32 @@ def worse_with_time(patch, engine):
     patch.setattr(engine.runner, "forward_with_features", spoiled)
 
 
+def astray_after_preemption(patch, engine):
+    """What is computed again after a preemption lies at positions that run too fast."""
+    preempt, of_tree, lost = Scheduler._preempt, Segment.of_tree, set()
+
+    def noted(self, victim, plan):
+        lost.add(id(victim.table))
+        preempt(self, victim, plan)
+
+    def further(table, context, tokens, tree, *, logits):
+        segment = of_tree(table, context, tokens, tree, logits=logits)
+        if id(table) in lost and not context:
+            segment.positions = segment.positions + np.arange(len(segment.positions)) // 8
+        return segment
+
+    patch.setattr(Scheduler, "_preempt", noted)
+    patch.setattr(Segment, "of_tree", staticmethod(further))
+
+
 FAULTS = [
+    Fault(
+        "positions after a preemption",
+        Cause.KV_RECOMPUTED,
+        astray_after_preemption,
+        "model chain crowded",
+        "tokens that are computed again lie too far on",
+    ),
     Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", "elder siblings"),
     Fault(
         "mask is causal",

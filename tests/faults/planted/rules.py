@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, Memory, target_rows
 from specscope.speculate.verify import inputs, verifier
 from tests.faults.fault import Fault
@@ -46,7 +47,72 @@ def cut_at_the_root(**without):
     return install
 
 
+def params_of(change):
+    """The target's p by other sampling parameters; the drafter's stay."""
+
+    def install(patch, engine):
+        right = inputs._rows
+
+        def rows(context, draft, logits):
+            return dataclasses.replace(right(context, draft, logits), params=change(context.params))
+
+        patch.setattr(inputs, "_rows", rows)
+
+    return install
+
+
+def cut_first(patch, engine):
+    """Top-p is taken before the temperature."""
+
+    def probabilities(parts, backend, memory=None):
+        rows = []
+        for part in parts:
+            shaped = part.shaped().float()
+            cut = sampling._beyond_top_p(shaped, part.params)
+            rows.append((shaped / part.params.temperature).masked_fill(cut, -torch.inf).softmax(-1))
+        return torch.cat(rows)
+
+    patch.setattr(sampling, "all_probabilities", probabilities)
+
+
+def presence_of_the_prompt(patch, engine):
+    """Tokens that stand in the prompt alone are charged the presence penalty too."""
+    right = inputs._rows
+
+    def rows(context, draft, logits):
+        output = set(context.tokens[context.prompt_len :])
+        alone = sorted(set(context.tokens[: context.prompt_len]) - output)
+        charged = logits.float().clone()
+        charged[:, alone] -= context.params.presence_penalty
+        return dataclasses.replace(right(context, draft, logits), logits=charged)
+
+    patch.setattr(inputs, "_rows", rows)
+
+
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FAULTS = [
+    Fault(
+        "temperature twice",
+        Cause.RULES_WRONG,
+        params_of(lambda params: dataclasses.replace(params, temperature=params.temperature**2)),
+        "early tree warm",
+        "p is sharpened twice, q once",
+    ),
+    Fault("top-p first", Cause.RULES_WRONG, cut_first, "model tree top-p", "top-p is taken before the temperature"),
+    Fault(
+        "presence of the prompt",
+        Cause.RULES_WRONG,
+        presence_of_the_prompt,
+        "model chain presence",
+        "the presence penalty counts the prompt",
+    ),
+    Fault(
+        "penalties of the drafter alone",
+        Cause.RULES_WRONG,
+        params_of(lambda params: dataclasses.replace(params, **NO_PENALTIES)),
+        "model tree rules",
+        "the target has none",
+    ),
     Fault(
         "penalties of the root",
         Cause.RULES_OFF_PATH,

@@ -1,5 +1,6 @@
 """EAGLE heads through the engine: losslessness, and that nothing which the head guessed outlives the verdict."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -227,3 +228,37 @@ def test_the_passes_of_a_draft_are_recorded(make):
         assert [p.name for p in record.passes] == [f"pass {i + 1}" for i in range(plan.max_depth * drafted)]
         (draft,) = [phase for phase in record.phases if phase.name == "draft"]
         assert all(draft.start_ns <= p.start_ns <= p.end_ns <= draft.end_ns for p in record.passes)
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle1", "one aux_layer"])
+def test_the_notes_say_what_fed_the_head(make, hugging, head):
+    """Each row of the first pass once, in order, with the norms of what transformers says of its position."""
+    engine = make(head, "3x3", max_step_tokens=16)
+    results = engine.generate(PROMPTS, greedy())
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        tokens = engine.encode(prompt)[1] + result.token_ids
+        with torch.inference_mode():
+            states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        layers = [states[-1 if layer == "final" else layer][0] for layer in engine.drafter.aux_layers]
+        wanted = torch.stack([layer.norm(dim=-1) for layer in layers], dim=-1)
+        notes = [step.notes for step in result.steps if len(step.tree)]
+        position = np.concatenate([one.fed_position for one in notes])
+        assert position.tolist() == list(range(len(position)))
+        assert np.concatenate([one.fed_token for one in notes]).tolist() == tokens[1 : len(position) + 1]
+        assert [len(one.fed_token) for one in notes] == [one.rows[0] for one in notes]
+        assert np.concatenate([one.fed_norms for one in notes]) == pytest.approx(wanted[position].numpy(), rel=1e-4)
+
+
+def test_lean_evidence_leaves_the_features_out(make):
+    engine = make("eagle3", "4", evidence="lean")
+    (result,) = engine.generate("the cat", greedy())
+    notes = [step.notes for step in result.steps if len(step.tree)]
+    assert notes
+    assert not any(one.fed_norms.size or len(one.fed_token) for one in notes)
+
+
+def test_norms_of_what_is_not_finite_are_finite():
+    features = torch.tensor([[3.0, 4.0, 0.0, 0.0], [torch.nan, 0.0, torch.inf, 1.0]])
+    norms = eagle.layer_norms(features, 2)
+    assert norms.tolist() == [[5.0, 0.0], [torch.finfo(torch.float32).max] * 2]
+    assert eagle.layer_norms(features.bfloat16(), 1).dtype == np.float32

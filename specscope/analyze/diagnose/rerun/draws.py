@@ -24,12 +24,13 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import Sum
 from specscope.analyze.findings import Reference
-from specscope.trace.records import FinalKind
+from specscope.trace.records import ROUNDING, FinalKind
 from specscope.trace.tree import Drawn
 from specscope.trace.wording import plural
 
 REQUESTS = 12  # whose draws are done again
-BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that
+BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that, whatever the dtype
+HOPELESS = 0.25  # where rounding may move the border by more, a draw says nothing
 SIGMAS = 5.0
 
 
@@ -95,7 +96,7 @@ def _draws(case: Case, options: Options, names: Sequence[str]) -> Draws:
             continue
         for row, step in leaves.items():
             if row in p and row in q:
-                _again(found, step, p[row], q[row])
+                _again(found, step, p[row], q[row], ROUNDING.get(run.dtype if run else "", ROUNDING["bfloat16"]))
     return found
 
 
@@ -149,14 +150,15 @@ def _ruled(contexts: Contexts, row: int, logits: Tensor) -> Tensor:
     return rules.scores(rules.shaped(logits[None].cpu(), outputs)).softmax(-1)[0].double()
 
 
-def _again(found: Draws, step: Judged, p: Tensor, q: Tensor) -> None:
+def _again(found: Draws, step: Judged, p: Tensor, q: Tensor, rounding: float) -> None:
     """Draw once more, and see how the token lies in what was left."""
     verdict, tree = step.part.verdict, step.part.tree
     assert verdict is not None
-    whole = q
+    whole, border = q, rounding  # what is subtracted magnifies what p and q are off by
     for child in tree.children(step.leaf):
         left = (p - q).clamp(min=0)
-        p = left / left.sum() if float(left.sum()) > 0 else p
+        if (mass := float(left.sum())) > 0:
+            p, border = left / mass, border / mass
         if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
             rest = q.clone()
             rest[int(tree.token[child])] = 0
@@ -166,10 +168,12 @@ def _again(found: Draws, step: Judged, p: Tensor, q: Tensor) -> None:
         return  # it could not be drawn at all: another cause
     ends = p.cumsum(0)
     below, above = float(ends[token] - p[token]), float(ends[token])
-    found.total += 1
-    if not below - BORDER <= verdict.final_coin <= above + BORDER:
-        found.other += 1
-        found.example = found.example or step.at(None)
+    border = max(border, BORDER)
+    if border < HOPELESS:
+        found.total += 1
+        if not below - border <= verdict.final_coin <= above + border:
+            found.other += 1
+            found.example = found.example or step.at(None)
     held = whole.clamp(min=1e-9).log()
     mean = float((p * held).sum())
     variance = float((p * held * held).sum()) - mean * mean

@@ -50,6 +50,7 @@ class Mistake:
     feed: Feed = lambda along, layers, steps: of_layers(along.text, layers)
     further: int = 0  # drafted nodes are that many positions too far
     scale: float = 1.0  # all positions times this
+    base: float = 1.0  # the rotary base times this
     tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
 
 
@@ -82,6 +83,14 @@ def _prompt(steps: Sequence[Step], length: int) -> set[int]:
     return set(range(steps[0].after - 1))
 
 
+def _prompts_last(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    """Every token of the prompt gets the features of its last one."""
+    features, end = of_layers(along.text, layers).clone(), steps[0].visit.request.info
+    count = 0 if end is None else len(end.prompt_tokens)
+    features[:count] = features[max(count - 1, 0)].clone()
+    return features
+
+
 def _held(steps: Sequence[Step], length: int) -> list[int]:
     """Of each position the root of its step: what is fed where a step's features are its root's."""
     at = list(range(length))
@@ -107,6 +116,17 @@ def _first_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -
     return features
 
 
+def _last_nodes(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
+    """Accepted tokens get the features of the tree's last nodes, the last one first."""
+    features = of_layers(along.text, layers).clone()
+    for step in steps:
+        nodes = along.nodes.get(step.part.index)
+        for i in range(len(step.verdict.path)):
+            if nodes is not None and step.after + i < len(features):
+                features[step.after + i] = nodes[len(nodes) - 1 - i, list(layers)].flatten()
+    return features
+
+
 def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
     def feed(along: Along, layers: tuple[int, ...], steps: Sequence[Step]) -> Tensor:
         most = along.text.shape[1] - 1
@@ -123,6 +143,8 @@ MISTAKES = (
     Mistake("the features of the position after", STALE, _shifted(1)),
     Mistake("the root's features for all tokens of a step", STALE, _roots_again),
     Mistake("the features of the tree's first nodes for the accepted ones", STALE, _first_nodes),
+    Mistake("the features of the tree's last nodes for the accepted ones", STALE, _last_nodes),
+    Mistake("the features of the prompt's last token for all of it", STALE, _prompts_last),
     Mistake("no features at all", MISSING, _only(lambda steps, length: set(range(length)))),
     Mistake("no features of accepted tokens", MISSING, _only(_accepted)),
     Mistake("no features of the prompt", MISSING, _only(_prompt)),
@@ -138,6 +160,7 @@ MISTAKES = (
     Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
     Mistake("rotary positions halved", Cause.DRAFTER_ROTARY, scale=0.5),
     Mistake("rotary positions doubled", Cause.DRAFTER_ROTARY, scale=2.0),
+    Mistake("the vocabulary's map in reverse order", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.flip(0)),
     Mistake("the vocabulary's map one row on", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(1)),
     Mistake("the vocabulary's map one row back", Cause.VOCABULARY_MAP, tokens=lambda d2t: d2t.roll(-1)),
     Mistake(
@@ -146,6 +169,10 @@ MISTAKES = (
         tokens=lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
     ),
     Mistake("no map of the vocabulary", Cause.VOCABULARY_MAP, tokens=lambda d2t: torch.arange(len(d2t))),
+    *(
+        Mistake(f"a rotary base {factor:g} times as large", Cause.DRAFTER_ROTARY, base=factor)
+        for factor in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    ),
 )
 
 
@@ -154,10 +181,18 @@ class Moved(Head):
 
     further = 0
     scale = 1.0
+    base = 1.0
     _off = 0
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        return super()._turn(x, (positions + self._off) * self.scale)
+        places = (positions + self._off) * self.scale
+        if self.base == 1:
+            return super()._turn(x, places)
+        half = x.shape[-1] // 2
+        frequency = self.rotary.inv_freq * self.base ** (-torch.arange(half) / half)
+        angle = torch.outer(places.float(), frequency)[:, None]
+        cos, sin = (torch.cat([y, y], dim=-1) for y in (angle.cos(), angle.sin()))
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
     def _trees(
         self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
@@ -184,7 +219,7 @@ class HeadRerun:
             return found
         contexts, along = self._contexts(steps)
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
-        self.head.further, self.head.scale = mistake.further, mistake.scale
+        self.head.further, self.head.scale, self.head.base = mistake.further, mistake.scale, mistake.base
         self.head.tokens = mistake.tokens(self.tokens)
         judged = {step.part.index: step for step in steps}
         asked: list[Ask] = [
@@ -199,7 +234,7 @@ class HeadRerun:
                 for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
                     if parent == node:
                         compare(found, row, tokens, probs, allowed)
-        self.head.further, self.head.scale, self.head.tokens = 0, 1.0, self.tokens
+        self.head.further, self.head.scale, self.head.base, self.head.tokens = 0, 1.0, 1.0, self.tokens
         return found
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,7 @@ from specscope.analyze.diagnose.case import Step
 from specscope.trace.records import ROUNDING
 from specscope.trace.tree import ROOT, Floats, Ints
 
+SURE = 0.99  # so sure a row is like many others
 LEAST = 3e-4  # of a probability: below this two are the same
 
 
@@ -23,6 +24,7 @@ class Match:
     total: int = 0
     permuted: int = 0  # of those that differ, such as have the same probabilities at other tokens
     off: float = 0.0  # the sum of each parent's largest deviation
+    scales: list[float] = field(default_factory=list)  # of those that differ, such as come out with logits times this
 
     @property
     def share(self) -> float:
@@ -74,8 +76,27 @@ def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: flo
     found.off += deviation
     if deviation <= allowed:
         found.same += 1
-    elif float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed:
+    elif (
+        float(probs.max()) < SURE
+        and float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed
+    ):
         found.permuted += 1
+    elif (scale := _scale(row, tokens, probs, allowed)) is not None:
+        found.scales.append(scale)
+
+
+def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | None:
+    """What the logits were multiplied by, where that gives the recorded probabilities; None where nothing does."""
+    own = row.log_softmax(-1)[tokens.tolist()].double().numpy()
+    there = np.log(np.maximum(probs.astype(np.float64), 1e-30))
+    known = np.isfinite(own) & (probs > 1e-6)
+    if known.sum() < 3 or np.ptp(own[known]) < 0.1:
+        return None
+    scale = float(np.polyfit(own[known], there[known], 1)[0])
+    if not 0.05 < scale < 20 or abs(scale - 1) < 0.01:
+        return None
+    p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
+    return scale if float(np.abs(p - probs).max()) <= 2 * allowed else None
 
 
 def compare_rows(

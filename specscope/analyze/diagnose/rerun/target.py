@@ -57,6 +57,19 @@ def _above(tree: DraftTree) -> Bools:
     return np.asarray((tree.depth[None] < tree.depth[:, None]) | np.eye(len(tree), dtype=np.bool_))
 
 
+def _other_parents(by: int) -> Mask:
+    """Ancestors by parents that are off by some nodes; the first level stays."""
+
+    def mask(tree: DraftTree) -> Bools:
+        seen = np.eye(len(tree), dtype=np.bool_)
+        for node, parent in enumerate(tree.parent.tolist()):
+            if parent >= 0:
+                seen[node] |= seen[min(max(parent + by, 0), node - 1)]
+        return seen
+
+    return mask
+
+
 MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITION_BY_INDEX
 RIGHT = Mistake("as it should be", None)
 MISTAKES = (
@@ -66,6 +79,8 @@ MISTAKES = (
     Mistake("a mask that shows a node's whole level", MASK, mask=_level),
     Mistake("a mask that shows all levels above", MASK, mask=_above),
     Mistake("a mask that shows all nodes", MASK, mask=lambda tree: np.ones((len(tree), len(tree)), np.bool_)),
+    Mistake("a mask whose parents are one node too early", MASK, mask=_other_parents(-1)),
+    Mistake("a mask whose parents are one node too late", MASK, mask=_other_parents(1)),
     Mistake("a mask that hides the nodes from one another", MASK, mask=lambda tree: np.eye(len(tree), dtype=np.bool_)),
     Mistake("positions by index", PLACE, places=lambda tree: 1 + np.arange(len(tree))),
     Mistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),

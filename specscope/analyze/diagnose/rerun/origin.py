@@ -1,0 +1,72 @@
+"""Where a wrong row comes from: recorded probabilities held against every row that the model gave in the same step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.diagnose.rerun.match import SURE, recorded, slack
+from specscope.analyze.diagnose.rerun.rows import Asked, ask, differing, together
+from specscope.analyze.findings import Reference
+from specscope.trace.tree import Floats, Ints
+from specscope.trace.wording import plural
+
+STEPS = 10  # engine steps that are looked at
+LEAST = 3  # rows that must come from elsewhere
+ABOUT = {
+    Cause.ROWS_SWAPPED: "they are those of another request in the same step",
+    Cause.P_OTHER_ROW: "they are those of another node of the same tree",
+}
+
+
+def origins(case: Case, audit: Audit, model: Causal, *, drafter: bool = False) -> list[Suspect]:
+    """Whether rows that differ are another request's, or another node's."""
+    what = "drafter" if drafter else "target"
+    keys = differing(audit, [f"{what} top tokens", f"{what} raw p", f"{what} p"], STEPS)
+    asked = ask(model, case, together(case, keys))
+    allowed = slack("" if case.history.run is None else case.history.run.dtype)
+    by_step: dict[int, list[Asked]] = defaultdict(list)
+    for one in asked:
+        by_step[one.step.visit.record.step].append(one)
+    wrong, found = 0, Counter[Cause]()
+    examples: dict[Cause, Reference] = {}
+    for batch in by_step.values():
+        for one in batch:
+            for node, tokens, probs in recorded(one.step, drafter=drafter):
+                if node not in one.logits or float(probs.max()) > SURE:
+                    continue
+                if _same(one.logits[node], tokens, probs, allowed):
+                    continue
+                wrong += 1
+                cause = _whose(one, batch, tokens, probs, allowed)
+                if cause is not None:
+                    found[cause] += 1
+                    examples.setdefault(cause, one.step.reference())
+    for cause, count in found.most_common(1):
+        if count >= LEAST and count > 0.5 * wrong:
+            said = (
+                f"the {what}'s probabilities are not those of their own row at {plural(wrong, 'parent')} that were "
+                f"looked at; {ABOUT[cause]} at {count:,} of these"
+            )
+            return [Suspect(cause, CONDITION + (CERTAIN - CONDITION) * count / wrong, (said,), example=examples[cause])]
+    return []
+
+
+def _whose(one: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats, allowed: float) -> Cause | None:
+    for other in batch:
+        if any(_same(row, tokens, probs, allowed) for row in other.logits.values()):
+            return Cause.P_OTHER_ROW if other is one else Cause.ROWS_SWAPPED
+    return None
+
+
+def _same(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> bool:
+    p = row.softmax(-1)[tokens.tolist()].numpy()
+    return float(np.abs(p - probs).max()) <= allowed

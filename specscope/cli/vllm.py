@@ -1,0 +1,178 @@
+"""`specscope vllm`: vLLM's own command line with the plugin on, and the screen beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from specscope.cli.streams import need_terminal
+from specscope.errors import UserError
+from specscope.interrupt import handled_by
+from specscope.lifetime import Lifetime, watched
+from specscope.vllm import settings
+
+GRACE_SECONDS = 20  # vLLM gets so long to end its own processes
+CHECK = """
+from importlib.util import find_spec
+raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
+"""
+
+
+@dataclass(frozen=True)
+class VllmRun:
+    """What the flags ask for."""
+
+    python: str | None
+    arguments: Sequence[str]
+    capture: str | None
+    endpoint: str | None
+    debug: str | None
+    screen: bool
+    lean: bool
+    text: bool
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--capture", metavar="FILE", help="Write a capture of the run. Each data-parallel rank gets its own.")
+@click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send spans there.")
+@click.option("--debug", metavar="SOCKET", help="Take the debugger's commands on this Unix socket.")
+@click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
+@click.option("--evidence", type=click.Choice(["full", "lean"]), default="full", help="Lean: no notes on parents.")
+@click.option("--no-text", is_flag=True, help="Leave out prompts and text.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
+def vllm(
+    capture: str | None,
+    otlp_endpoint: str | None,
+    debug: str | None,
+    python: str | None,
+    evidence: str,
+    arguments: tuple[str, ...],
+    *,
+    screen: bool,
+    no_text: bool,
+) -> None:
+    """Run vLLM's own command line, and record every step of its speculation.
+
+    \b
+      specscope vllm --screen -- serve MODEL --speculative-config '{...}'
+
+    specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
+    """
+    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, lean=evidence == "lean", text=not no_text)
+    with watched() as lifetime:
+        sys.exit(run_vllm(run, lifetime))
+
+
+def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
+    """vLLM's exit code. Raises UserError."""
+    if not run.arguments:
+        raise UserError("nothing to run: give vLLM's command line after --, as in: specscope vllm -- serve MODEL")
+    if not (run.capture or run.endpoint or run.debug or run.screen):
+        raise UserError("nothing to record to: give --capture FILE, --screen, --otlp-endpoint URL or --debug SOCKET")
+    if run.screen and run.endpoint:
+        raise UserError("--screen listens itself: give it without --otlp-endpoint, or use specscope tui --listen")
+    python = interpreter(run.python)
+    command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
+    if run.screen:
+        return _with_screen(run, command, lifetime)
+    process = subprocess.Popen(command, env=environment(run), start_new_session=True)
+    lifetime.leave = lambda: _end(process)
+    return _wait(process)
+
+
+def interpreter(python: str | None) -> str:
+    """The Python that has vLLM and the plugin. Raises UserError that says how to install what is missing."""
+    found = shutil.which(python or sys.executable)
+    if found is None:
+        raise UserError(f"--python {python}: there is no such program")
+    try:
+        missing = subprocess.run([found, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--python {found}: it cannot be run ({error})") from None
+    if missing == 1:
+        where = "give --python PATH of an environment that has it, or install it" if python is None else "install it"
+        raise UserError(f"vLLM is not installed for {found}: {where}: {found} -m pip install vllm")
+    if missing == 2:
+        raise UserError(f"the plugin is not installed for {found}: {found} -m pip install 'specscope[vllm]'")
+    if missing:
+        raise UserError(f"--python {found}: it is no Python, or is broken")
+    return found
+
+
+def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
+    """This process's, with what the plugin is asked to do. vLLM's processes inherit it; Ray copies what is named."""
+    given = {
+        settings.CAPTURE: None if run.capture is None else str(Path(run.capture).resolve()),
+        settings.ENDPOINT: endpoint or run.endpoint,
+        settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
+        settings.EVIDENCE: "lean" if run.lean else "full",
+        settings.NO_TEXT: None if run.text else "1",
+    }
+    found = {name: value for name, value in os.environ.items() if name not in settings.ALL}
+    found |= {name: value for name, value in given.items() if value is not None}
+    ray = [*filter(None, [found.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY")]), *(name for name in given if name in found)]
+    return found | {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(ray)}
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. vLLM has a session of its own: a signal to this process goes on to all of its processes, once."""
+
+    def pass_on(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    with handled_by(pass_on):
+        return process.wait()
+
+
+def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> int:
+    """The screen in this terminal; vLLM ends with it."""
+    from specscope.debug.viewer import Viewer
+    from specscope.interrupt import ends_at_once
+    from specscope.remote.attached import Attached
+
+    need_terminal("specscope vllm --capture FILE -- ...")
+    with ends_at_once():
+        from specscope.tui.program import run_app
+
+        attached = Attached("127.0.0.1", 0, 0)
+    viewer = Viewer(control=attached)
+    attached.viewer = viewer
+    with tempfile.NamedTemporaryFile(prefix="specscope-vllm-", suffix=".log", delete=False) as log:
+        endpoint = f"http://127.0.0.1:{attached.listening.http_port}"
+        process = subprocess.Popen(
+            command, env=environment(run, endpoint), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    lifetime.leave = lambda: _end(process)
+    try:
+        run_app(viewer, lifetime, title=f"vLLM · its output: {log.name}")
+    finally:
+        _end(process)
+        attached.close()
+    code = process.returncode
+    print(f"vLLM's output is in {log.name}")
+    return 0 if code in (0, -signal.SIGINT, 128 + signal.SIGINT) else code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, and by force where that does not help."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,246 @@
+"""`specscope watch`: engines that tell counts and no steps, on a screen, as a table, or as a capture."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from msgspec import Meta
+
+from specscope.cli.numbers import Number
+from specscope.cli.streams import need_terminal, say, warn
+from specscope.errors import UserError
+from specscope.interrupt import ends_at_once, interruptible
+from specscope.lifetime import Lifetime
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specscope.trace.bus import Bus
+    from specscope.trace.outputs import Outputs
+    from specscope.trace.records import RunInfo, StepRecord
+    from specscope.watch.source import Source
+    from specscope.watch.watching import EngineRun, OpenOutputs, Watch
+
+Seconds = Annotated[float, Meta(ge=0.05, le=86400, description="between 0.05 and 86400")]
+COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
+POLL = 0.05  # seconds between two looks at what has come
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="URL|FILE|-...")
+@click.option(
+    "--interval", type=Number(Seconds), default=5.0, show_default=True, metavar="S", help="Read URLs so often."
+)
+@click.option("-o", "--capture", metavar="FILE", help="Record what is told; a second engine goes to FILE-2, and so on.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317.")
+@click.option(
+    "--otlp-protocol",
+    type=click.Choice(["grpc", "http/protobuf"]),
+    help="[default: http/protobuf at port 4318, else grpc]",
+)
+@click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
+@click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
+@click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after so many seconds.")
+@click.pass_obj
+def watch(
+    lifetime: Lifetime,
+    sources: tuple[str, ...],
+    interval: float,
+    capture: str | None,
+    otlp_endpoint: str | None,
+    otlp_protocol: str | None,
+    headless: bool,
+    follow: bool,
+    seconds: float | None,
+) -> None:
+    """Watch engines that tell counts but no steps: rates by position and acceptance length, by interval.
+
+    \b
+      specscope watch http://localhost:8000/metrics      vLLM's counters, SGLang's gauges
+      specscope watch vllm.log                           vLLM's "SpecDecoding metrics:" lines; - is standard input
+      specscope watch response.json                      figures of requests, or llm.get_metrics()
+
+    What a FILE holds is seen from its content. The capture works with replay, report and compare; there are no trees
+    in it, so verify, audit and diagnose cannot judge it.
+    """
+    from specscope.cli.options import checked_endpoint
+
+    if follow and not headless:
+        raise UserError("--follow goes with --headless: a screen follows a log in any case")
+    if sources.count("-") > 1:
+        raise UserError("standard input (-) can be watched only once")
+    endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
+    with ends_at_once():
+        opened, open_outputs = _opened(sources, interval, capture, endpoint, otlp_protocol, follow or not headless)
+        if not headless:
+            need_terminal(f"specscope watch {' '.join(sources)} --headless")
+        from specscope.watch.watching import Watch
+
+        watching = Watch(opened, open_outputs)
+    if headless:
+        sys.exit(_print(watching, seconds))
+    _show(watching, seconds, lifetime)
+
+
+def _opened(
+    texts: tuple[str, ...],
+    interval: float,
+    capture: str | None,
+    endpoint: str | None,
+    protocol: str | None,
+    follow: bool,
+) -> tuple[list[Source], OpenOutputs]:
+    """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""
+    from specscope.trace.files import CAPTURE, check_output
+    from specscope.trace.outputs import OutputOptions, Outputs
+    from specscope.trace.spans import SpanLevel
+    from specscope.trace.vocabulary import Vocabulary
+    from specscope.watch.source import Server, open_source
+
+    files = [text for text in texts if "://" not in text]
+    if capture is not None:
+        check_output(capture, "-o", files, CAPTURE)
+    sources = [open_source(text, interval, follow=follow) for text in texts]
+    for source in sources:
+        if isinstance(source, Server):
+            source.open()
+            say(f"{source.name}: {source.recognised}")
+
+    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> tuple[Outputs, str | None]:
+        path = None if capture is None else numbered(capture, number)
+        if path is not None and number:
+            check_output(path, "-o", files, CAPTURE)
+        options = OutputOptions(path, endpoint, protocol, SpanLevel.TREES, None, text=False)
+        return Outputs(options, bus, run, Vocabulary(), None, engine=engine), path
+
+    return sources, open_outputs
+
+
+def numbered(path: str, number: int) -> str:
+    """The capture of the engine of that number: run.jsonl, run-2.jsonl, ..."""
+    file = Path(path)
+    return path if not number else str(file.with_name(f"{file.stem}-{number + 1}{file.suffix}"))
+
+
+def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
+    """On a screen, until the user leaves."""
+    from specscope.debug.viewer import Viewer
+    from specscope.tui.program import run_app
+    from specscope.watch.control import Watched
+
+    control = Watched(watching, seconds)
+    viewer = Viewer(control=control)
+    control.viewer = viewer
+    losses: list[str] = []
+
+    def finish() -> None:
+        with interruptible():
+            losses.extend(watching.stop())
+
+    lifetime.leave = finish
+    watching.start()
+    try:
+        run_app(viewer, lifetime, title=", ".join(source.name for source in watching.sources))
+    finally:
+        finish()
+    _last_words(watching, losses)
+    if control.error:
+        raise UserError(control.error)
+
+
+def _print(watching: Watch, seconds: float | None) -> int:
+    """As lines, until the sources end, or a signal or the time does; the exit code."""
+    from specscope.cli.captures import text_console
+
+    console, rows = text_console(), _Rows()
+    until = None if seconds is None else time.monotonic() + seconds
+    with interruptible() as interrupt:
+        watching.start()
+        try:
+            while not interrupt.asked and not (watching.done and not watching.news):
+                rows.take(watching, console)
+                if watching.errors or (until is not None and time.monotonic() > until):
+                    break
+                time.sleep(POLL)
+        finally:
+            losses = watching.stop()
+            rows.take(watching, console)
+    rows.totals(console)
+    _last_words(watching, losses)
+    if watching.errors:
+        raise watching.errors[0]
+    if not rows.any:
+        say("no interval was told")
+    return interrupt.code if interrupt.asked else 0
+
+
+def _last_words(watching: Watch, losses: list[str]) -> None:
+    for line in [*watching.faults(), *losses]:
+        warn(line)
+
+
+class _Rows:
+    """The lines of a table that grows, and its sums."""
+
+    def __init__(self) -> None:
+        self.any = False
+        self._records: dict[str, list[StepRecord]] = {}
+        self._runs: dict[str, EngineRun] = {}
+        self._last = ""
+
+    def take(self, watching: Watch, console: Console) -> None:
+        """Print what has come."""
+        for news in watching.take():
+            if news.run is None or news.record is None:
+                say(news.text)
+                continue
+            self._row(news.run, news.record, console)
+
+    def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
+        from rich.text import Text
+
+        from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text
+        from specscope.trace.vocabulary import printable
+
+        told = record.aggregate
+        assert told is not None
+        if run.name not in self._records:
+            say(missing_text(told))
+            self._runs[run.name] = run
+        if not self.any or self._last != run.name:
+            head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
+            model = f", {run.info.target}" if run.info.target else ""
+            console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
+            console.print(Text(f"{head}  by position", style="bold"), soft_wrap=True)
+        self.any, self._last = True, run.name
+        self._records.setdefault(run.name, []).append(record)
+        found = cells(record, told)
+        line = "".join(found[name].rjust(width + 1) for name, width in COLUMNS.items())
+        notes = (" ".join(at_depth(told)), "restarted" if told.reset else "", printable(told.request))
+        console.print(Text("  ".join(part for part in (line, *notes) if part)), soft_wrap=True)
+
+    def totals(self, console: Console) -> None:
+        """A table for each engine, over all of its intervals."""
+        if not self.any:
+            return
+        from specscope.analyze.tables import Table, number, percent, told
+        from specscope.analyze.text import table_block
+        from specscope.trace.stats import measure
+        from specscope.trace.vocabulary import printable
+        from specscope.trace.wording import plural
+
+        for name, records in self._records.items():
+            sums = measure(record.aggregate for record in records if record.aggregate is not None)
+            rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
+            rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
+            rates = enumerate(sums.per_position, 1)
+            rows += [(f"accepted at depth {depth} / drafts", percent(rate)) for depth, rate in rates]
+            title = f"{name}: {plural(len(records), 'interval or request', 'intervals or requests')}"
+            console.print(table_block(Table(printable(title), ("", ""), rows)))
+        for run in self._runs.values():
+            if run.captured is not None:
+                say(f"captured {run.name} → {run.captured}")

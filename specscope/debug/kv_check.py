@@ -1,0 +1,66 @@
+"""The cached KV of a request beside KV computed afresh: what was found, as values and as text. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specscope.trace.vocabulary import Vocabulary, printable
+from specscope.trace.wording import plural
+
+SHOWN = 8  # places that differ
+
+
+@dataclass(frozen=True)
+class KVPlace:
+    """A place of a cache that does not hold what it should. Filled by live/check_kv.py."""
+
+    position: int
+    token: int  # the token whose KV it is
+    slot: int | None  # None: the request's block table does not reach so far
+    layer: int  # where the difference is largest
+    apart: float  # of key or value, relative to its norm
+
+
+@dataclass(frozen=True)
+class KVCompared:
+    """One model's cache."""
+
+    model: str  # target, or drafter NAME
+    places: int
+    largest: float  # difference over all places
+    tolerance: float
+    differ: tuple[KVPlace, ...]  # all that do, by position
+
+
+@dataclass(frozen=True)
+class KVCheck:
+    """Target and drafter."""
+
+    request: str
+    compared: tuple[KVCompared, ...]
+    without: str = ""  # why there is nothing to compare of the drafter
+
+
+def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
+    """What agrees; the first places that do not."""
+    lines = []
+    for one in check.compared:
+        count = plural(one.places, "place")
+        if not one.places:
+            lines.append(f"{one.model}: nothing of {printable(check.request)} is cached")
+        elif not one.differ:
+            lines.append(f"{one.model}: {one.places} of {count} agree (largest difference {one.largest:.1e})")
+        else:
+            worst = f" (largest difference {one.largest:.2g}, tolerance {one.tolerance:g})" if one.largest else ""
+            lines.append(f"{one.model}: {len(one.differ)} of {count} DIFFER from KV computed afresh{worst}")
+            lines += [_place(place, vocabulary) for place in one.differ[:SHOWN]]
+            more = len(one.differ) - SHOWN
+            lines += [f"  and {plural(more, 'more place')}"] if more > 0 else []
+    return "\n".join([*lines, *([check.without] if check.without else [])])
+
+
+def _place(place: KVPlace, vocabulary: Vocabulary) -> str:
+    where = f"  position {place.position} {vocabulary.show(place.token)}: "
+    if place.slot is None:
+        return where + "counted as computed, but no block holds it"
+    return where + f"slot {place.slot}, most in layer {place.layer}, by {place.apart:.2g}"

@@ -1,0 +1,122 @@
+"""The intervals of an engine that tells counts only: a line each, with its rates by position."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from textual import events
+
+from specscope.trace.aggregate import Aggregate
+from specscope.trace.interval import COLUMNS, cells, counts, missing
+from specscope.tui.look import Look
+from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+# What gives way first where it is narrow stands last
+BY_NEED = ("time", "length", "rate", "drafts", "accepted", "tokens", "running", "KV", "waiting", "drafted", "seconds")
+NARROWEST, WIDEST = 7, 30  # cells of a position with its number
+LEAST_BAR = 4  # cells of a bar that says anything
+LEVEL = 2  # cells of one without
+REQUEST = 16  # cells of a request's id
+
+
+class IntervalsPanel(Panel):
+    """As many intervals as there are rows, the one that is looked at among them; below, what is not told."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._first = 0  # the position of the first line
+        self._count = 0
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the interval under the pointer."""
+        row = event.get_content_offset_capture(self).y - 1
+        if 0 <= row < self._count:
+            self.run_worker(self.app.run_action(f"goto_position({self._first + row})"))
+
+    def key(self, look: Look) -> Hashable:
+        """The position and how many there are."""
+        return look.position, look.steps
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """A head, the intervals, and a note."""
+        told = look.aggregate
+        title: Line = [("Intervals", "strong")]
+        if told is None:
+            return Sheet([[("nothing was told yet", "faint")]], title)
+        note = folded(f"{told.source} does not tell {', '.join(missing(told))}.", max(width, 8))[: max(height // 5, 1)]
+        rows = max(height - 1 - len(note), 1)
+        self._first = min(max(look.position - (rows if look.viewer.follow else rows // 2) + 1, 0), look.steps)
+        self._first = max(min(self._first, look.steps - rows), 0)
+        shown = look.history.steps[self._first : self._first + rows]
+        self._count = len(shown)
+        told_of = [(cells(step, step.aggregate), step.aggregate) for step in shown if step.aggregate is not None]
+        layout = _Layout(width, told_of)
+        lines: list[Line] = [layout.head()]
+        lines += [layout.row(found, one) for found, one in told_of]
+        lines += [[]] * (rows - len(shown))
+        lines += [[(line, "faint")] for line in note]
+        names = (f"engine {told.engine}" if told.engine else "", look.history.run.target if look.history.run else "")
+        about = clean(" ".join(name for name in names if name))
+        title = [("Intervals", "strong"), (f"  {cut(about, width - 14)}" if about else "", "dim")]
+        return Sheet(lines, title, head=1, cursor=1 + look.position - self._first)
+
+
+class _Layout:
+    """Which columns there is room for."""
+
+    def __init__(self, width: int, rows: Sequence[tuple[Mapping[str, str], Aggregate]]) -> None:
+        self._depth = depth = max((len(told.accepted_at) for _, told in rows), default=0)
+        self._requests = any(told.request for _, told in rows)
+        known = {name for found, _ in rows for name, cell in found.items() if cell != NOTHING}
+        numbers = depth * (NARROWEST if depth * NARROWEST <= width // 2 else LEVEL)
+        room = width - numbers - (REQUEST if self._requests else 0)
+        kept: list[str] = []
+        for name in BY_NEED:
+            if COLUMNS[name] + 1 > room:
+                break
+            if name in known:
+                kept.append(name)
+                room -= COLUMNS[name] + 1
+        self._columns = [name for name in COLUMNS if name in kept]
+        self._cell = min((room + numbers - 1) // depth, WIDEST) if depth else 0
+
+    def head(self) -> Line:
+        """The names of the columns."""
+        names = "".join(right(name, COLUMNS[name]) + " " for name in self._columns)
+        cells = (left(self._name(at), self._cell) for at in range(1, self._depth + 1))
+        return [(names, "faint"), (" " + "".join(cells), "faint"), (" request" if self._requests else "", "faint")]
+
+    def _name(self, depth: int) -> str:
+        if self._cell < NARROWEST:
+            return str(depth % 10)
+        return f" depth {depth}" if self._cell > NARROWEST + 1 else f" {depth}"
+
+    def row(self, found: Mapping[str, str], told: Aggregate) -> Line:
+        """One interval."""
+        inks: dict[str, Ink] = {"length": "strong", "time": "dim"}
+        line: list[tuple[str, Ink]] = [
+            (right(found[name], COLUMNS[name]) + " ", inks.get(name, "text")) for name in self._columns
+        ]
+        rates = counts(told).per_position
+        line.append((" ", "text"))
+        for rate in rates:
+            line += self._rate(rate)
+        line.append((" " * ((self._depth - len(rates)) * self._cell), "text"))
+        line.append((f" {cut(clean(told.request), REQUEST - 1)}" if told.request else "", "dim"))
+        line.append(("  restarted" if told.reset else "", "warn"))
+        return line
+
+    def _rate(self, rate: float) -> Line:
+        """A number with a bar where there is room, else a block."""
+        if self._cell < NARROWEST:
+            return [(left(LEVELS[max(1, round(rate * 8))] if rate else "·", self._cell), "bar" if rate else "rail")]
+        room = self._cell - NARROWEST - 1
+        room = room if room >= LEAST_BAR else 0
+        full = bar(rate, room)
+        return [
+            (f" {rate:.3f} ", "text"),
+            (full, "bar"),
+            (left("·" * (room - len(full)), self._cell - 7 - len(full)), "rail"),
+        ]

@@ -1,0 +1,1 @@
+"""Engines that tell less than their steps: counters, log lines and responses, as aggregate steps. No torch."""

@@ -1,0 +1,76 @@
+"""What is watched, as a screen's Control: it takes no commands, and shows one engine of several."""
+
+from __future__ import annotations
+
+import time
+
+from specscope.debug.answers import Notice
+from specscope.debug.passive import Passive
+from specscope.debug.viewer import Viewer
+from specscope.trace.history import KEPT, History
+from specscope.watch.watching import EngineRun, Watch
+
+
+class Watched(Passive):
+    """Each engine has a history; one of them is on the screen."""
+
+    def __init__(self, watch: Watch, seconds: float | None = None) -> None:
+        """`seconds`: how long it watches; None: until the screen is closed."""
+        super().__init__()
+        self._until = None if seconds is None else time.monotonic() + seconds
+        self.viewer: Viewer | None = None
+        self.watch = watch
+        self.histories: dict[str, History] = {}  # by run
+        self._shown = ""
+
+    def poll(self, history: History) -> bool:
+        """Take in what has come; True where there was anything."""
+        changed = False
+        if self._until is not None and time.monotonic() > self._until:
+            self.watch.end()
+        for news in self.watch.take():
+            changed = True
+            if news.run is None or news.record is None:
+                self.news.append(Notice(news.text))
+            else:
+                self._history(news.run, history).append(news.record)
+        if self.watch.errors and not self.error:
+            self.error = "; ".join(map(str, self.watch.errors))
+            changed = True
+        return changed
+
+    def _history(self, run: EngineRun, history: History) -> History:
+        name = run.info.run_id
+        if name not in self.histories:
+            first = not self.histories
+            self.histories[name] = history if first else History()
+            self.histories[name].run, self.histories[name].limit = run.info, KEPT
+            if first:
+                self._shown = name
+            else:
+                self.news.append(Notice(f"another engine: {run.name} (e shows the next)"))
+        return self.histories[name]
+
+    def next_engine(self) -> None:
+        """Put the next engine on the screen."""
+        names = list(self.histories)
+        if len(names) < 2 or self.viewer is None:
+            self.news.append(Notice("there is only one engine" if names else "no engine has told anything yet"))
+            return
+        self._shown = names[(names.index(self._shown) + 1) % len(names)]
+        self.viewer.show(self.histories[self._shown])
+
+    @property
+    def status(self) -> str:
+        """`loading` until something was told, then `attached`, and `ended` when no source has more."""
+        if self.watch.done and not self.watch.news:
+            return "ended"
+        return "attached" if self.histories else "loading"
+
+    @property
+    def progress(self) -> tuple[str, float | None]:
+        """What is waited for."""
+        return f"watching {', '.join(source.name for source in self.watch.sources)}", None
+
+    def close(self) -> None:
+        """The outputs are the caller's."""

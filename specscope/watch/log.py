@@ -1,0 +1,171 @@
+"""vLLM's log lines to aggregates: `SpecDecoding metrics: ...`, and the line before it with the engine's load.
+
+The line rounds: drafts are not told, and the rates have three digits. Counts are worked out from what it does tell:
+exactly where one number of drafts fits alone, else the nearest that fits, and the aggregate says so (`rounded`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from specscope.trace.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.watch.told import Told, UnreadableError, count
+
+SOURCE = "vLLM log"
+MARK = "SpecDecoding metrics:"
+LOAD = "Avg generation throughput:"
+
+_NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
+_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_PROCESS = re.compile(r"\(\w+ pid=\d+\)")
+_ENGINE = re.compile(r"\bEngine (\d+): ")
+_FIELDS = {
+    "length": re.compile(rf"Mean acceptance length: {_NUMBER}(?=,|\s|$)"),
+    "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
+    "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9., ]+?)(?:, Avg|\s*$)"),
+    "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
+}
+_LOAD = {
+    "generation tokens/s": re.compile(rf"Avg generation throughput: {_NUMBER} tokens/s"),
+    "prompt tokens/s": re.compile(rf"Avg prompt throughput: {_NUMBER} tokens/s"),
+    "running": re.compile(r"Running: ([0-9]{1,9}) reqs"),
+    "waiting": re.compile(r"Waiting: ([0-9]{1,9}) reqs"),
+    "kv": re.compile(rf"KV cache usage: {_NUMBER}%"),
+}
+MOST_TRIED = 20_000  # numbers of drafts that are tried
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The line before: which engine, and how busy it is."""
+
+    engine: str
+    values: dict[str, float]
+
+
+class LogReader:
+    """Takes lines in order. `now`: the newest time that a line may be of; vLLM writes no year."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._loads: dict[str, _Load] = {}  # by the process that wrote it
+        self._ends: dict[str, int] = {}  # of each engine's last interval
+
+    def take(self, line: str, now: datetime | None = None) -> Told | None:
+        """What a line tells; None for all others. Raises UnreadableError for one that is cut or changed."""
+        self._now = now or self._now
+        process = match[0] if (match := _PROCESS.search(line)) else ""
+        if MARK in line:
+            return self._metrics(line, self._loads.pop(process, None))
+        if LOAD in line:
+            engine = match[1] if (match := _ENGINE.search(line)) else ""
+            found = {name: form.search(line) for name, form in _LOAD.items()}
+            self._loads[process] = _Load(engine, {name: float(hit[1]) for name, hit in found.items() if hit})
+        return None
+
+    def _metrics(self, line: str, load: _Load | None) -> Told:
+        told = aggregate(line)
+        engine, values = (load.engine, load.values) if load else ("", {})
+        speed = _FIELDS["speed"].search(line)
+        end = self._time(line)
+        seconds = (told.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
+        start = self._ends.get(engine, end) if seconds is None else end - int(seconds * 1e9)
+        self._ends[engine] = end
+        kv = values.get("kv", -1.0) / 100
+        whole = Aggregate(
+            **vars(told)
+            | {
+                "engine": engine,
+                "running": int(values["running"]) if "running" in values else None,
+                "waiting": int(values["waiting"]) if "waiting" in values else None,
+                "kv_usage": kv if 0 <= kv <= 1 else None,
+                "averages": {**told.averages, **{k: v for k, v in values.items() if k.endswith("tokens/s")}},
+            }
+        )
+        return Told("", max(min(start, end), 0), end, whole)
+
+    def _time(self, line: str) -> int:
+        """Nanoseconds; the newest year in which the time has been. Now where the line has none."""
+        match = _TIME.search(line)
+        for year in range(self._now.year, self._now.year - 9, -1) if match else ():
+            try:
+                time = datetime(year, *map(int, match.groups()))  # type: ignore[union-attr,arg-type]
+            except ValueError:  # the 29th of February, or no time at all
+                continue
+            if time <= self._now + timedelta(days=1):
+                return int(time.timestamp() * 1e9)
+        return int(self._now.timestamp() * 1e9)
+
+
+def aggregate(line: str) -> Aggregate:
+    """The counts of one line. Raises UnreadableError."""
+    found = {name: form.search(line) for name, form in _FIELDS.items()}
+    length, accepted, drafted = found["length"], found["accepted"], found["drafted"]
+    if length is None or accepted is None or drafted is None:
+        missing = next(name for name in ("length", "accepted", "drafted") if found[name] is None)
+        raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off, or of another version")
+    rates = _rates(found["rates"][1]) if found["rates"] else ()
+    given = (count(float(accepted[1]), "Accepted"), count(float(drafted[1]), "Drafted"))
+    drafts, alone = work_out(*given, length[1], rates)
+    at_depth = () if drafts is None else tuple(round(float(rate) * drafts) for rate in rates)
+    return Aggregate(
+        source=SOURCE,
+        drafts=drafts,
+        drafted=given[1],
+        accepted=given[0],
+        accepted_at=at_depth,
+        proposed_at=full_chains(drafts, given[1], len(at_depth)) if at_depth else (),
+        averages={LENGTHS[0]: float(length[1])},
+        rounded=drafts is not None and not alone,
+    )
+
+
+def _rates(text: str) -> tuple[str, ...]:
+    """The rates as they are written. Raises UnreadableError."""
+    rates = tuple(part.strip() for part in text.split(","))
+    try:
+        values = [float(rate) for rate in rates]
+    except ValueError:
+        raise UnreadableError(f"a `{MARK}` line whose rates are no numbers") from None
+    if max(values) > 1 or any(after > before for before, after in pairwise(values)):
+        raise UnreadableError(f"a `{MARK}` line whose rates by position are not between 0 and 1, or rise")
+    return rates
+
+
+def work_out(accepted: int, drafted: int, length: str, rates: Sequence[str]) -> tuple[int | None, bool]:
+    """(the number of drafts that fits these figures best, whether no other fits); None where none does."""
+    if not drafted:
+        return (None, False) if accepted else (0, True)
+    least, most = max(-(-drafted // max(len(rates), 1)) if rates else 1, 1), drafted
+    digits = len(length.partition(".")[2])
+    over, half = float(length) - 1, 0.5 / 10**digits
+    if accepted:
+        least = max(least, int(accepted / (over + half)))
+        most = min(most, int(accepted / (over - half)) + 1) if over > half else most
+    elif not rates:
+        return None, False
+    else:  # nothing was accepted, so nothing tells how many drafts it was: all of full length is the fewest
+        return (least, least == most) if float(length) == 1 else (None, False)
+    if most - least > MOST_TRIED:  # so many that any of them is within the rounding
+        return min(max(round(accepted / over), least), most) if over > 0 else None, False
+    fitting = [n for n in range(least, most + 1) if _fits(n, accepted, length, digits, rates)]
+    if not fitting:
+        return None, False
+    full = drafted // len(rates) if rates and drafted % len(rates) == 0 else 0
+    best = full if full in fitting else min(fitting, key=lambda n: abs(n - accepted / over) if over > 0 else n)
+    return best, len(fitting) == 1
+
+
+def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[str]) -> bool:
+    """Whether so many drafts give these figures, digit for digit."""
+    if f"{1 + accepted / drafts:.{digits}f}" != length:
+        return False
+    counts = [round(float(rate) * drafts) for rate in rates]
+    if any(f"{n / drafts:.{len(rate.partition('.')[2])}f}" != rate for n, rate in zip(counts, rates, strict=True)):
+        return False
+    return drafts >= 1000 or not rates or sum(counts) == accepted  # with more, a rate stands for several counts

@@ -1,0 +1,202 @@
+"""JSON of requests and of engines to aggregates.
+
+What is known: a response of vLLM's server or the last event of a stream (`metrics.speculative_decoding`), an output's
+`spec_decode_metrics`, `llm.get_metrics()`, and SGLang's responses (`return_spec_tokens_details`, or `meta_info`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specscope.trace.aggregate import Aggregate, full_chains
+from specscope.trace.schema import plain_error
+from specscope.watch.metrics import COUNTERS, GAUGES, PER_POSITION, Reading, difference
+from specscope.watch.told import MOST, Told, UnreadableError, count
+
+RESPONSE, METRICS, SGLANG = "vLLM response", "vLLM get_metrics()", "SGLang response"
+
+Count = Annotated[int, Meta(ge=0, lt=MOST)]
+Histogram = Annotated[list[Count], Meta(max_length=4096)]
+PerStep = Annotated[list[Count], Meta(max_length=2**22)]
+Value = Annotated[float, Meta(ge=0, lt=MOST)]
+
+
+class Detail(Struct, frozen=True):
+    """vLLM's figures of one request, as its server and as its Python class name them."""
+
+    num_draft_tokens: Count
+    acceptance_histogram: Histogram = []
+    histogram: Histogram = []
+    per_step_accepted: PerStep = []
+    per_step_drafted: PerStep = []
+
+
+class SglangDetail(Struct, frozen=True):
+    """SGLang's: steps are `spec_verify_ct`, drafted tokens are of chains or trees."""
+
+    spec_verify_ct: Count
+    spec_num_correct_drafts: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_correct_drafts_histogram: Histogram = []
+    spec_accept_length: Value | None = None
+    spec_accept_rate: Value | None = None
+
+
+class Metric(Struct, frozen=True):
+    """One of `llm.get_metrics()`: a counter or gauge has a value, a vector values."""
+
+    name: str
+    labels: dict[str, str] = {}
+    value: float | None = None
+    values: Histogram = []
+
+
+T = TypeVar("T")
+
+
+def read_json(value: Any, time_ns: int) -> list[Told]:  # noqa: ANN401
+    """All that a JSON value tells, whatever it is of the above, or a list of them. Raises UnreadableError."""
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
+        return _metrics(value, time_ns)
+    values = value if isinstance(value, list) else [value]
+    return [told for one in values for told in _outputs(one, time_ns)]
+
+
+def _outputs(value: Any, time_ns: int) -> Iterator[Told]:  # noqa: ANN401
+    """Of one response or output."""
+    if not isinstance(value, dict):
+        raise UnreadableError("a JSON value that is no response")
+    if "error" in value:
+        raise UnreadableError("the response is an error of the server")
+    if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
+        for one in value["outputs"]:
+            yield from _outputs({"request_id": value.get("request_id"), **_object(one)}, time_ns)
+        return
+    created = value.get("created")
+    time = int(created * 1e9) if isinstance(created, int | float) and 0 < created < 2**33 else time_ns
+    model = value["model"][:1000] if isinstance(value.get("model"), str) else ""
+    found = list(_aggregates(value))
+    if not found:
+        raise UnreadableError("a response without figures of speculation: is the server told to give them?")
+    name = next((value[key] for key in ("id", "request_id") if isinstance(value.get(key), str)), "")[:1000]
+    for at, told in enumerate(found):
+        about = f"{name} {at}".strip() if len(found) > 1 else name
+        yield Told(model, time, time, replace(told, request=about, emitted=_emitted(value, len(found))))
+
+
+def _aggregates(value: Mapping[str, Any]) -> Iterator[Aggregate]:
+    metrics, extension = value.get("metrics"), value.get("sglext")
+    if isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None:
+        yield of_vllm(_as(metrics["speculative_decoding"], Detail))
+    elif value.get("spec_decode_metrics") is not None:
+        yield of_vllm(_as(value["spec_decode_metrics"], Detail))
+    elif "num_draft_tokens" in value:
+        yield of_vllm(_as(value, Detail))
+    elif isinstance(extension, dict) and extension.get("spec_tokens_details") is not None:
+        details = extension["spec_tokens_details"]
+        for one in details if isinstance(details, list) else [details]:
+            yield of_sglang(_as(one, SglangDetail))
+    elif "spec_verify_ct" in (meta := _object(value.get("meta_info") or value)):
+        yield of_sglang(_as(meta, SglangDetail))
+
+
+def of_vllm(detail: Detail) -> Aggregate:
+    """The counts of a request of vLLM. Raises UnreadableError where they contradict each other."""
+    histogram = detail.acceptance_histogram or detail.histogram
+    steps, drafts, depth = detail.per_step_accepted, sum(histogram), len(histogram) - 1
+    proposed = full_chains(drafts, detail.num_draft_tokens, depth)
+    if not histogram:
+        raise UnreadableError("figures of a request without their histogram")
+    if steps or detail.per_step_drafted:
+        drafted = detail.per_step_drafted
+        if len(steps) != len(drafted) or sum(drafted) != detail.num_draft_tokens:
+            raise UnreadableError("per_step_accepted, per_step_drafted and num_draft_tokens do not fit together")
+        if any(a > d for a, d in zip(steps, drafted, strict=True)) or max(drafted) > depth:
+            raise UnreadableError("per_step_accepted holds more than was drafted")
+        if [Counter(steps)[n] for n in range(depth + 1)] != histogram:
+            raise UnreadableError("acceptance_histogram is not that of per_step_accepted")
+        proposed = tuple(sum(1 for d in drafted if d >= at) for at in range(1, depth + 1))
+    return Aggregate(
+        source=RESPONSE,
+        drafts=drafts,
+        drafted=detail.num_draft_tokens,
+        accepted=sum(n * times for n, times in enumerate(histogram)),
+        accepted_at=_at_depth(histogram),
+        proposed_at=proposed,
+    )
+
+
+def of_sglang(detail: SglangDetail) -> Aggregate:
+    """The counts of a request of SGLang. Its drafts may be trees, so nothing says how many reached a depth."""
+    histogram, steps = detail.spec_correct_drafts_histogram, detail.spec_verify_ct
+    if histogram and sum(histogram) != steps:
+        raise UnreadableError("spec_correct_drafts_histogram does not count spec_verify_ct steps")
+    told = {"sglang:spec_accept_length": detail.spec_accept_length, "sglang:spec_accept_rate": detail.spec_accept_rate}
+    return Aggregate(
+        source=SGLANG,
+        drafts=steps,
+        drafted=detail.spec_num_proposed_drafts,
+        accepted=detail.spec_num_correct_drafts,
+        accepted_at=_at_depth(histogram),
+        averages={name: value for name, value in told.items() if value is not None},
+    )
+
+
+def _at_depth(histogram: Sequence[int]) -> tuple[int, ...]:
+    """Steps that accepted so many tokens or more, from 1."""
+    return tuple(sum(histogram[depth:]) for depth in range(1, len(histogram)))
+
+
+def _emitted(value: Mapping[str, Any], sequences: int) -> int | None:
+    """Output tokens, where the response is of one sequence and says so."""
+    usage, meta = value.get("usage"), value.get("meta_info")
+    holder = usage if isinstance(usage, dict) else meta if isinstance(meta, dict) else {}
+    tokens = holder.get("completion_tokens")
+    ids = value.get("token_ids")
+    if tokens is None and isinstance(ids, list):
+        return len(ids)
+    return tokens if isinstance(tokens, int) and 0 <= tokens < MOST and sequences == 1 else None
+
+
+def _metrics(values: Sequence[Any], time_ns: int) -> list[Told]:
+    """`llm.get_metrics()`: counters since the engine began, each engine by its labels."""
+    found: dict[tuple[str, str], Reading] = {}
+    for one in values:
+        if not str(one.get("name", "")).startswith("vllm:"):
+            continue
+        if not {one["name"], f"{one['name']}_total"} & {*COUNTERS, *GAUGES, PER_POSITION}:
+            continue
+        metric = _as(one, Metric)
+        key = (metric.labels.get("engine", ""), metric.labels.get("model_name", ""))
+        reading = found.setdefault(key, Reading(METRICS, *key, time_ns=time_ns))
+        counter = COUNTERS.get(f"{metric.name}_total")
+        if counter is not None and metric.value is not None:
+            reading.counters[counter] = count(metric.value, metric.name)
+        elif metric.name in GAUGES and metric.value is not None:
+            reading.gauges[GAUGES[metric.name]] = metric.value
+        elif metric.values:
+            reading.accepted_at = dict(enumerate(metric.values))
+    readings = [reading for reading in found.values() if reading.speculates]
+    if not readings:
+        raise UnreadableError("these metrics hold none of speculation: is it on?")
+    return [difference(None, reading) for reading in readings]
+
+
+def _as(value: Any, kind: type[T] | Any) -> Any:  # noqa: ANN401
+    """A value of a declared type. Raises UnreadableError."""
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UnreadableError(plain_error(error)) from None
+
+
+def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    if not isinstance(value, dict):
+        raise UnreadableError("a JSON value that is no response")
+    return value

@@ -1,0 +1,288 @@
+"""Where it comes from: a server's /metrics, or a file or pipe whose content says what it is."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import stat
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import orjson
+
+from specscope.errors import UserError, first_line
+from specscope.trace.checked import short
+from specscope.trace.faults import Faults
+from specscope.trace.vocabulary import printable
+from specscope.watch.log import MARK, LogReader
+from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
+from specscope.watch.responses import read_json
+from specscope.watch.told import Told, UnreadableError
+
+LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document, of a line
+TIMEOUT = 10.0  # seconds that a server may take
+PIECE = 2**18  # bytes that are read at once
+LOOK = 0.25  # seconds between two looks at a file that may grow
+UNKNOWN = (
+    "holds nothing that watch knows: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
+    "as JSON, or a page of /metrics"
+)
+
+
+class Source(Protocol):
+    """Something to watch. `run` may block, and is called on a thread of its own."""
+
+    name: str
+    recognised: str  # in words, "" until it is known
+    endless: bool  # whether it may go on for ever
+    faults: Faults
+
+    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+        """What it tells, and notices as text, until it ends or is told to stop. Raises UserError."""
+
+
+class Server:
+    """A server's page of metrics, read every `seconds`."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self.url = checked_url(url)
+        self.name = urlsplit(self.url).netloc
+        self.recognised = ""
+        self.endless = True
+        self.faults = Faults()
+        self._seconds = seconds
+        self._intervals = Intervals()
+
+    def open(self) -> list[Reading]:
+        """The first reading. Raises UserError that says what to do."""
+        try:
+            readings = self._read()
+        except UnreadableError as error:
+            raise UserError(f"{self.url}: {error}") from None
+        if not readings:
+            raise UserError(
+                f"{self.url}: this server tells no speculation metrics; is speculation on (vLLM: "
+                "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics)?"
+            )
+        self.recognised = engines(readings)
+        self._intervals.take(readings)
+        return readings
+
+    def _read(self) -> list[Reading]:
+        request = urllib.request.Request(self.url, headers={"Accept": "text/plain", "User-Agent": "specscope"})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                page = answer.read(LARGEST + 1)
+        except urllib.error.HTTPError as error:
+            raise UserError(f"{self.url}: the server answers {error.code} {error.reason}: is the path right?") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise UserError(f"{self.url} cannot be reached: {first_line(reason)}") from None
+        if len(page) > LARGEST:
+            raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
+        return read_metrics(page.decode("utf-8", "replace"), time.time_ns())
+
+    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+        """An interval after the other. A server that is away is waited for."""
+        due, away = time.monotonic(), False
+        while True:
+            due = max(due + self._seconds, time.monotonic())
+            if stop.wait(max(due - time.monotonic(), 0)):
+                return
+            try:
+                readings = self._read()
+            except (UserError, UnreadableError) as error:
+                if isinstance(error, UnreadableError):
+                    self.faults.add(self.name, str(error))
+                if not away:
+                    yield f"{error}; still trying" if isinstance(error, UserError) else f"{self.name}: {error}"
+                away = True
+                continue
+            if away:
+                yield f"{self.name} answers again"
+            away = False
+            yield from self._intervals.take(readings)
+
+
+class File:
+    """A file, a named pipe or standard input: a log that may grow, or JSON, or a page of metrics."""
+
+    def __init__(self, path: str, *, follow: bool) -> None:
+        self.name = "standard input" if path == "-" else printable(path)
+        self.recognised = ""
+        self.faults = Faults()
+        self._path, self._follow = path, follow
+        try:
+            found = os.fstat(0) if path == "-" else os.stat(path)
+        except OSError as error:
+            raise UserError(f"cannot read {self.name}: {error.strerror}; a server is http://HOST:PORT") from None
+        if stat.S_ISDIR(found.st_mode):
+            raise UserError(f"cannot read {self.name}: it is a folder")
+        self._regular = stat.S_ISREG(found.st_mode)
+        self.endless = follow or not self._regular
+        self._time = datetime.fromtimestamp(found.st_mtime) if self._regular else None
+
+    def run(self, stop: threading.Event) -> Iterator[Told | str]:
+        """What each line, or the whole, tells."""
+        first, number = "", -1
+        try:
+            number = 0 if self._path == "-" else os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            lines = self._lines(number, stop)
+            first = next((line for line in lines if line.strip()), "")
+            yield from self._content(first, lines)
+        except OSError as error:
+            raise UserError(f"cannot read {self.name}: {error.strerror}") from None
+        finally:
+            if number > 0:
+                os.close(number)
+        if not self.recognised and not stop.is_set():
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
+
+    def _content(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+        start = first.lstrip("\ufeff \t")
+        if start.startswith(("{", "[")) and not start.startswith("[2"):  # a log may begin with a date in brackets
+            yield from self._json(first, lines)
+        elif start.startswith(("data:", "event:", "id:", ": ")):
+            yield from self._stream(first, lines)
+        elif start.startswith(("# HELP", "# TYPE")):
+            yield from self._page(first + "".join(self._all(lines)))
+        else:
+            yield from self._log(first, lines)
+
+    def _lines(self, number: int, stop: threading.Event) -> Iterator[str]:
+        """Each line; of a log that is followed also those that come later. Never blocks for longer than LOOK."""
+        part = b""
+        while not stop.is_set():
+            if not select.select([number], [], [], LOOK)[0]:
+                continue
+            piece = os.read(number, PIECE)
+            *whole, part = (part + piece).split(b"\n")
+            yield from (f"{line.decode('utf-8', 'replace')}\n" for line in whole)
+            if len(part) > LARGEST:
+                raise UserError(f"{self.name} has a line of more than {LARGEST >> 20} MiB")
+            if piece:
+                continue
+            if not (self._follow and self._regular):
+                break
+            if os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was emptied, and is written anew
+                os.lseek(number, 0, os.SEEK_SET)
+            stop.wait(LOOK)
+        if part:
+            yield part.decode("utf-8", "replace")
+
+    def _all(self, lines: Iterator[str]) -> Iterator[str]:
+        self._follow = False
+        size = 0
+        for line in lines:
+            size += len(line)
+            if size > LARGEST:
+                raise UserError(f"{self.name} is larger than {LARGEST >> 20} MiB, the limit")
+            yield line
+
+    def _log(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+        reader = LogReader(self._time or datetime.now())
+        number = 0
+        for number, line in enumerate(_chain(first, lines), 1):
+            if not self.recognised and MARK in line:
+                self.recognised = "vLLM's log"
+                yield f"{self.name}: {self.recognised}"
+            try:
+                told = reader.take(line, None if self._time and not self._follow else datetime.now())
+            except UnreadableError as error:
+                self.faults.add(f"line {number}", str(error))
+                continue
+            if told is not None:
+                yield told
+
+    def _json(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+        """One document, or one a line."""
+        try:
+            value = orjson.loads(first)
+        except orjson.JSONDecodeError:
+            text = first + "".join(self._all(lines))
+            try:
+                value, lines = orjson.loads(text), iter(())
+            except orjson.JSONDecodeError as error:
+                raise UserError(f"{self.name} is no JSON: {error}") from None
+        yield from self._values(value, 1)
+        for number, line in enumerate(lines, 2):
+            if line.strip():
+                yield from self._document(line, number)
+        self._finish()
+
+    def _stream(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+        """Server-sent events: the last one before `[DONE]` has the figures."""
+        for number, line in enumerate(_chain(first, lines), 1):
+            data = line.removeprefix("data:").strip()
+            if line.startswith("data:") and ('"speculative_decoding"' in data or '"spec_' in data):
+                yield from self._document(data, number)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Nothing of it could be read: say why."""
+        if not self.recognised and self.faults.total:
+            why, self.faults = self.faults.lines()[0], Faults()
+            raise UserError(f"{self.name} tells nothing of speculation; {why}")
+
+    def _document(self, line: str, number: int) -> Iterator[Told | str]:
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            self.faults.add(f"line {number}", f"no JSON ({error})")
+            return
+        yield from self._values(value, number)
+
+    def _values(self, value: object, number: int) -> Iterator[Told | str]:
+        """A list may hold some responses that cannot be read."""
+        single = not isinstance(value, list) or all(isinstance(one, dict) and "name" in one for one in value)
+        for at, one in enumerate([value] if single else value):  # type: ignore[arg-type,var-annotated]
+            try:
+                told = read_json(one, time.time_ns())
+            except UnreadableError as error:
+                self.faults.add(f"line {number}" if single else f"item {at}", str(error))
+                continue
+            if told and not self.recognised:
+                self.recognised = told[0].aggregate.source
+                yield f"{self.name}: {self.recognised}"
+            yield from told
+
+    def _page(self, text: str) -> Iterator[Told | str]:
+        """A page of metrics that was saved: what its counters count since they began."""
+        try:
+            readings = read_metrics(text, int((self._time or datetime.now()).timestamp() * 1e9))
+        except UnreadableError as error:
+            raise UserError(f"{self.name}: {error}") from None
+        if not readings:
+            raise UserError(f"{self.name} holds no speculation metrics; was speculation on?")
+        self.recognised = engines(readings)
+        yield f"{self.name}: {self.recognised}, since the counters began"
+        yield from (difference(None, reading) for reading in readings)
+
+
+def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from lines
+
+
+def open_source(text: str, seconds: float, *, follow: bool) -> Source:
+    """A URL or a file. Raises UserError."""
+    return Server(text, seconds) if "://" in text else File(text, follow=follow)
+
+
+def checked_url(text: str) -> str:
+    """http://HOST:PORT or https://..., with /metrics where it has no path. Raises UserError."""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port out of range, a bracket that is not closed
+        good = False
+    if not good or not text.isascii() or not text.isprintable() or " " in text:
+        raise UserError(f"{short(text)} is no address of a server: write http://HOST:PORT/metrics")
+    return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"

@@ -1,0 +1,30 @@
+"""What a source tells: an aggregate, when it was, and of which engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specscope.trace.aggregate import Aggregate
+
+MOST = 2**53  # of any count: beyond it a float, which is what metrics are, no longer tells neighbours apart
+
+
+class UnreadableError(ValueError):
+    """A reading, a line or a response that is not what it seems. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One interval of one engine. `aggregate.engine` says which, together with the model."""
+
+    model: str  # "" where the source does not name it
+    start_ns: int  # wall clock
+    end_ns: int
+    aggregate: Aggregate
+
+
+def count(value: float, name: str) -> int:
+    """A count that came as a float. Raises UnreadableError."""
+    if not 0 <= value < MOST or value != int(value):
+        raise UnreadableError(f"{name} is {value}, which is no count")
+    return int(value)

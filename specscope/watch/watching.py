@@ -1,0 +1,188 @@
+"""Watching: sources on threads of their own, a run with its outputs for each engine that they tell of."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import specscope
+from specscope.errors import UserError
+from specscope.trace.bus import Bus
+from specscope.trace.outputs import Outputs
+from specscope.trace.records import Phase, RunInfo, StepRecord
+from specscope.watch.source import Source
+from specscope.watch.told import Told
+
+INTERVAL = "interval"  # the one phase of such a step
+WAITING = 20_000  # records that may wait for the screen
+
+OpenOutputs = Callable[[RunInfo, Bus, str, int], tuple[Outputs, str | None]]  # and the capture's name
+
+
+@dataclass
+class EngineRun:
+    """One engine of one source: its records are a run."""
+
+    name: str  # in words
+    info: RunInfo
+    bus: Bus = field(default_factory=Bus)
+    outputs: Outputs | None = None
+    captured: str | None = None  # the file
+    steps: int = 0
+
+    def record(self, told: Told) -> StepRecord:
+        """What was told, as the next step."""
+        step, aggregate = self.steps, told.aggregate
+        self.steps += 1
+        return StepRecord(
+            step=step,
+            phases=(Phase(INTERVAL, told.start_ns, told.end_ns),),
+            running=aggregate.running or 0,
+            waiting=aggregate.waiting or 0,
+            blocks_used=0,
+            blocks_free=0,
+            speculation=True,
+            speculation_off="",
+            admitted=(),
+            requests=(),
+            preempted=(),
+            finished=(),
+            aggregate=aggregate,
+        )
+
+
+@dataclass(frozen=True)
+class News:
+    """A record of an engine, or a notice."""
+
+    run: EngineRun | None
+    record: StepRecord | None
+    text: str = ""
+
+
+class Watch:
+    """Runs the sources until they end or `stop` is called. What they tell is taken from `news`."""
+
+    def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
+        self.sources = sources
+        self.runs: dict[tuple[str, str, str], EngineRun] = {}
+        self.news: deque[News] = deque(maxlen=WAITING)
+        self.errors: list[UserError] = []
+        self._open_outputs = open_outputs
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # guards the runs
+        # Files that end are read one after the other, so that their order is that of the captures
+        finite = [source for source in sources if not source.endless]
+        lanes = [finite, *([source] for source in sources if source.endless)]
+        self._left = len(lanes)
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane,), name="specscope-watch", daemon=True) for lane in lanes
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether every source has ended."""
+        return self._left == 0
+
+    def _run(self, lane: Sequence[Source]) -> None:
+        for source in lane:
+            try:
+                for told in source.run(self._stop):
+                    self._take(source, told)
+            except UserError as error:
+                self.errors.append(error)
+            except Exception as error:  # of a sink: a screen shows it, and the others go on
+                self.errors.append(UserError(f"{source.name}: {type(error).__name__}: {error}"))
+        with self._lock:
+            self._left -= 1
+
+    def _take(self, source: Source, told: Told | str) -> None:
+        if isinstance(told, str):
+            self.news.append(News(None, None, told))
+            return
+        with self._lock:
+            if self._stop.is_set():
+                return
+            run = self._run_of(source, told)
+            record = run.record(told)
+            run.bus.publish(record)
+            self.news.append(News(run, record))
+
+    def _run_of(self, source: Source, told: Told) -> EngineRun:
+        key = (source.name, told.aggregate.engine, told.model)
+        if key not in self.runs:
+            run = EngineRun(_name(source, told), _info(told))
+            run.outputs, run.captured = self._open_outputs(
+                run.info, run.bus, told.aggregate.engine or "0", len(self.runs)
+            )
+            self.runs[key] = run
+        return self.runs[key]
+
+    def end(self) -> None:
+        """Take in nothing more."""
+        self._stop.set()
+
+    def stop(self) -> list[str]:
+        """End the sources and close every output; a line for each loss. Raises the first error of a capture."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(5)
+        losses: list[str] = []
+        with contextlib.ExitStack() as stack, self._lock:
+            for run in self.runs.values():
+                if run.outputs is not None:
+                    outputs, run.outputs = run.outputs, None
+                    stack.callback(_close, outputs, losses)
+        return losses
+
+    def take(self) -> Iterator[News]:
+        """What is new."""
+        while self.news:
+            yield self.news.popleft()
+
+    def faults(self) -> list[str]:
+        """What was left out, a line for each kind."""
+        return [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
+
+
+def _close(outputs: Outputs, losses: list[str]) -> None:
+    losses += outputs.close()
+
+
+def _name(source: Source, told: Told) -> str:
+    engine = f" engine {told.aggregate.engine}" if told.aggregate.engine else ""
+    return f"{source.name}{engine}"
+
+
+def _info(told: Told) -> RunInfo:
+    """As much of a run as is known."""
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=told.model,
+        revision="",
+        drafter="",
+        draft_model="",
+        tree="",
+        device="",
+        dtype="",
+        backend=told.aggregate.source,
+        seed=0,
+        eos_tokens=(),
+        max_context=0,
+        blocks=0,
+        block_size=1,
+        params={},
+        versions={"specscope": specscope.__version__},
+        evidence="counts",
+        text=False,
+    )

@@ -1,0 +1,42 @@
+"""Drafted tokens outside the head's vocabulary."""
+
+import dataclasses
+
+from specscope.analyze.findings import Result
+from specscope.analyze.verify.drafted import NAME
+from specscope.analyze.verify.trial import judge
+from tests.analyze.verify.edits import edited, put, replaced
+from tests.heads import DRAFT_VOCAB
+
+
+def check(history):
+    return next(one for one in judge(history, source="run").checks if one.name == NAME)
+
+
+def test_a_token_outside_the_draft_vocabulary_is_found(runs):
+    good = check(runs["deterministic"])  # of an EAGLE head with a reduced vocabulary
+    assert good.result is Result.PASSED
+    assert good.tested > 100
+    assert good.note == f"{DRAFT_VOCAB} tokens of the target"
+
+    def outside(part):
+        unknown = next(t for t in range(300) if t not in known)
+        return replaced(part, tree__token=put(part.tree.token, 0, unknown)) if len(part.tree) else None
+
+    from specscope.trace.draft_vocabulary import draft_tokens
+
+    known = set(draft_tokens(runs["deterministic"].run).tolist())
+    bad = check(edited(runs["deterministic"], outside))
+    assert bad.result is Result.FAILED
+    assert "is not among them" in bad.detail
+
+
+def test_it_is_skipped_with_its_reason(runs):
+    assert check(runs["sampled"]).note == "the drafter's vocabulary is not reduced"
+    history = runs["deterministic"]
+    before, history.run = history.run, dataclasses.replace(history.run, draft_tokens="", evidence="")
+    try:
+        assert check(history).result is Result.SKIPPED
+        assert check(history).note == "the capture does not tell what the drafter knows"
+    finally:
+        history.run = before

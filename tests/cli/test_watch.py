@@ -1,0 +1,227 @@
+"""`specscope watch` from its command line to its captures, and what other commands make of those."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from specscope.cli.watch import numbered
+from specscope.trace.reading import read_capture
+from tests.bad_inputs import PLANTED
+from tests.processes import ENV, SPECSCOPE, Terminal
+from tests.test_bad_input import run_here
+from tests.watch.samples import DATA, changed, text, two_engines
+from tests.watch.server import Page
+
+LOG, CHAT = str(DATA / "log.txt"), str(DATA / "chat_greedy.json")
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """A capture of the recorded log."""
+    path = tmp_path_factory.mktemp("watch") / "w.jsonl"
+    code, _, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
+    assert code == 0, err
+    return str(path)
+
+
+def test_a_log_as_a_table_and_as_a_capture(tmp_path):
+    path = tmp_path / "w.jsonl"
+    code, out, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
+    assert code == 0
+    assert "log.txt: vLLM's log" in err
+    assert "vLLM log tells counts by interval, but not: trees, tokens, probabilities and coins, output tokens" in err
+    lines = out.splitlines()
+    rows = [line.split() for line in lines if re.match(r" \d\d:\d\d:\d\d", line)]
+    assert [row[2] for row in rows] == ["4", "4", "~106", "~45", "~22"]
+    assert "0.019 0.019 0.019" in out
+    assert any(line.split() == ["mean", "acceptance", "length", "τ", "1.07"] for line in lines)
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert [step.aggregate.drafts for step in reader.history.steps] == [4, 4, 106, 45, 22]
+
+
+def test_responses_as_a_table():
+    code, out, err = run_here(["watch", CHAT, str(DATA / "completion_greedy.json"), "--headless"])
+    assert code == 0
+    assert "chatcmpl-8c7946b0c7c72083" in out
+    assert "chat_greedy.json: vLLM response" in err
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("drafts")] == ["4", "30"]
+
+
+def test_damaged_lines_are_counted_and_named(tmp_path):
+    lines = text("log.txt").splitlines(keepends=True)
+    (tmp_path / "v.log").write_text("".join([lines[1][:110] + "\n", *lines]))
+    code, out, err = run_here(["watch", str(tmp_path / "v.log"), "--headless"])
+    assert code == 0
+    assert "warning:" in err
+    assert "left out 1×: line 1: a `SpecDecoding metrics:` line without its" in err
+    assert "106" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["watch"], "Missing argument"),
+        (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
+        (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
+        (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
+        (["watch", PLANTED, "--headless"], "without figures of speculation"),
+        (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
+        (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 86400"),
+        (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 86400"),
+        (["watch", LOG, "--follow"], "--follow goes with --headless"),
+        (["watch", "-", "-", "--headless"], "can be watched only once"),
+        (["watch", LOG, "--headless", "--otlp-endpoint", "ftp://x"], "--otlp-endpoint"),
+        (["watch", str(DATA / "chat_n2.json"), "--headless"], "tells nothing of speculation"),
+    ],
+)
+def test_bad_input_is_one_line(command, why):
+    code, out, err = run_here(command)
+    (line,) = [line for line in err.splitlines() if "error" in line]
+    assert code == 2
+    assert why in line
+    assert "Traceback" not in out + err
+
+
+def test_report_replays_the_figures(captured, tmp_path):
+    code, out, err = run_here(["report", captured])
+    assert (code, err) == (0, "")
+    assert "told by   vLLM log" in out
+    assert "but not: trees" in out
+    assert "3 of 5 intervals with drafts worked out from rounded rates" in " ".join(out.split())
+    assert any(line.split() == ["mean", "acceptance", "length", "τ", "1.07"] for line in out.splitlines())
+    assert "0.750 0.000 0.000" in out
+    assert "Final tokens" not in out
+    code, out, _ = run_here(["report", captured, "--json"])
+    told = json.loads(out)
+    assert [one["told"]["drafts"] for one in told["intervals"]] == [4, 4, 106, 45, 22]
+    assert told["pooled"]["emitted"] is None
+    assert told["pooled"]["kinds"] is None
+    page = tmp_path / "page.html"
+    assert run_here(["report", captured, "--html", str(page)])[0] == 0
+    assert "Mean acceptance length over the run" in page.read_text()
+
+
+@pytest.mark.parametrize("verb", [["verify"], ["audit"], ["diagnose"], ["diagnose", "--no-audit"], ["debug", "--over"]])
+def test_what_needs_trees_cannot_judge_counts(captured, verb):
+    code, out, err = run_here([*verb, captured])
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    done = "debugged" if verb[0] == "debug" else "judged"
+    assert f"cannot be {done}: the capture holds counts only (vLLM log tells no trees)" in line
+
+
+def test_diagnose_against_counts(captured):
+    code, _, err = run_here(["diagnose", PLANTED, "--no-audit", "--against", captured])
+    assert code == 2
+    assert "holds counts only" in err
+
+
+def test_compare_compares_figures(captured, tmp_path):
+    sampled = str(Path(PLANTED).parent / "sampled.jsonl")
+    code, out, err = run_here(["compare", captured, sampled])
+    assert (code, err) == (0, "")
+    assert any(line.split()[:4] == ["mean", "acceptance", "length", "τ"] for line in out.splitlines())
+    assert "whether a difference is beyond chance is not judged" in " ".join(out.split())
+    code, out, _ = run_here(["compare", sampled, captured, "--json"])
+    told = json.loads(out)
+    assert told["counts_only"] is True
+    assert told["b"]["acceptance"]["drafts"] == 181
+    code, _, err = run_here(["compare", captured, sampled, "--fail-if", "tau drops > 2%"])
+    assert code == 2
+    assert "leave out --fail-if" in err
+    head = tmp_path / "head.jsonl"
+    head.write_text(Path(sampled).read_text().splitlines(keepends=True)[0])
+    assert "there is nothing to compare" in run_here(["compare", str(head), sampled])[2]
+
+
+def test_a_server_is_watched_for_a_while(tmp_path):
+    path = tmp_path / "w.jsonl"
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        command = ["watch", page.url, "--interval", "0.1", "--for", "0.6", "--headless", "-o", str(path)]
+        code, out, err = run_here(command)
+    assert code == 0, err
+    assert "vLLM /metrics, engine 0" in err
+    assert "0.007 0.000 0.000" in out  # 1 of 143
+    steps = read_capture(path).history.steps
+    assert [step.aggregate.drafts for step in steps[:2]] == [143, 0]
+    assert all(step.aggregate.drafts == 0 for step in steps[1:])
+
+
+def test_each_engine_has_a_capture_of_its_own(tmp_path):
+    path = tmp_path / "w.jsonl"
+    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
+    with (
+        Page(*(two_engines(text(one), text(other)) for one, other in pages)) as both,
+        Page(text("metrics_idle.txt"), changed(text("metrics_before.txt"), drafts=7)) as third,
+    ):
+        command = ["watch", both.url, third.url, "--interval", "0.2", "--for", "0.5", "--headless", "-o", str(path)]
+        code, _, err = run_here(command)
+    assert code == 0, err
+    drafts = {
+        Path(name).name: read_capture(name).history.steps[0].aggregate.drafts for name in tmp_path.glob("*.jsonl")
+    }
+    assert sorted(drafts) == ["w-2.jsonl", "w-3.jsonl", "w.jsonl"]
+    assert sorted(drafts.values()) == [7, 12, 143]
+    assert err.count("captured ") == 3
+    assert numbered("a/run.jsonl", 1) == "a/run-2.jsonl"
+
+
+def test_ctrl_c_leaves_a_valid_capture(tmp_path):
+    path = tmp_path / "w.jsonl"
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        command = [*SPECSCOPE, "watch", page.url, "--interval", "0.1", "--headless", "-o", str(path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, text=True)
+        try:
+            end = time.monotonic() + 60
+            while page.served < 5 and time.monotonic() < end:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "mean acceptance length" in out
+    reader = read_capture(path)
+    assert reader.warnings == []
+    assert reader.history.acceptance.drafts == 143
+
+
+def test_a_pipe_is_watched_until_it_ends():
+    process = subprocess.run(
+        [*SPECSCOPE, "watch", "-", "--headless"],
+        input=text("log.txt"),
+        capture_output=True,
+        text=True,
+        env=ENV,
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "standard input: vLLM's log" in process.stderr
+    assert "~106" in process.stdout
+
+
+def test_on_a_screen_with_two_engines(tmp_path):
+    path = tmp_path / "w.jsonl"
+    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
+    with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
+        terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.2", "-o", str(path)])
+        try:
+            terminal.wait_for(lambda: b"Intervals" in terminal.screen and b"engine 0" in terminal.screen)
+            assert b"does not tell trees" in terminal.screen
+            terminal.type("e")
+            terminal.wait_for(lambda: b"engine 1" in terminal.screen)
+            terminal.remember()
+            terminal.type("q")
+            assert terminal.left(10) == []
+            assert terminal.process.returncode == 0
+        finally:
+            terminal.close()
+    assert read_capture(path).history.acceptance.drafts == 143
+    assert read_capture(tmp_path / "w-2.jsonl").history.acceptance.drafts == 12

@@ -1,0 +1,152 @@
+"""Cached KV beside KV computed afresh: equal in healthy runs, whatever moved it; planted faults are found in place.
+
+The run goes on as if nobody had looked.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from specscope import Engine, SamplingParams
+from specscope.debug.commands import Commands
+from specscope.debug.kv_check import KVCheck, KVCompared, KVPlace, kv_check_text
+from specscope.debug.session import Session
+from specscope.errors import UserError
+from specscope.live.check_kv import TOLERANCE, check_kv
+from specscope.live.local import commands_over
+from specscope.trace.vocabulary import Vocabulary
+from tests.faults.planted import FAULTS
+from tests.faults.settings import DRAFTERS, SETTINGS, TARGET, prompts
+
+HEALTHY = [
+    *((dtype, name) for dtype in ("float32", "bfloat16") for name in ("ngram", "model tree", "eagle tree")),
+    ("float32", "none"),
+    ("float32", "eagle dynamic"),
+]
+
+
+def engine(drafter, dtype="float32", blocks=18, params=None, requests=4, tokens=32):
+    """A run that has not begun; so few blocks that somebody is preempted."""
+    made = Engine(target=str(TARGET), dtype=dtype, kv_memory=0.02, max_batch=3, threads=1, **drafter)
+    made.runner.cache.pool.__init__(blocks)
+    setting = dataclasses.replace(SETTINGS["ngram"], requests=requests)
+    for seed, prompt in enumerate(prompts(setting)):
+        made.add(prompt, SamplingParams(max_tokens=tokens, seed=seed, temperature=0.8, **(params or {})))
+    return made
+
+
+def outputs(engine, every=0):
+    """All output tokens, and every request's KV as it was found after each `every` steps."""
+    found, checks, preempted, moved = {}, [], 0, 0
+    while engine.busy:
+        record = engine.step()
+        found |= {end.info.id: end.output.tolist() for end in record.finished}
+        preempted += len(record.preempted)
+        moved += sum(len(part.moved) > 0 for part in record.requests)
+        if every and record.step % every == 0:
+            checks += [check_kv(engine, name) for name in engine.requests]
+    return found, checks, preempted, moved
+
+
+@pytest.mark.parametrize(("dtype", "name"), HEALTHY)
+def test_a_healthy_run_agrees_at_every_place_and_goes_on_as_before(dtype, name):
+    drafter = {"drafter": "none"} if name == "none" else DRAFTERS[name]
+    looked, checks, preempted, moved = outputs(engine(drafter, dtype), every=2)
+    assert looked == outputs(engine(drafter, dtype))[0]
+    assert preempted > 0
+    assert moved > 0 or "tree" not in name
+    for check in checks:
+        for one in check.compared:
+            assert not one.differ, kv_check_text(check, Vocabulary())
+            assert one.largest < one.tolerance / 2
+    compared = [one for check in checks for one in check.compared]
+    assert sum(one.places for one in compared if one.model == "target") > 1000
+    of_drafter = sum(one.places for one in compared if one.model.startswith("drafter"))
+    assert of_drafter > 500 if name.startswith(("model", "eagle")) else of_drafter == 0
+
+
+def first_wrong(fault):
+    """The first check of a run with a fault that finds something, with the step that went before."""
+    setting = SETTINGS[FAULTS[fault].setting]
+    made = engine(DRAFTERS[setting.drafter], blocks=setting.blocks or 64, requests=6 if setting.blocks else 3)
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS[fault].install(patch, made)
+        while made.busy:
+            record = made.step()
+            for name in made.requests:
+                check = check_kv(made, name)
+                if any(one.differ for one in check.compared):
+                    return record, next((p for p in record.requests if p.request == name), None), check
+    raise AssertionError("nothing was found")
+
+
+@pytest.mark.parametrize("fault", ["KV not moved", "KV not moved, sampled"])
+def test_kv_that_was_not_moved_is_found_in_the_target_at_its_place(fault):
+    _, part, check = first_wrong(fault)
+    target, drafter = check.compared
+    assert target.model == "target"
+    assert not drafter.differ
+    wrong = [place.position for place in target.differ]
+    lay = [node != at for at, node in enumerate(part.verdict.path.tolist())]
+    assert wrong == [part.position + 1 + at for at, node_lay in enumerate(lay) if node_lay]
+    tokens = part.tree.token[part.verdict.path].tolist()
+    assert [place.token for place in target.differ] == [t for t, moved in zip(tokens, lay, strict=True) if moved]
+
+
+def test_a_leaf_that_was_never_run_is_found_in_the_drafter():
+    _, part, check = first_wrong("leaf taken for run")
+    target, drafter = check.compared
+    assert not target.differ
+    (place,) = drafter.differ
+    assert drafter.model == "drafter draft_model"
+    assert place.position == part.position + part.verdict.accepted
+    assert place.token == int(part.tree.token[part.verdict.path[-1]])
+
+
+def test_kv_that_a_drafter_remembers_after_preemption_is_found_in_the_drafter():
+    record, _, check = first_wrong("drafter remembers too much")
+    target, drafter = check.compared
+    assert check.request in record.preempted
+    assert not target.differ
+    assert len(drafter.differ) == drafter.places > 0
+    assert all(place.slot is None for place in drafter.differ)
+    assert "counted as computed, but no block holds it" in kv_check_text(check, Vocabulary())
+
+
+def test_the_command_on_a_live_engine():
+    commands = commands_over(engine(DRAFTERS["eagle tree"], blocks=64))
+    with pytest.raises(UserError, match="nothing has run yet"):
+        commands.run("check kv")
+    commands.run("next 4")
+    said = commands.run("check kv").splitlines()
+    assert [line.split(":")[0] for line in said] == ["target", "drafter eagle"]
+    assert all("places agree (largest difference" in line for line in said)
+    commands.run("step 3")  # in the middle of a step
+    assert commands.run("check kv").splitlines()[0].startswith("target: ")
+    assert "DIFFER" not in commands.run("check kv")
+    with pytest.raises(UserError, match="write check kv"):
+        commands.run("check")
+    commands.run("continue")
+    with pytest.raises(UserError, match="is not running: its KV was given back"):
+        commands.run("check kv")
+
+
+def test_over_a_capture_it_is_refused_with_its_reason():
+    with pytest.raises(UserError, match="a recording holds no KV: check kv needs a live engine"):
+        Commands(Session()).run("check kv")
+
+
+def test_what_is_wrong_is_shown_place_by_place():
+    places = tuple(KVPlace(at, 65 + at, 160 + at, 3, 0.5) for at in range(10))
+    check = KVCheck("r0", (KVCompared("target", 90, 0.5, 1e-4, places),), "the drafter (ngram) keeps no KV")
+    said = kv_check_text(check, Vocabulary({65: b"A"})).splitlines()
+    assert (
+        said[0] == "target: 10 of 90 places DIFFER from KV computed afresh (largest difference 0.5, tolerance 0.0001)"
+    )
+    assert said[1] == "  position 0 A: slot 160, most in layer 3, by 0.5"
+    assert said[-2:] == ["  and 2 more places", "the drafter (ngram) keeps no KV"]
+
+
+def test_every_dtype_of_an_engine_has_a_tolerance():
+    assert set(TOLERANCE) == {torch.float32, torch.float16, torch.bfloat16}

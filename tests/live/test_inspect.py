@@ -1,0 +1,82 @@
+"""What is shown of a node whose elder siblings were rejected: p and q as the rule used them at its own trial."""
+
+import pytest
+
+from specscope import SamplingParams
+from specscope.debug.show import FED
+from specscope.debug.show_view import view_text
+from specscope.live.local import commands_over
+from specscope.trace.draft_vocabulary import draft_id
+from specscope.trace.records import Outcome
+from tests.engines import PROMPTS, build_engines, fresh
+from tests.heads import DRAFT_VOCAB
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
+
+
+def later_siblings(commands):
+    """The tried nodes of each step whose parent has an elder child, with the step's part; first children too."""
+    session = commands.session
+    while session.engine.busy:
+        commands.run("next")
+        part = session.part
+        if part is None or part.verdict is None or part not in session.record.requests:
+            continue
+        for node in range(len(part.tree)):
+            siblings = part.tree.children(int(part.tree.parent[node]))
+            yield part, node, siblings.index(node) > 0
+
+
+@pytest.mark.parametrize("name", ["draft tree", "eagle dynamic"])
+def test_p_and_q_at_the_trial_are_those_that_were_judged(engines, name):
+    engine = engines[name]
+    fresh(engine, 64)
+    commands = commands_over(engine)
+    for seed, prompt in enumerate(PROMPTS):
+        engine.add(prompt, SamplingParams(temperature=3.0, seed=seed, max_tokens=40, ignore_eos=True))
+    later = first = untried = 0
+    for part, node, has_elder in later_siblings(commands):
+        view, verdict = commands.what_if.view(commands.session, node), part.verdict
+        if verdict.outcome[node] == Outcome.UNTRIED or not has_elder:
+            assert view.p_tried is view.q_tried is None
+            untried += verdict.outcome[node] == Outcome.UNTRIED
+            first += not has_elder
+            continue
+        later += 1
+        assert view.p_tried.prob == pytest.approx(float(verdict.p_trial[node]), abs=1e-6)
+        if name == "draft tree":  # drawn without replacement: the elder one is gone from q, the rest renormalised
+            assert view.q_tried.prob == pytest.approx(float(verdict.q_trial[node]), abs=1e-6)
+            assert view.q_tried.prob > view.q.prob
+        else:
+            assert view.q is view.q_tried is None
+        said = view_text(view, commands.session.history.vocabulary)
+        assert "target, at its trial" in said
+        assert ("drafter, at its trial" in said) == (name == "draft tree")
+        assert ("all of q on this token" in said) == (name != "draft tree")
+    assert later > 5
+    assert first > 10
+    assert untried > 0
+
+
+def test_info_drafter_shows_what_fed_a_head_and_node_the_draft_id(engines):
+    engine = engines["eagle dynamic"]
+    fresh(engine, 64)
+    commands = commands_over(engine)
+    engine.add(PROMPTS[3], SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
+    while commands.session.part is None or not len(commands.session.part.tree):
+        commands.run("next")
+    part, run, said = commands.session.part, engine.run_info, commands.run("info drafter").splitlines()
+    assert f"it knows {DRAFT_VOCAB} tokens of the target, a reduced vocabulary: ids " in said[2]
+    rows, layers = len(part.notes.fed_token), ", ".join(f"layer {name}" for name in run.aux_layers)
+    assert said[4].startswith(f"fed in the first pass, the last {FED} of {rows} rows: position, norms of the features")
+    assert f"({layers})" in said[4]
+    assert len(said) == 5 + FED
+    last = said[-1].split()
+    assert int(last[0]) == part.notes.fed_position[-1]
+    assert [float(norm) for norm in last[1:4]] == pytest.approx(part.notes.fed_norms[-1].tolist(), rel=1e-3)
+    token = int(part.tree.token[0])
+    assert engine.drafter.runner.d2t[draft_id(run, token)] == token
+    assert f"token {token}: draft id {draft_id(run, token)}" in commands.run("node 0").splitlines()

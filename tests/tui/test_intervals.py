@@ -1,0 +1,157 @@
+"""The screen over an engine that tells counts only: its intervals, its figures, and what it does not tell."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specscope.debug.viewer import Viewer
+from specscope.trace.aggregate import Aggregate
+from specscope.trace.history import History
+from specscope.trace.records import StepRecord
+from specscope.tui.app import ScopeApp
+from specscope.tui.screens.engine_view import EnginePanel
+from specscope.tui.widgets.bars import StatusBar
+from specscope.tui.widgets.intervals import IntervalsPanel
+from specscope.tui.widgets.lengths import LengthsPanel
+from specscope.tui.widgets.lines import Lines
+from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.tree import TreePanel
+from tests.trace.strategies import RUN
+from tests.trace.test_aggregate import GAUGES, interval
+
+from .test_keys import running
+from .test_screens import text_of
+
+
+def told(step: int) -> Aggregate:
+    good = 60 if step < 20 else 30
+    at = (good, good // 2, good // 4)
+    return Aggregate(
+        "vLLM /metrics",
+        "0",
+        drafts=100,
+        drafted=300,
+        accepted=sum(at),
+        emitted=100 + sum(at),
+        accepted_at=at,
+        proposed_at=(100,) * 3,
+        running=step % 5,
+        waiting=0,
+        kv_usage=0.5,
+    )
+
+
+def over(*records: StepRecord) -> Viewer:
+    history = History(run=RUN)
+    for record in records:
+        history.append(record)
+    return Viewer(history=history)
+
+
+def vllm(steps: int = 40) -> Viewer:
+    return over(*(interval(step, told(step)) for step in range(steps)))
+
+
+SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
+    app = ScopeApp(vllm(), title="w")
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("end")
+        await pilot.pause()
+        panel = app.screen.query_one(IntervalsPanel)
+        assert panel.display
+        assert not app.screen.query_one(TreePanel).display
+        shown = text_of(panel)
+        assert "0.300" in shown
+        assert "0.150" in shown
+        assert "vLLM /metrics does not tell trees" in shown
+        assert "engine 0" in str(panel.border_title)
+        head, *lines = shown.splitlines()
+        rows = [line for line in lines if re.match(r"\d\d:\d\d:\d\d", line)]
+        assert len(rows) >= 5
+        assert all(len(line) <= panel.area.width for line in lines)
+        column = head.index("length") + len("length")
+        assert all(line[:column].endswith("1.52") for line in rows if "0.070" in line)  # 1 + (30 + 15 + 7) / 100
+        assert "τ" in text_of(app.screen.query_one(RatesPanel))
+        for one in app.screen.query(Lines):
+            assert "cannot draw" not in text_of(one)
+
+
+async def test_figures_of_all_intervals_or_of_one():
+    async with running(vllm()) as (app, pilot):
+        await pilot.press("end")
+        rates = app.screen.query_one(RatesPanel)
+        assert "1.79" in text_of(rates)  # 20 intervals of 2.05 and 20 of 1.52
+        assert "4,000 drafts" in text_of(rates)
+        await pilot.press("s")
+        assert "1.52" in text_of(rates)
+        assert "100 drafts" in text_of(rates)
+        await pilot.press("home")
+        assert "2.05" in text_of(rates)
+
+
+async def test_a_click_goes_to_an_interval_and_the_keys_move():
+    async with running(vllm()) as (app, pilot):
+        await pilot.press("end")
+        await pilot.pause()
+        panel = app.screen.query_one(IntervalsPanel)
+        rows = [at for at, line in enumerate(text_of(panel).splitlines()) if re.match(r"\d\d:\d\d", line)]
+        assert panel.sheet.cursor == rows[-1]
+        await pilot.click(IntervalsPanel, offset=(10, 1 + rows[-3]))
+        await pilot.pause()
+        assert app.viewer.position == 37
+        await pilot.press("comma", "comma")
+        assert app.viewer.position == 35
+        assert "interval 35" in text_of(app.screen.query_one(StatusBar))
+
+
+async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
+    keys = "v escape d escape r escape b escape B escape n N j k y f e i escape x space s z z F escape slash escape o O"
+    async with running(vllm(5)) as (app, pilot):
+        for key in [*keys.split(), "question_mark", "escape", "g"]:
+            await pilot.press(key)
+            await pilot.pause()
+            for panel in app.screen.query(Lines):
+                assert "cannot draw" not in text_of(panel), key
+        await pilot.press("escape", "d")
+        assert any("vLLM /metrics tells sums alone" in text_of(panel) for panel in app.screen.query(Lines))
+
+
+async def test_the_engine_over_time_has_a_curve_of_what_is_told():
+    async with running(vllm()) as (app, pilot):
+        await pilot.press("end", "v")
+        shown = text_of(app.screen.query_one(EnginePanel))
+        assert "phases and KV blocks are not told" in shown
+        assert re.search(r"length +1\.52", shown)
+        assert re.search(r"KV usage +50%", shown)
+
+
+async def test_gauges_are_shown_as_averages():
+    viewer = over(*(interval(step, GAUGES) for step in range(6)))
+    async with running(viewer) as (app, pilot):
+        await pilot.press("end")
+        rates, lengths = app.screen.query_one(RatesPanel), app.screen.query_one(LengthsPanel)
+        assert re.search(r"sglang:spec_accept_length +2\.31", text_of(rates))
+        assert "Averages" in str(rates.border_title)
+        assert "one column: 1 interval" in text_of(lengths)
+        assert "█" in text_of(lengths)
+        shown = text_of(app.screen.query_one(IntervalsPanel))
+        assert "the number of drafts" in shown
+        assert "drafts" not in shown.splitlines()[0]  # a column of dashes alone is left out
+
+
+async def test_names_from_outside_stay_where_they_are_printed():
+    bad = "\x1b[2J\u202eevil\n"
+    one = Aggregate(bad, bad, bad, drafts=1, drafted=1, accepted=1, accepted_at=(1,), averages={bad: 1.0})
+    async with running(over(interval(0, one))) as (app, pilot):
+        await pilot.press("end")
+        for panel in app.screen.query(Lines):
+            assert text_of(panel).replace("\n", "").isprintable()
+        await pilot.press("d")
+        for panel in app.screen.query(Lines):
+            assert text_of(panel).replace("\n", "").isprintable()

@@ -1,0 +1,40 @@
+import logging
+
+from specscope.vllm.guard import MOST, Guard, wrap
+
+
+def fails():
+    raise RuntimeError("broken")
+
+
+def test_an_error_is_counted_and_told_and_goes_no_further(caplog):
+    guard = Guard()
+    with caplog.at_level(logging.WARNING):
+        assert guard.safely(fails) is None
+    assert guard.errors == 1
+    assert "vLLM goes on without it" in caplog.text
+
+
+def test_after_some_errors_it_steps_aside(caplog):
+    guard, calls = Guard(), []
+    for _ in range(MOST):
+        guard.safely(fails)
+    assert guard.is_off
+    assert "steps aside" in caplog.text
+    guard.safely(calls.append, 1)
+    assert calls == []
+
+
+def test_a_function_is_wrapped_once_and_keeps_its_name():
+    class Owner:
+        def double(self, x):
+            """Twice."""
+            return 2 * x
+
+    def more(original):
+        return lambda self, x: original(self, x) + 1
+
+    wrap(Owner, "double", more)
+    wrap(Owner, "double", more)
+    assert Owner().double(3) == 7
+    assert Owner.double.__doc__ == "Twice."

@@ -1,0 +1,41 @@
+import sys
+
+import pytest
+
+from specscope.vllm.on_import import on_import
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that has not been imported."""
+    (tmp_path / "late_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "late_module"
+    sys.modules.pop("late_module", None)
+
+
+def test_the_hook_is_called_when_the_module_has_run_and_not_before(module):
+    seen = []
+    on_import(module, lambda one: seen.append(one.value))
+    assert seen == []
+    import late_module  # type: ignore[import-not-found]
+
+    assert seen == [1]
+    assert late_module.__spec__.loader.get_source(module) == "value = 1\n"
+
+
+def test_a_module_that_is_there_is_hooked_at_once(module):
+    import late_module  # type: ignore[import-not-found]
+
+    seen = []
+    on_import(module, seen.append)
+    assert seen == [late_module]
+
+
+def test_other_modules_are_found_as_ever(module, tmp_path):
+    on_import("a_module_that_never_comes", lambda one: pytest.fail("not asked for"))
+    (tmp_path / "another_late.py").write_text("value = 2\n")
+    import another_late  # type: ignore[import-not-found]
+
+    assert another_late.value == 2
+    del sys.modules["another_late"]

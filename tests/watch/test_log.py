@@ -1,0 +1,146 @@
+"""vLLM's log lines: as recorded, worked out again from any counts, and cut or changed."""
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.trace.metrics import log_line
+from specscope.trace.stats import Acceptance, measure
+from specscope.watch.log import LogReader, aggregate
+from specscope.watch.told import UnreadableError
+from tests.watch.samples import text
+
+NOW = datetime(2026, 11, 22, 12, 0)
+
+
+def test_the_recorded_log():
+    reader = LogReader(NOW)
+    told = [one for line in text("log.txt").splitlines() if (one := reader.take(line)) is not None]
+    sums = [(one.aggregate.drafts, one.aggregate.drafted, one.aggregate.accepted) for one in told]
+    assert sums == [(4, 12, 3), (4, 12, 3), (106, 318, 6), (45, 135, 1), (22, 66, 0)]
+    assert [one.aggregate.accepted_at for one in told][:3] == [(3, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert [one.aggregate.rounded for one in told] == [False, False, True, True, True]
+    first = told[0]
+    assert datetime.fromtimestamp(first.end_ns / 1e9) == datetime(2026, 11, 22, 10, 39, 47)
+    assert (first.end_ns - first.start_ns) / 1e9 == pytest.approx(12 / 1.78)  # drafted over drafted throughput
+    busy = told[2].aggregate
+    assert (busy.engine, busy.running, busy.waiting, busy.kv_usage) == ("000", 4, 0, pytest.approx(0.023))
+    assert busy.averages["generation tokens/s"] == 23.2
+    assert busy.emitted is None
+    assert measure(one.aggregate for one in told).tau == pytest.approx(1 + 13 / 181)
+
+
+@st.composite
+def drafts(draw):
+    """(tokens drafted, tokens accepted) of some drafts of up to `depth` tokens."""
+    depth = draw(st.integers(1, 6))
+    one = st.integers(1, depth).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
+    return depth, draw(st.lists(one, min_size=1, max_size=300))
+
+
+def counted(depth, made):
+    at = [sum(1 for _, accepted in made if accepted >= d) for d in range(1, depth + 1)]
+    return Acceptance(
+        drafts=len(made),
+        drafted=sum(n for n, _ in made),
+        accepted=sum(accepted for _, accepted in made),
+        accepted_at=at,
+        proposed_at=[sum(1 for n, _ in made if n >= d) for d in range(1, depth + 1)],
+        tried_at=[0] * depth,
+    )
+
+
+@given(drafts())
+def test_a_line_is_worked_out_to_counts_that_give_the_same_line(made):
+    truth = counted(*made)
+    line = log_line(truth, 10.0)
+    told = aggregate(line)
+    assert (told.drafted, told.accepted) == (truth.drafted, truth.accepted)
+    assert told.drafts is not None
+    if not told.rounded:
+        assert told.drafts == truth.drafts
+        assert list(told.accepted_at) == truth.accepted_at
+    again = measure([told])
+    assert again.tau == pytest.approx(truth.tau, abs=0.0101)
+    if truth.accepted:
+        assert log_line(again, 10.0) == line
+
+
+def test_many_drafts_are_near_enough():
+    truth = counted(3, [(3, 3)] * 70_000 + [(3, 1)] * 50_000 + [(3, 0)] * 31_234)
+    told = aggregate(log_line(truth, 10.0))
+    assert told.rounded
+    assert told.drafts == pytest.approx(truth.drafts, rel=0.005)
+    assert [a / b for a, b in zip(told.accepted_at, truth.accepted_at, strict=True)] == pytest.approx([1] * 3, abs=0.01)
+
+
+LINE = (
+    "INFO 11-22 10:40:17 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 1.06, Accepted throughput: "
+    "1.20 tokens/s, Drafted throughput: 63.59 tokens/s, Accepted: 6 tokens, Drafted: 318 tokens, Per-position "
+    "acceptance rate: 0.019, 0.019, 0.019, Avg Draft acceptance rate: 1.9%"
+)
+
+
+def test_an_older_version_wrote_the_line_in_another_order():
+    line = (
+        "INFO 06-01 08:00:00 [metrics.py:61] SpecDecoding metrics: Draft acceptance rate: 58.3%, Mean acceptance "
+        "length: 1.58, Accepted: 67 tokens, Drafted: 115 tokens, Per-position acceptance rate: 0.583"
+    )
+    told = aggregate(line)
+    assert (told.drafts, told.accepted, told.accepted_at, told.rounded) == (115, 67, (67,), False)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (LINE[:120], "without its length|without its accepted"),
+        (LINE.replace("Drafted: 318", "Drafted: many"), "without its drafted"),
+        (LINE.replace("0.019, 0.019, 0.019", "0.019, 0.900, 0.019"), "not between 0 and 1, or rise"),
+        (LINE.replace("0.019, 0.019, 0.019", "1.9, 0.9, 0.1"), "not between 0 and 1, or rise"),
+        (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "no numbers"),
+    ],
+)
+def test_a_damaged_line_is_named(line, why):
+    with pytest.raises(UnreadableError, match=why):
+        aggregate(line)
+
+
+def test_figures_that_no_count_gives_are_kept_as_told():
+    told = aggregate(LINE.replace("length: 1.06", "length: 1.60"))
+    assert (told.drafts, told.accepted_at) == (None, ())
+    assert told.length == 1.6
+    assert (told.accepted, told.drafted) == (6, 318)
+
+
+@given(st.integers(0, len(LINE)), st.text(st.characters(codec="utf-8"), max_size=10), st.integers(0, 30))
+def test_no_damage_is_a_traceback(at, other, gone):
+    why, told = "", None
+    try:
+        told = LogReader(NOW).take(LINE[:at] + other + LINE[at + gone :])
+    except UnreadableError as error:
+        why = str(error)
+    assert why.isprintable()
+    if told is not None:
+        assert told.start_ns <= told.end_ns
+        assert measure([told.aggregate]).drafts >= 0
+
+
+def test_the_year_is_the_newest_that_fits():
+    reader = LogReader(datetime(2027, 1, 1, 0, 10))
+    ended = [reader.take(LINE.replace("11-22 10:40:17", time)).end_ns for time in ("12-31 23:59:58", "01-01 00:00:03")]
+    assert [datetime.fromtimestamp(ns / 1e9).year for ns in ended] == [2026, 2027]
+    leap = LogReader(NOW).take(LINE.replace("11-22", "02-29"))
+    assert datetime.fromtimestamp(leap.end_ns / 1e9) == datetime(2024, 2, 29, 10, 40, 17)
+    assert LogReader(NOW).take(LINE.replace("11-22", "13-99")).end_ns == int(NOW.timestamp() * 1e9)
+
+
+def test_engines_that_write_to_one_log_are_told_apart():
+    reader = LogReader(NOW)
+    told = []
+    for engine in ("000", "001"):
+        load = f"INFO 11-22 10:40:17 [loggers.py:335] Engine {engine}: Avg generation throughput: 9.0 tokens/s"
+        told += [reader.take(load), reader.take(LINE)]
+    assert [one and one.aggregate.engine for one in told] == [None, "000", None, "001"]
+    assert reader.take(LINE).aggregate.engine == ""  # a line of which nothing says whose it is

@@ -1,0 +1,223 @@
+"""Servers, files and pipes: what they hold is seen from the content, and what goes wrong is said in one line."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.watch.source import File, Server, checked_url, open_source
+from tests.watch.samples import DATA, SGLANG, changed, text
+from tests.watch.server import Page
+
+
+def read(path, follow=False):
+    source = File(str(path), follow=follow)
+    told = list(source.run(threading.Event()))
+    return source, [one.aggregate for one in told if not isinstance(one, str)]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "drafts"),
+    [
+        ("log.txt", "vLLM's log", [4, 4, 106, 45, 22]),
+        ("chat_greedy.json", "vLLM response", [4]),
+        ("chat_stream.txt", "vLLM response", [23]),
+        ("completion_greedy.json", "vLLM response", [30]),
+        ("get_metrics.json", "vLLM get_metrics()", [233]),
+        ("spec_decode_metrics.json", "vLLM response", [4, 2, 1, 3, 8, 5]),
+        ("metrics_after.txt", "vLLM /metrics, engine 0", [155]),
+    ],
+)
+def test_what_a_file_holds_is_recognised(name, what, drafts):
+    source, told = read(DATA / name)
+    assert source.recognised == what
+    assert [one.drafts for one in told] == drafts
+    assert source.faults.total == 0
+
+
+def test_several_responses_and_what_is_damaged_among_them(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    good = text("chat_greedy.json")
+    path.write_text(good + text("chat_n2.json") + good[: len(good) // 2] + "\n" + text("completion_greedy.json"))
+    source, told = read(path)
+    assert [one.drafts for one in told] == [4, 30]
+    assert source.faults.total == 2
+    assert "line 2: a response without figures" in source.faults.lines()[0]
+    assert "line 3: no JSON" in source.faults.lines()[1]
+    path.write_text(f"[{good}, {text('chat_n2.json')}, {good}]")
+    source, told = read(path)
+    assert [one.drafts for one in told] == [4, 4]
+    assert "item 1: a response without figures" in source.faults.lines()[0]
+
+
+def test_a_log_among_whose_lines_some_are_damaged(tmp_path):
+    lines = text("log.txt").splitlines(keepends=True)
+    lines[1] = lines[1][:100] + "\n"
+    (tmp_path / "v.log").write_text("Traceback, tea and other text\n" + "".join(lines))
+    source, told = read(tmp_path / "v.log")
+    assert len(told) == 4
+    assert "line 3: a `SpecDecoding metrics:` line without its" in source.faults.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is empty"),
+        ("hello\n", "holds nothing that watch knows"),
+        ("{\n", "is no JSON"),
+        ("[]", "holds nothing that watch knows"),
+        (text("chat_n2.json"), "tells nothing of speculation; left out 1×: line 1: a response without figures"),
+        ("# HELP x y\n# TYPE x gauge\nx 1\n", "holds no speculation metrics"),
+        ("# HELP x y\nvllm:{{{", "is not Prometheus text"),
+    ],
+)
+def test_a_file_with_nothing_in_it_says_why(tmp_path, content, why):
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(UserError, match=why):
+        read(tmp_path / "file")
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(UserError, match=r"No such file or directory; a server is http://HOST:PORT"):
+        open_source(str(tmp_path / "no.log"), 1, follow=False)
+    with pytest.raises(UserError, match="it is a folder"):
+        open_source(str(tmp_path), 1, follow=False)
+
+
+class Running:
+    """A source on a thread, and what it has told."""
+
+    def __init__(self, source):
+        self.told, self.stop = [], threading.Event()
+        self._thread = threading.Thread(target=lambda: self.told.extend(self._all(source)))
+        self._thread.start()
+
+    def _all(self, source):
+        for one in source.run(self.stop):
+            self.told.append(one)
+        return ()
+
+    def wait(self, count):
+        end = time.monotonic() + 10
+        while len(self.drafts) < count and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.drafts
+
+    @property
+    def drafts(self):
+        return [one.aggregate.drafts for one in self.told if not isinstance(one, str)]
+
+    @property
+    def notices(self):
+        return [one for one in self.told if isinstance(one, str)]
+
+    def close(self):
+        self.stop.set()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+
+def test_a_log_that_grows_is_followed_and_may_be_emptied(tmp_path):
+    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[3])
+    running = Running(File(str(path), follow=True))
+    try:
+        assert running.wait(1) == [4]
+        with path.open("a") as file:
+            file.write(lines[4][:50])
+            file.flush()
+            time.sleep(0.4)  # half a line is no line
+            file.write(lines[4][50:])
+        assert running.wait(2) == [4, 4]
+        path.write_text(lines[6])
+        assert running.wait(3) == [4, 4, 106]
+    finally:
+        running.close()
+
+
+def test_a_pipe_is_read_as_it_is_written(tmp_path):
+    path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
+    os.mkfifo(path)
+    running = Running(File(str(path), follow=False))
+    try:
+        with path.open("w") as pipe:
+            pipe.write(lines[1])
+            pipe.flush()
+            assert running.wait(1) == [4]
+            pipe.write(lines[6])
+        assert running.wait(2) == [4, 106]
+    finally:
+        running.close()
+
+
+def test_a_server_is_read_again_and_again():
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        source = Server(page.url, 0.05)
+        source.open()
+        assert source.recognised == "vLLM /metrics, engine 0"
+        running = Running(source)
+        try:
+            assert running.wait(2)[:2] == [143, 0]
+        finally:
+            running.close()
+
+
+def test_a_server_that_goes_away_and_comes_back_restarted():
+    with Page(text("metrics_after.txt")) as page:
+        source = Server(page.url, 0.05)
+        source.open()
+        running = Running(source)
+        try:
+            running.wait(1)
+            page.status = 503
+            end = time.monotonic() + 10
+            while not running.notices and time.monotonic() < end:
+                time.sleep(0.01)
+            assert "the server answers 503" in running.notices[0]
+            page.pages = [changed(text("metrics_before.txt"), created=2e9)]
+            page.status = 200
+            before = len(running.drafts)
+            running.wait(before + 1)
+            assert any("answers again" in notice for notice in running.notices)
+            (restarted,) = [one for one in running.told if not isinstance(one, str) and one.aggregate.reset]
+            assert restarted.aggregate.drafts == 12
+            assert len([notice for notice in running.notices if "503" in notice]) == 1  # said once, not each time
+        finally:
+            running.close()
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        ("# HELP up x\n# TYPE up gauge\nup 1\n", "tells no speculation metrics; is speculation on"),
+        ("<html>", "is not Prometheus text|tells no speculation metrics"),
+        (SGLANG.replace("spec_accept", "other"), "tells no speculation metrics"),
+    ],
+)
+def test_a_server_that_does_not_speculate(page, why):
+    with Page(page) as server, pytest.raises(UserError, match=why):
+        Server(server.url, 1).open()
+
+
+def test_a_server_that_cannot_be_reached():
+    with Page("") as page:
+        gone = page.url
+        with pytest.raises(UserError, match="answers 404 Not Found: is the path right"):
+            Server(gone.replace("metrics", "metrix"), 1).open()
+    with pytest.raises(UserError, match=r"cannot be reached: \[Errno 111\] Connection refused"):
+        Server(gone, 1).open()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a/metrics", "http://", "http://h:99999/", "http://a b/", "http://[::1", "file:///etc"]
+)
+def test_an_address_that_is_none(url):
+    with pytest.raises(UserError, match="write http://HOST:PORT/metrics"):
+        checked_url(url)
+
+
+def test_the_path_is_added():
+    assert checked_url("http://h:8000") == checked_url("http://h:8000/") == "http://h:8000/metrics"
+    assert checked_url("https://h/v1/metrics") == "https://h/v1/metrics"
