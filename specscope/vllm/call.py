@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +13,19 @@ from torch import Tensor
 from specscope.trace.parents import RawRow
 from specscope.trace.tree import Floats
 
-if TYPE_CHECKING:
-    from specscope.vllm.forced import Forced
+
+@dataclass(frozen=True)
+class Forced:
+    """What is forced. `own`: the final token that vLLM would have given after these outcomes."""
+
+    nodes: Mapping[int, bool] = field(default_factory=dict)  # accepted or rejected
+    token: int | None = None  # the final one
+    own: int = -1
+
+    def marks(self, tried: int, drafted: int) -> np.ndarray:
+        """As Verdict.forced has it: the nodes, and the number of nodes where the final token was forced."""
+        nodes = [node for node in sorted(self.nodes) if node < tried]
+        return np.array(nodes if self.token is None else [*nodes, drafted], np.int32)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.wording import plural
-from specscope.vllm.call import Call
-from specscope.vllm.forced import Forced, force, parse
+from specscope.vllm.call import Call, Forced
+from specscope.vllm.forced import force, parse
 from specscope.vllm.gate import Gate
 from specscope.vllm.node_view import view_node
 from specscope.vllm.witness import Witness

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.wording import plural
-from specscope.vllm.call import Call
-
-
-@dataclass(frozen=True)
-class Forced:
-    """What is forced. `own`: the final token that vLLM would have given after these outcomes."""
-
-    nodes: Mapping[int, bool] = field(default_factory=dict)  # accepted or rejected
-    token: int | None = None  # the final one
-    own: int = -1
-
-    def marks(self, tried: int, drafted: int) -> np.ndarray:
-        """As Verdict.forced has it: the nodes, and the number of nodes where the final token was forced."""
-        nodes = [node for node in sorted(self.nodes) if node < tried]
-        return np.array(nodes if self.token is None else [*nodes, drafted], np.int32)
+from specscope.vllm.call import Call, Forced
 
 
 def parse(words: Sequence[str], before: Forced) -> Forced:

@@ -8,7 +8,8 @@ import torch
 
 from specscope.errors import UserError
 from specscope.trace.records import FinalKind, Outcome
-from specscope.vllm.forced import Forced, force, parse
+from specscope.vllm.call import Forced
+from specscope.vllm.forced import force, parse
 from specscope.vllm.guard import Guard
 from specscope.vllm.judged import judge
 from specscope.vllm.sampler import SamplerHooks
