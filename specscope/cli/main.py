@@ -188,7 +188,7 @@ def debug(
         converse(over_capture(over), script, stop_on_error=stop_on_error)
         return
     if attach is not None:
-        debug_vllm(attach, script, stop_on_error=stop_on_error)
+        debug_vllm(attach, config, script, stop_on_error=stop_on_error)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import select
 import socket
+import tempfile
 from pathlib import Path
 
-from specscope.debug.commands import Commands
+from specscope.debug.command_table import find
+from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.session import Session
 from specscope.errors import UserError
+from specscope.trace.reading import read_capture
 
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
 GREETING_SECONDS = 10.0
@@ -20,9 +23,9 @@ GONE = "vLLM has ended, or its debugger did"
 class AttachedCommands(Commands):
     """Sends each line to vLLM and returns its answer. Raises UserError for what vLLM refuses."""
 
-    def __init__(self, path: str) -> None:
-        """Connect to the socket at `path`. Raises UserError."""
-        super().__init__(Session())
+    def __init__(self, path: str, beside: WhatIf | None = None) -> None:
+        """Connect to the socket at `path`. `beside`: an engine of ours that forks. Raises UserError."""
+        super().__init__(Session(), beside)
         self._reading, self._buffer = False, b""
         self._socket = _connect(path)
         self._socket.settimeout(GREETING_SECONDS)
@@ -39,7 +42,30 @@ class AttachedCommands(Commands):
 
     def run(self, line: str) -> str:
         """What vLLM's debugger prints. It waits as long as the command does; Ctrl-C ends the wait."""
-        self._send({"line": " ".join(line.splitlines())})
+        words = line.split()
+        if words and not self._reading and find(words[0]).name == "fork":
+            return self._fork(" ".join(line.split()[1:]))
+        answer = self._ask({"line": " ".join(line.splitlines())})
+        self._reading, self.quitting = bool(answer.get("reading")), bool(answer.get("quitting"))
+        return str(answer["text"])
+
+    def _fork(self, text: str) -> str:
+        """In an engine of ours: vLLM stands where it is meanwhile."""
+        answer = self._ask({"context": True})
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.write(str(answer["text"]))
+            file.flush()
+            history = read_capture(file.name).history
+        console = self.session
+        self.session = Session(history, position=len(history.steps) - 1, request=str(answer["request"]))
+        try:
+            return self.do_fork(text)
+        finally:
+            self.session = console
+
+    def _ask(self, message: object) -> dict[str, object]:
+        """Its answer, however long that takes. Raises UserError where it is a refusal."""
+        self._send(message)
         told = False
         while b"\n" not in self._buffer:
             if select.select([self._socket], [], [], LOOK_SECONDS)[0]:
@@ -48,10 +74,9 @@ class AttachedCommands(Commands):
                 told = True
                 self._send({"interrupt": True})
         answer = self._receive()
-        self._reading, self.quitting = bool(answer.get("reading")), bool(answer.get("quitting"))
         if answer.get("refused"):
             raise UserError(str(answer["text"]))
-        return str(answer["text"])
+        return answer
 
     def close(self) -> None:
         """Leave: vLLM goes on, and its breakpoints are gone."""

@@ -14,10 +14,7 @@ from specscope.errors import UserError
 from specscope.vllm.debugger import Debugger
 from specscope.vllm.session import VllmSession
 
-NO_FORK = (
-    "vLLM cannot run a request twice. Our own engine can: specscope debug PROMPT with the same --target, "
-    "--drafter and --draft-model, then fork; specscope audit --again judges a capture of this run"
-)
+NO_FORK = "vLLM cannot run a request twice: specscope debug --attach SOCKET forks it in an engine of its own"
 
 
 class _VllmWhatIf(WhatIf):

@@ -1,7 +1,8 @@
 """The debugger's socket: JSON lines, one client at a time, none but this user's.
 
 A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
-answer to each line: {"text", "refused", "reading", "quitting"}.
+answer to each line: {"text", "refused", "reading", "quitting"}. {"context": true} asks for a capture of the current
+request up to where vLLM stands; the answer has it as "text", and "request".
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from specscope.debug.commands import Commands
+from specscope.debug.session import Session
 from specscope.errors import UserError
+from specscope.trace.capture import line_json
+from specscope.trace.spans import Encoder, Span, resource_attributes
 from specscope.vllm.console import VllmCommands
 from specscope.vllm.debugger import Debugger
 from specscope.vllm.guard import log
@@ -57,7 +61,7 @@ class DebugServer:
 
     def _serve(self, client: socket.socket) -> None:
         """One client, to its end: however that comes, vLLM goes on."""
-        gate, lines = self._debugger.gate, SimpleQueue[str | None]()
+        gate, lines = self._debugger.gate, SimpleQueue[dict[str, Any] | None]()
         gate.open()
         reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
         reader.start()
@@ -65,9 +69,9 @@ class DebugServer:
             with gate.lock:
                 commands = VllmCommands(self._debugger)
             _send(client, text=self._greeting(), refused=False)
-            while not commands.quitting and (line := lines.get()) is not None:
+            while not commands.quitting and (message := lines.get()) is not None:
                 with gate.lock:
-                    answer = _run(commands, line)
+                    answer = _run(commands, message)
                 _send(client, **answer, reading=commands.reading, quitting=commands.quitting)
         except OSError:
             pass  # it is gone
@@ -81,7 +85,7 @@ class DebugServer:
             client.close()
             self._free.release()
 
-    def _read(self, client: socket.socket, lines: SimpleQueue[str | None]) -> None:
+    def _read(self, client: socket.socket, lines: SimpleQueue[dict[str, Any] | None]) -> None:
         """Listens while a command runs as well: for Ctrl-C, and for the end of the client."""
         try:
             with client.makefile("rb") as stream:
@@ -90,22 +94,39 @@ class DebugServer:
                     if message.get("interrupt"):
                         self._debugger.gate.interrupt()
                     else:
-                        lines.put(str(message["line"]))
-        except (OSError, ValueError, KeyError, AttributeError):
+                        lines.put(message)
+        except (OSError, ValueError, AttributeError):
             pass
         finally:
             self._debugger.gate.close()
             lines.put(None)
 
 
-def _run(commands: Commands, line: str) -> dict[str, Any]:
+def _run(commands: VllmCommands, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"text": commands.run(line), "refused": False}
+        if message.get("context"):
+            return {"text": context(commands.session), "request": commands.session.request, "refused": False}
+        return {"text": commands.run(str(message.get("line", ""))), "refused": False}
     except UserError as error:
         return {"text": str(error), "refused": True}
     except Exception as error:
-        log.warning("specscope: the debugger failed at %r", line, exc_info=True)
+        log.warning("specscope: the debugger failed at %r", message, exc_info=True)
         return {"text": f"the debugger failed: {type(error).__name__}: {error}", "refused": True}
+
+
+def context(session: Session) -> str:
+    """A capture of the current request alone, up to where vLLM stands. Raises UserError."""
+    run, request = session.history.run, session.current_request
+    if run is None or request is None or session.part is None:
+        raise UserError("nothing has run yet")
+    session.request = request.id
+    encoder, spans = Encoder(run, session.history.vocabulary), list[Span]()
+    for record in session.history.steps:
+        admitted = tuple(info for info in record.admitted if info.id == request.id)
+        parts = tuple(part for part in record.requests if part.request == request.id)
+        if admitted or parts:
+            spans += encoder.encode(replace(record, admitted=admitted, requests=parts, preempted=(), finished=()))
+    return line_json(resource_attributes(run), spans).decode()
 
 
 def _send(client: socket.socket, **message: Any) -> None:

@@ -63,6 +63,15 @@ def limit_of(runner: Any) -> Limit:
     return Limit(float(getattr(envs, MP_LIMIT)), MP_LIMIT, ranks)
 
 
+def share(output: Any) -> None:
+    """Let all ranks of a tensor-parallel group go on with the first one's tokens: they may have been forced."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size > 1:
+        group.broadcast(output.sampled_token_ids, src=0)
+
+
 @dataclass
 class Decision:
     """What stands while the worker waits in its sampler."""
@@ -128,8 +137,6 @@ class Debugger:
         info = self.history.request(part.request).info
         if part.verdict is None:
             raise UserError(f"{part.request} draws no token in this step: there is nothing to force")
-        if self.limit.ranks > 1:
-            raise UserError(f"vLLM's {self.limit.ranks} ranks sample each for itself: one alone cannot be forced")
         if decision.logprobs:
             raise UserError("a request of this batch asks for logprobs, which vLLM has computed for its own tokens")
         if info is not None and "structured_outputs" in info.labels:

@@ -32,18 +32,21 @@ def _install(settings: Settings, guard: Guard) -> None:
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
 
-    sampler, scheduler, debugger = SamplerHooks(guard), SchedulerHooks(guard), None
-    if settings.debug is not None:
-        from specscope.vllm.debugger import Debugger
+    sampler, scheduler = SamplerHooks(guard), SchedulerHooks(guard)
+    if settings.debug is None:
+        runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard, scheduler))
+    else:
+        from specscope.vllm.debugger import Debugger, share
 
         debugger = Debugger()
-    runner = RunnerHooks(
-        guard,
-        sampler,
-        lambda runner: witness(runner, settings, guard, scheduler, debugger),
-        debugger,
-        lambda runner: _listen(runner, settings, guard, debugger),
-    )
+        runner = RunnerHooks(
+            guard,
+            sampler,
+            lambda runner: witness(runner, settings, guard, scheduler, debugger),
+            debugger,
+            lambda runner: _listen(runner, settings, guard, debugger),
+            share,
+        )
     on_import("vllm.v1.core.sched.scheduler", scheduler.install)
     on_import("vllm.v1.sample.sampler", sampler.install_plain)
     on_import("vllm.v1.sample.rejection_sampler", sampler.install)

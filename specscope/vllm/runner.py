@@ -25,10 +25,14 @@ class RunnerHooks:
         make_witness: Callable[[Any], Witness | None],
         debugger: Debugger | None = None,
         listen: Callable[[Any], None] = lambda _: None,
+        share: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`listen`: opens the debugger's socket; it is called when a runner has been made, before any request."""
+        """`listen` opens the debugger's socket, when a runner has been made and before any request.
+
+        `share` gives the sampler's output to the other ranks. All of them call it in each step, whatever went wrong.
+        """
         self._guard, self._sampler, self._make = guard, sampler, make_witness
-        self._debugger, self._listen = debugger, listen
+        self._debugger, self._listen, self._share = debugger, listen, share
         self._witness: Witness | None = None
         self._asked = False  # whether a witness was to be made; only one rank has one
 
@@ -83,9 +87,17 @@ class RunnerHooks:
                 self._guard.safely(witness.judged, runner, call)
                 if self._debugger is not None:
                     self._guard.safely(self._debugger.judged, witness, runner, call, output)
+            if self._debugger is not None:
+                self._shared(output)
             return output
 
         return _sample
+
+    def _shared(self, output: Any) -> None:
+        try:
+            self._share(output)
+        except Exception as error:
+            self._guard.caught("share", error)
 
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:

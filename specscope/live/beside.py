@@ -1,0 +1,66 @@
+"""A fork of what vLLM runs, in our own engine beside it: the same context, and models that must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specscope.debug.commands import WhatIf
+from specscope.debug.forked import Forked
+from specscope.debug.session import Session
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.engine.request import Request
+from specscope.errors import UserError
+from specscope.live.start import start_engine
+from specscope.live.whatif import EngineWhatIf
+from specscope.speculate.tokens import Tokens
+
+MOST_APART = 0.01  # of a node's p in the two engines: their kernels and dtypes differ, and the model must not
+
+
+class Beside(WhatIf):
+    """Loads the engine with the first fork. Its session is over what vLLM has recorded of one request."""
+
+    def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:
+        self._config, self._progress = config, progress
+        self._engine: Engine | None = None
+
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
+        """Run the request from its last step on, with the changes and without. Raises UserError."""
+        if self._engine is None:
+            self._engine = start_engine(self._config, self._progress)
+        own = _Borrowed(self._engine, session)
+        own.check_model()
+        return own.fork(session, words)
+
+
+class _Borrowed(EngineWhatIf):
+    """Over an engine that has never run the request."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        super().__init__(engine)
+        self._session = session
+
+    def check_model(self) -> None:
+        """Compute vLLM's step again. Raises UserError where p is another, or the context is only partly known."""
+        part = self._session.part
+        if part is None or part.verdict is None or not len(part.tree):
+            return
+        ours, told = self.view(self._session, 0).p.prob, float(part.verdict.p[0])
+        if abs(ours - told) > MOST_APART:
+            raise UserError(
+                f"our engine gives node 0 p {ours:.4f} and vLLM gave {told:.4f}: the models are not the same. "
+                "Give vLLM's with --target"
+            )
+
+    def _request(self, name: str) -> Request:
+        history = self._session.history.requests[name]
+        info, part = history.info, history.steps[-1]
+        count = part.context_len + part.prefill_tokens + 1
+        known = history.before(len(history.steps) - 1, count)
+        if info is None or len(known) < count:
+            raise UserError(f"only a part of the context of {name} is known: it cannot be run again")
+        prompt = info.prompt_tokens.tolist()
+        request = Request(name, info.prompt, prompt, info.params, info.labels, info.arrival_ns, title=info.title)
+        request.tokens = Tokens(prompt, known[len(prompt) :])
+        return request
