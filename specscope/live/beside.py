@@ -15,7 +15,8 @@ from specscope.live.start import start_engine
 from specscope.live.whatif import EngineWhatIf
 from specscope.speculate.tokens import Tokens
 
-MOST_APART = 0.01  # of a node's p in the two engines: their kernels and dtypes differ, and the model must not
+# How far the two engines may be apart on the target's likeliest token: their kernels and dtypes may differ.
+MOST_APART, LEAST_OF_TOP = 0.01, 0.9
 
 
 class Beside(WhatIf):
@@ -29,6 +30,7 @@ class Beside(WhatIf):
         """Run the request from its last step on, with the changes and without. Raises UserError."""
         if self._engine is None:
             self._engine = start_engine(self._config, self._progress)
+        session.history.vocabulary = self._engine.vocabulary  # what was recorded names only what vLLM came by
         own = _Borrowed(self._engine, session)
         own.check_model()
         return own.fork(session, words)
@@ -46,11 +48,15 @@ class _Borrowed(EngineWhatIf):
         part = self._session.part
         if part is None or part.verdict is None or not len(part.tree):
             return
-        ours, told = self.view(self._session, 0).p.prob, float(part.verdict.p[0])
-        if abs(ours - told) > MOST_APART:
+        raw, notes = self.view(self._session, 0).raw, part.parents
+        if notes is None or not notes.top.size:
+            return
+        token, told = int(notes.top[0, 0]), float(notes.top_p[0, 0])
+        ours = next((other.prob for other in raw.top if other.token == token), 0.0)
+        if abs(ours - told) > MOST_APART * (1 + told) or ours < LEAST_OF_TOP * raw.top[0].prob:
             raise UserError(
-                f"our engine gives node 0 p {ours:.4f} and vLLM gave {told:.4f}: the models are not the same. "
-                "Give vLLM's with --target"
+                f"our engine gives vLLM's likeliest token p {ours:.4f}, and vLLM gave {told:.4f}: the models are not "
+                "the same. Give vLLM's with --target"
             )
 
     def _request(self, name: str) -> Request:
