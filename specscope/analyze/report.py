@@ -14,13 +14,13 @@ from statistics import median
 from typing import Any
 
 from specscope.analyze.figures import Figures, Means
+from specscope.analyze.report_notes import notes_of
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
-from specscope.trace.interval import cells, counts, missing_text
+from specscope.trace.interval import cells, counts
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
-from specscope.trace.wording import plural
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 TIMELINE_BINS = 60
@@ -171,10 +171,11 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     requests = [_request(one, history.vocabulary, text) for one in history.requests.values()]
     requests.sort(key=_worst_first)
     run = None if history.run is None else _run(history.run)
+    told = notes_of(history, [one.finish is not None for one in requests], [one.missing_tokens for one in requests])
     return Report(
         source=valid(source),
         run=run,
-        warnings=[valid(line) for line in (*warnings, *_notes(history, requests))],
+        warnings=[valid(line) for line in (*warnings, *told)],
         dropped=history.dropped,
         engine=_engine(history),
         pooled=Figures(history.acceptance),
@@ -260,54 +261,6 @@ def _worst_first(request: RequestReport) -> tuple[bool, float, float, str]:
     """Lowest acceptance length first, requests without drafts last."""
     acceptance = request.figures.acceptance
     return acceptance.tau is None, acceptance.tau or 0.0, acceptance.rate or 0.0, request.id
-
-
-def _notes(history: History, requests: Sequence[RequestReport]) -> list[str]:
-    """What a reader of the figures must know, in a line each."""
-    notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
-    if history.run is None:
-        notes.append("the run's header is missing: its model and settings are unknown")
-    if history.dropped:
-        notes.append(
-            f"{plural(history.dropped, 'record')} missing: counts are too low, and ratios are over what is left"
-        )
-    if len(history.branches) > 1:
-        notes.append(
-            f"the run was edited and has {len(history.branches)} branches: these figures are of branch "
-            f"{history.branch} (--branch N for another)"
-        )
-    open_ended = sum(1 for one in requests if one.finish is None)
-    if open_ended:
-        notes.append(
-            f"{open_ended} of {plural(len(requests), 'request')} did not end: still running, or the capture was cut off"
-        )
-    verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
-    forced = sum(1 for verdict in verdicts if len(verdict.forced))
-    if forced:
-        notes.append(
-            f"{forced} of {plural(len(verdicts), 'verdict')} forced (a synthetic drafter, or what-if): their "
-            "acceptance measures nothing, and the output is not the target's"
-        )
-    missing = [one.missing_tokens for one in requests if one.missing_tokens]
-    if missing:
-        notes.append(
-            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in steps that are missing"
-        )
-    return notes
-
-
-def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
-    """What an engine does not tell, and what was worked out."""
-    notes = list(dict.fromkeys(missing_text(one) for one in told))
-    rounded, resets = sum(one.rounded for one in told), sum(one.reset for one in told)
-    if rounded:
-        notes.append(
-            f"{rounded} of {plural(len(told), 'interval')} with drafts worked out from rounded rates: the nearest "
-            "count that fits (~)"
-        )
-    if resets:
-        notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
-    return notes
 
 
 def _engine(history: History) -> EngineFigures:

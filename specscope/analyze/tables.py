@@ -84,7 +84,7 @@ def header(report: Report) -> list[tuple[str, str]]:
     if report.run and report.intervals and not report.requests:
         versions = ", ".join(f"{name} {version}" for name, version in report.run["versions"].items())
         engine = report.intervals[-1].told["engine"]
-        lines += [("model", report.run["target"]), ("engine", engine), ("told by", report.run["backend"])]
+        lines += [("model", report.run["target"]), ("engine", engine), ("reported by", report.run["backend"])]
         lines += [("run", report.run["run_id"]), ("versions", versions)]
     elif run := report.run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")

@@ -36,8 +36,8 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
         raise UserError(
-            f"{file} cannot be {what}: the capture holds counts only ({', '.join(sorted(sources))} tells no trees); "
-            "replay, report and compare show it"
+            f"{file} cannot be {what}: the capture holds counts only ({', '.join(sorted(sources))} reports no trees); "
+            "use replay, report or compare"
         )
 
 

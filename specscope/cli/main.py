@@ -56,6 +56,7 @@ def cli(context: click.Context) -> None:
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope diagnose run.jsonl                 name what is wrong with it
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
+      specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""`specscope watch`: engines that tell counts and no steps, on a screen, as a table, or as a capture."""
+"""`specscope watch`: engines that report counts and no steps, on a screen, as a table, or as a capture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
 
-Seconds = Annotated[float, Meta(ge=0.05, le=86400, description="between 0.05 and 86400")]
+Seconds = Annotated[float, Meta(ge=0.05, le=1e7, description="between 0.05 and 10,000,000")]
 COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
 POLL = 0.05  # seconds between two looks at what has come
 
@@ -33,9 +33,16 @@ POLL = 0.05  # seconds between two looks at what has come
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="URL|FILE|-...")
 @click.option(
-    "--interval", type=Number(Seconds), default=5.0, show_default=True, metavar="S", help="Read URLs so often."
+    "--interval",
+    type=Number(Seconds),
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two readings of a URL.",
 )
-@click.option("-o", "--capture", metavar="FILE", help="Record what is told; a second engine goes to FILE-2, and so on.")
+@click.option(
+    "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine in NAME-2, and so on."
+)
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317.")
 @click.option(
     "--otlp-protocol",
@@ -57,15 +64,15 @@ def watch(
     follow: bool,
     seconds: float | None,
 ) -> None:
-    """Watch engines that tell counts but no steps: rates by position and acceptance length, by interval.
+    """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
 
     \b
       specscope watch http://localhost:8000/metrics      vLLM's counters, SGLang's gauges
       specscope watch vllm.log                           vLLM's "SpecDecoding metrics:" lines; - is standard input
       specscope watch response.json                      figures of requests, or llm.get_metrics()
 
-    What a FILE holds is seen from its content. The capture works with replay, report and compare; there are no trees
-    in it, so verify, audit and diagnose cannot judge it.
+    The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
+    so verify, audit and diagnose cannot judge it.
     """
     from specscope.cli.options import checked_endpoint
 
@@ -174,7 +181,7 @@ def _print(watching: Watch, seconds: float | None) -> int:
     if watching.errors:
         raise watching.errors[0]
     if not rows.any:
-        say("no interval was told")
+        say("no intervals were reported")
     return interrupt.code if interrupt.asked else 0
 
 
@@ -194,9 +201,12 @@ class _Rows:
 
     def take(self, watching: Watch, console: Console) -> None:
         """Print what has come."""
+        from specscope.watch.source import Left
+
         for news in watching.take():
             if news.run is None or news.record is None:
-                say(news.text)
+                if not isinstance(news.text, Left):
+                    say(news.text)
                 continue
             self._row(news.run, news.record, console)
 
@@ -239,7 +249,8 @@ class _Rows:
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
             rates = enumerate(sums.per_position, 1)
             rows += [(f"accepted at depth {depth} / drafts", percent(rate)) for depth, rate in rates]
-            title = f"{name}: {plural(len(records), 'interval or request', 'intervals or requests')}"
+            unit = "request" if any(one.aggregate and one.aggregate.request for one in records) else "interval"
+            title = f"{name}: {plural(len(records), unit)}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():
             if run.captured is not None:

@@ -14,7 +14,7 @@ from specscope.trace.draw import draw_tree
 from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import accepted_text, ending, plural
+from specscope.trace.wording import about_method, accepted_text, ending, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -225,6 +225,8 @@ def drafter(session: Session) -> str:
         cached = plural(part.notes.cached, "token")
         lines.append(f"{printable(part.request)}@{part.index}: {cached} in its cache; rows fed in each pass: {rows}")
         lines += _features(part.notes, run.aux_layers, session)
+    if part is not None and part.method is not None and (said := about_method(part.method)):
+        lines.append(f"{printable(part.request)}@{part.index}: {', '.join(said)}")
     return "\n".join(lines)
 
 

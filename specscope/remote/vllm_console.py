@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import tempfile
-from pathlib import Path
 
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, WhatIf
@@ -92,8 +92,12 @@ class AttachedCommands(Commands):
         while b"\n" not in self._buffer:
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, object] = json.loads(line)
-        return answer
+        try:
+            answer: dict[str, object] = json.loads(line)
+            return {"text": str(answer.pop("text")), **answer}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.quitting = True
+            raise UserError("what listens there is not vLLM's debugger") from None
 
     def _read(self) -> None:
         try:
@@ -115,6 +119,6 @@ def _connect(path: str) -> socket.socket:
         made.connect(path)
     except OSError as error:
         made.close()
-        why = "there is no such socket" if not Path(path).exists() else (error.strerror or str(error)).lower()
+        why = "there is no such socket" if not os.path.exists(path) else (error.strerror or str(error)).lower()
         raise UserError(f"cannot attach to {path}: {why}. vLLM opens it with specscope vllm --debug") from None
     return made

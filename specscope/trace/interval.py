@@ -1,4 +1,4 @@
-"""An interval of an engine that tells counts only, in words and cells: the console, screens and reports use these."""
+"""Intervals of an engine that tells counts only: as records, and in words and cells for screens and reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from specscope.trace.aggregate import Aggregate
-from specscope.trace.records import StepRecord
+from specscope.trace.records import Phase, StepRecord
 from specscope.trace.stats import Acceptance, measure
 
 NONE = "–"
@@ -24,6 +24,25 @@ COLUMNS: Mapping[str, int] = {
     "waiting": 7,
     "KV": 6,
 }
+
+
+def interval_record(step: int, start_ns: int, end_ns: int, told: Aggregate) -> StepRecord:
+    """The engine step that stands for an interval: one phase, no requests."""
+    return StepRecord(
+        step=step,
+        phases=(Phase("interval", start_ns, end_ns),),
+        running=told.running or 0,
+        waiting=told.waiting or 0,
+        blocks_used=0,
+        blocks_free=0,
+        speculation=True,
+        speculation_off="",
+        admitted=(),
+        requests=(),
+        preempted=(),
+        finished=(),
+        aggregate=told,
+    )
 
 
 def counts(told: Aggregate) -> Acceptance:
@@ -67,7 +86,7 @@ def at_depth(told: Aggregate) -> list[str]:
 
 
 def missing(told: Aggregate) -> list[str]:
-    """What the source does not tell, in words."""
+    """What the source does not report, in words."""
     lacks = {
         "the number of drafts": told.drafts is None,
         "accepted tokens": told.accepted is None,
@@ -81,10 +100,10 @@ def missing(told: Aggregate) -> list[str]:
 
 
 def missing_text(told: Aggregate) -> str:
-    """`vLLM /metrics tells counts by interval, but not: trees, ..., output tokens`."""
+    """`vLLM /metrics reports counts per interval. Not available: trees, ..., output tokens`."""
     of = "request" if told.request or told.source.endswith("response") else "interval"
-    tells = "counts" if told.drafts is not None else "averages"
-    return f"{told.source} tells {tells} by {of}, but not: {', '.join(missing(told))}"
+    what = "counts" if told.drafts is not None else "averages"
+    return f"{told.source} reports {what} per {of}. Not available: {', '.join(missing(told))}"
 
 
 def _count(value: int | None, mark: str = "") -> str:

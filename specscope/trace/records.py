@@ -6,7 +6,6 @@ and from nothing else. Records hold token ids, never text: a Vocabulary turns id
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -16,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.trace.aggregate import Aggregate
+from specscope.trace.equal import ArrayEq
+from specscope.trace.method import MethodNotes, is_lossy
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
@@ -73,28 +74,8 @@ class Preceded(StrEnum):
     NO_DRAFT = "no draft"  # it had none
 
 
-def _same(a: object, b: object) -> bool:
-    """Equality of dataclasses that hold numpy arrays."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)
-
-
-class _ArrayEq:
-    """Field-by-field equality for the records that hold arrays."""
-
-    def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 @dataclass(frozen=True, eq=False)
-class Verdict(_ArrayEq):
+class Verdict(ArrayEq):
     """What verification decided about one tree, with every number behind it. Filled by speculate/verify.py.
 
     Arrays are over the nodes of the tree. A node that was not tried has 0 in p_trial, q_trial, accept_prob and
@@ -159,7 +140,7 @@ def followed_by(verdict: Verdict) -> Preceded:
 
 
 @dataclass(frozen=True, eq=False)
-class DraftNotes(_ArrayEq):
+class DraftNotes(ArrayEq):
     """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py.
 
     Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
@@ -187,7 +168,7 @@ PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class ParentNotes(_ArrayEq):
+class ParentNotes(ArrayEq):
     """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/parents.py.
 
     Arrays are over these k parents: the root, then the accepted nodes that have children. `p` and `q` are what is
@@ -221,7 +202,7 @@ class ParentNotes(_ArrayEq):
 
 
 @dataclass(frozen=True, eq=False)
-class RequestStep(_ArrayEq):
+class RequestStep(ArrayEq):
     """One request's part in one engine step. Filled by the engine at commit."""
 
     request: str  # the request's id
@@ -234,13 +215,19 @@ class RequestStep(_ArrayEq):
     emitted: int  # committed tokens that became output, after EOS, stop and length truncation
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
     sizing: str = ""  # why the tree has this size, where it is adaptive
-    rule: str = "standard"  # the rule of verification
+    rule: str = "standard"  # the rule of verification; lossy:NAME where it is not lossless
     preceded: Preceded | None = None  # None for a prefill chunk, and in captures of before
     # KV blocks of the target that the step wrote to: those of its table from slot `context_len` on
     blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
     moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
+    method: MethodNotes | None = None  # what the drafter's method tells besides; None for our own drafters
+
+    @property
+    def lossy(self) -> bool:
+        """Whether its rule may emit tokens that are not distributed as the target's own."""
+        return is_lossy(self.rule)
 
     @property
     def position(self) -> int:
@@ -259,7 +246,7 @@ class RequestStep(_ArrayEq):
 
 
 @dataclass(frozen=True, eq=False)
-class RequestInfo(_ArrayEq):
+class RequestInfo(ArrayEq):
     """A request as it came in. Filled when it is admitted to the batch for the first time."""
 
     id: str
@@ -274,7 +261,7 @@ class RequestInfo(_ArrayEq):
 
 
 @dataclass(frozen=True, eq=False)
-class RequestEnd(_ArrayEq):
+class RequestEnd(ArrayEq):
     """The end of a request. Filled by the engine in the step in which it ended."""
 
     info: RequestInfo
@@ -300,7 +287,7 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
-class StepRecord(_ArrayEq):
+class StepRecord(ArrayEq):
     """One engine step, whole. Immutable; published once by the engine."""
 
     step: int  # stable and quotable, from 0; unique over all branches, and rising
@@ -321,6 +308,7 @@ class StepRecord(_ArrayEq):
     after: int | None = None  # on the first step of a branch: the step that it follows, -1 for none; else None
     rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
     aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
+    budget: int | None = None  # drafts that it might verify at most, over all requests; None where there is no limit
 
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:

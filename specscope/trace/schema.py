@@ -191,6 +191,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         name="specscope.draft.fed_norms", default_factory=list
     )
     parents: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.parents", default="")  # JSON: Parents
+    method: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.method", default="")  # JSON: Method
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -270,6 +271,7 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     blocks_free: Count = field(name="specscope.blocks_free")
     speculation: bool = field(name="specscope.speculation")
     speculation_off: Short = field(name="specscope.speculation_off")
+    budget: Count | None = field(name="specscope.budget", default=None)
     phase_names: Annotated[list[Name], Meta(min_length=1, max_length=64)] = field(name="specscope.phase.names")
     phase_times: Times = field(name="specscope.phase.times")
     pass_names: Phases = field(name="specscope.pass.names", default_factory=list)

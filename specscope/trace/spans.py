@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from specscope.trace import aggregate_span
+from specscope.trace import aggregate_span, schema_method
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
@@ -198,6 +198,8 @@ class Encoder:
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
             attributes["specscope.parents"] = _parents(part.parents)
+        if part.method is not None:
+            attributes |= schema_method.written(part.method)
         return attributes | self._texts(part, part.tree, verdict)
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
@@ -238,6 +240,8 @@ class Encoder:
         }
         if record.device_ns:
             attributes["specscope.phase.device_ns"] = list(record.device_ns)
+        if record.budget is not None:
+            attributes["specscope.budget"] = record.budget
         if record.after is not None:
             attributes["specscope.after"] = record.after
         if record.rewound:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
-from specscope.trace import aggregate_span, schema
+from specscope.trace import aggregate_span, schema, schema_method
 from specscope.trace.faults import Faults
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -210,6 +210,7 @@ class Decoder:
             preempted=tuple(span.preempted),
             finished=finished,
             aggregate=span.told(),
+            budget=span.budget,
         )
 
     def _learn(self, span: schema.DecodeStep) -> None:
@@ -290,6 +291,7 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
         rule=span.rule,
         preceded=span.preceded,
         parents=_parents(span),
+        method=schema_method.read(span.method, len(span.token)),
     )
 
 

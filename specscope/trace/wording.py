@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from specscope.trace.method import MethodNotes
 from specscope.trace.records import FinishReason, RequestStep
+from specscope.trace.vocabulary import printable
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -34,3 +36,21 @@ def accepted_text(step: RequestStep) -> str:
     """The same as a clause: `accepted 2 of 16 nodes, depth 2 of 5`."""
     judged = step.verdict is not None and len(step.tree)
     return f"accepted {acceptance(step)}" if judged else acceptance(step)
+
+
+def about_method(notes: MethodNotes) -> list[str]:
+    """What a drafter's method tells of a tree as a whole."""
+    said = ["all depths in one pass"] if notes.one_pass else []
+    if notes.unverified:
+        said.append(f"{plural(notes.unverified, 'draft')} not verified")
+    if notes.match_length:
+        often = f", {notes.match_count} times" if notes.match_count else ""
+        where = f", in {printable(notes.match_source)}" if notes.match_source else ""
+        said.append(f"a match of {plural(notes.match_length, 'token')}{often}{where}")
+    return said
+
+
+def about_draft(notes: MethodNotes, node: int) -> list[str]:
+    """And of one node."""
+    said = [f"gives it a chance of {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
+    return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

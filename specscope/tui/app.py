@@ -229,12 +229,20 @@ class ScopeApp(Moves):
         self.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
-        self._panels[0].screen.set_class(self.viewer.history.counts_only, "-counts")
+        counts_only = self.viewer.history.counts_only or getattr(self.viewer.control, "counts_only", False)
+        self._lay_out(counts_only)
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:
             if isinstance(screen, Over):
                 screen.show(look)
+
+    def _lay_out(self, counts_only: bool) -> None:
+        """The panels for an engine that tells counts only, or the usual ones."""
+        screen = self._panels[0].screen
+        if counts_only != screen.has_class("-counts"):
+            screen.set_class(counts_only, "-counts")
+            screen.query_one(IntervalsPanel if counts_only else RequestsPanel).focus()
 
     def _look(self) -> Look:
         self._set_current()
@@ -308,7 +316,7 @@ class ScopeApp(Moves):
         elif isinstance(focused, Panel) and focused.parent is body:
             focused.add_class("-zoom")
         else:
-            body.query_one(TreePanel).add_class("-zoom")
+            body.query_one(IntervalsPanel if self.viewer.history.counts_only else TreePanel).add_class("-zoom")
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save the screen as an SVG file; in a browser it is downloaded."""

@@ -77,7 +77,7 @@ class Look:
     def absence(self) -> str:
         """Why there is no `part`."""
         if self.aggregate is not None:
-            return f"no tree, no request: {clean(self.aggregate.source)} tells sums alone"
+            return f"no trees or requests: {clean(self.aggregate.source)} reports only sums"
         if self.current is None:
             return "no steps yet" if self.viewer.live or self.viewer.reading else "no steps were recorded"
         return f"{clean(self.current)} has no step yet"

@@ -59,7 +59,7 @@ class Call:
         return Call(
             logits=logits,
             drafted=list(metadata.num_draft_tokens),
-            draft_tokens=metadata.draft_token_ids,
+            draft_tokens=metadata.draft_token_ids.clone(),  # 0.33's lossy rule writes into them
             draft_probs=draft_probs,
             target_rows=metadata.target_logits_indices,
             bonus_rows=metadata.bonus_logits_indices,
@@ -85,15 +85,29 @@ class Call:
         return _softmax(self.target_logits[draft])
 
     def bonus(self, request: int) -> Floats:
-        """[V] p behind the last draft of a sampled request, as vLLM's own sampler makes it."""
+        """[V] p behind the last draft of a sampled request."""
+        return _softmax(self._behind(request, request + 1)[0])
+
+    def bonuses(self, low: int, high: int) -> Tensor:
+        """[., V] p behind the last drafts of requests from..to; of no meaning for greedy ones."""
+        return self._behind(low, high).softmax(1)
+
+    def _behind(self, low: int, high: int) -> Tensor:
+        """Logits, as vLLM's own sampler makes them."""
         assert self.bonus_logits is not None
         assert self.temperature is not None
-        row = self.bonus_logits[request : request + 1] / self.temperature[request]
-        k = None if self.top_k is None else self.top_k[request : request + 1]
-        p = None if self.top_p is None else self.top_p[request : request + 1]
-        if self.cut is not None and (k is not None or p is not None):
-            row = self.cut(row, k, p)
-        return _softmax(row[0])
+        temperature = self.temperature[low:high, None]
+        rows = self.bonus_logits[low:high] / torch.where(temperature == 0, 1, temperature)
+        k = None if self.top_k is None else self.top_k[low:high]
+        p = None if self.top_p is None else self.top_p[low:high]
+        return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
+
+
+def on_host(call: Call) -> Call:
+    """The same tensors where they lie on the host, else copies."""
+    values: dict[str, Any] = {name: getattr(call, name) for name in call.__dataclass_fields__}
+    values |= {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
+    return Call(**values)
 
 
 def raw_row(logits: Tensor) -> RawRow:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+
+from torch import Tensor
 
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.wording import plural
-from specscope.vllm.call import Call, Forced
+from specscope.vllm.call import Call, Forced, on_host
 from specscope.vllm.forced import force, parse
 from specscope.vllm.gate import Gate
+from specscope.vllm.judged import judge
 from specscope.vllm.node_view import view_node
+from specscope.vllm.scores import NONE, Passes
 from specscope.vllm.witness import Witness
 
 KEPT = 2000  # steps that conditions such as tau can look back on
@@ -78,8 +83,19 @@ class Decision:
 
     witness: Witness
     call: Call
-    rows: list[str]  # the batch, by row
-    logprobs: bool  # whether vLLM has computed log probabilities of its own tokens
+    rows: Mapping[str, int]  # in the batch, by request
+    passes: Mapping[int, Passes]  # the drafter's logits, by row
+    has_logprobs: bool  # whether vLLM has computed log probabilities of its own tokens
+
+    @cached_property
+    def here(self) -> Call:
+        """The call's tensors on the host; the very ones where vLLM runs there."""
+        return on_host(self.call)
+
+    def drafter(self, row: int) -> list[Tensor]:
+        """The drafter's logits [V] for each draft, where it told any."""
+        passes, at = self.passes.get(row, NONE)
+        return [one[at].cpu() for one in passes]
 
 
 class Debugger:
@@ -90,15 +106,25 @@ class Debugger:
         self.limit = Limit(None)
         self._decision: Decision | None = None
 
-    def judged(self, witness: Witness, runner: Any, call: Call | None, output: Any) -> None:
-        """The sampler has judged; vLLM goes on with `output` when this returns."""
+    def judged(
+        self,
+        witness: Witness,
+        call: Call,
+        rows: Mapping[str, int],
+        passes: Mapping[int, Passes],
+        *,
+        has_logprobs: bool,
+    ) -> None:
+        """The sampler has judged; vLLM goes on with what the call's output holds when this returns."""
         with self.gate.lock:
-            record = witness.standing() if self.gate.controlled and call is not None else None
-            if record is None or call is None:
+            if not self.gate.controlled:
+                return
+            witness.settle()
+            record = witness.standing()
+            if record is None:
                 return
             self.history.append(record)
-            rows = list(runner.input_batch.req_ids)
-            self._decision = Decision(witness, call, rows, output.logprobs_tensors is not None)
+            self._decision = Decision(witness, call, rows, passes, has_logprobs)
             began = time.time_ns()
             try:
                 self.gate.stand(record, self.limit.hold)
@@ -125,8 +151,9 @@ class Debugger:
 
     def _view(self, part: RequestStep, node: int) -> NodeView:
         decision, row = self._at(part)
-        logits = decision.witness.drafter_logits(part.request, node)
-        return view_node(decision.call, row, self.history.last_step, part, node, logits)
+        drafter = decision.drafter(row)
+        logits = drafter[node] if node < len(drafter) else None
+        return view_node(decision.here, row, self.history.last_step, part, node, logits)
 
     def force(self, part: RequestStep, words: Sequence[str]) -> None:
         """Give a request another outcome than vLLM's. Raises UserError."""
@@ -137,15 +164,18 @@ class Debugger:
         info = self.history.request(part.request).info
         if part.verdict is None:
             raise UserError(f"{part.request} draws no token in this step: there is nothing to force")
-        if decision.logprobs:
+        if decision.has_logprobs:
             raise UserError("a request of this batch asks for logprobs, which vLLM has computed for its own tokens")
         if info is not None and "structured_outputs" in info.labels:
             raise UserError(f"{part.request} has structured output: its grammar would not follow a forced token")
         if part.rule != "standard":
             raise UserError(f"vLLM judges by the rule {part.rule}: only standard verification can be forced")
-        force(decision.call, row, parse(words, decision.call.forced.get(row, Forced())))
-        decision.witness.judge_again(decision.call, row, part.request)
-        record = decision.witness.standing()
+        call, witness = decision.here, decision.witness
+        force(call, row, parse(words, call.forced.get(row, Forced())))
+        if decision.call.output is not call.output:
+            decision.call.output.copy_(call.output)  # type: ignore[union-attr, arg-type]
+        witness.judge_again(row, judge(call, row, decision.drafter(row), full=witness.full))
+        record = witness.standing()
         assert record is not None
         self.history.replace_last(record)
 
@@ -155,4 +185,4 @@ class Debugger:
             raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
         if not any(one is part for one in self.history.steps[-1].requests):
             raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
-        return self._decision, self._decision.rows.index(part.request)
+        return self._decision, self._decision.rows[part.request]

@@ -22,9 +22,14 @@ class Guard:
         """Count it, and tell the log."""
         self.errors += 1
         log.warning("specscope: %s failed, and vLLM goes on without it: %r", where, error, exc_info=self.errors == 1)
-        if self.errors >= MOST and not self.is_off:
+        if self.errors >= MOST:
+            self.step_aside(f"{self.errors} errors; what was recorded before is kept")
+
+    def step_aside(self, why: str) -> None:
+        """Do nothing more, and say so once."""
+        if not self.is_off:
             self.is_off = True
-            log.warning("specscope: steps aside after %d errors; what was recorded before is kept", self.errors)
+            log.warning("specscope: steps aside: %s", why)
 
     def safely(self, function: Callable[..., Any], *args: object) -> Any:
         """The function's value; None where the plugin is off or the function failed."""

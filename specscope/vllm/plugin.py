@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.trace.bus import Bus
@@ -29,57 +32,95 @@ def register() -> None:
 
 
 def _install(settings: Settings, guard: Guard) -> None:
+    from specscope.vllm import known
+    from specscope.vllm.aggregates import offer, why_lacking
+    from specscope.vllm.run_info import vllm_version
     from specscope.vllm.runner import RunnerHooks
     from specscope.vllm.sampler import SamplerHooks
+    from specscope.vllm.v2_runner import V2Hooks
 
-    sampler, scheduler = SamplerHooks(guard), SchedulerHooks(guard)
-    if settings.debug is None:
-        runner = RunnerHooks(guard, sampler, lambda runner: witness(runner, settings, guard, scheduler))
-    else:
+    version = vllm_version()
+    if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
+        if settings.capture or settings.endpoint:
+            offer()
+        guard.step_aside(f"{lacking}. Of a server there are aggregates, and no evidence")
+        return
+    v1, v2 = Guard(), Guard()  # what differs in one runner is no matter to the other
+    sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
+
+    debugger: Debugger | None = None
+    debugging: tuple[Any, ...] = ()
+    if settings.debug is not None:
         from specscope.vllm.debugger import Debugger, share
 
         debugger = Debugger()
-        runner = RunnerHooks(
-            guard,
-            sampler,
-            lambda runner: witness(runner, settings, guard, scheduler, debugger),
-            debugger,
-            lambda runner: _listen(runner, settings, guard, debugger),
-            share,
-        )
-    on_import("vllm.v1.core.sched.scheduler", scheduler.install)
-    on_import("vllm.v1.sample.sampler", sampler.install_plain)
-    on_import("vllm.v1.sample.rejection_sampler", sampler.install)
-    on_import("vllm.v1.worker.gpu_model_runner", runner.install)
+        debugging = (debugger, partial(_listen, settings, guard, debugger), share)
+
+    def make(runner: Any) -> Any:
+        return witness(runner, settings, guard, scheduler, debugger)
+
+    def make_v2(runner: Any) -> Any:
+        if debugger is not None:
+            log.warning("specscope: the V2 model runner cannot be debugged: set VLLM_USE_V2_MODEL_RUNNER=0")
+        return make(runner)
+
+    runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
+    for name, install, guards in (
+        (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
+        (known.PLAIN, sampler.install_plain, (v1,)),
+        (known.REJECTION, sampler.install, (v1,)),
+        (known.RUNNER, runner.install, (v1,)),
+        (known.V2_PLAIN, second.install_plain, (v2,)),
+        (known.V2_REJECTION, second.install_rejection, (v2,)),
+        (known.V2_RUNNER, second.install_runner, (v2,)),
+    ):
+        on_import(name, _checked(install, guards, version))
 
 
-def _tells() -> bool:
-    """Whether this rank tells what all of its engine's ranks do."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+def _checked(
+    install: Callable[[ModuleType], None], guards: tuple[Guard, ...], version: str
+) -> Callable[[ModuleType], None]:
+    """Install into a module only where it is as it is known to be. `guards`: of all that cannot do without it."""
+    from specscope.vllm.known import differences
 
-    return bool(get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0)
+    def check(module: ModuleType) -> None:
+        if found := differences(module, version):
+            for guard in guards:
+                guard.step_aside(f"vLLM {version} is not as it is known: {found[0]}")
+        elif not guards[0].is_off:
+            install(module)
+
+    return lambda module: guards[0].safely(check, module)
 
 
 def witness(
     runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
-    if not _tells():
+    shares_rows = getattr(runner, "batch_sharder", None) is not None  # V2 may have each rank sample its own requests
+    rank = get_tp_group().rank_in_group
+    if not get_pp_group().is_last_rank or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean")
     vocabulary = _vocabulary(runner)
     bus = Bus()
-    closers = _sinks(settings, bus, run, vocabulary, runner)
+    ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
+    closers = sinks(settings, bus, run, vocabulary, ranks)
     publish = bus.publish if debugger is None else _told(bus.publish, run, vocabulary, guard, debugger)
     made = Witness(run, vocabulary, publish, full=settings.full)
-    scheduler.resting = made.finish
+
+    scheduler.resting = made.rest
 
     def close() -> None:
         guard.safely(scheduler.rest)
-        guard.safely(made.finish, None)
+        guard.safely(made.rest, None)
+        if made.bytes:
+            log.warning("specscope: %d bytes copied a step", made.bytes // max(made.steps, 1))
         dropped = bus.dropped
         guard.safely(bus.close)
         for closer in closers:
@@ -92,14 +133,15 @@ def witness(
     return made
 
 
-def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any) -> list[Any]:
+def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[int, ...]) -> list[Any]:
+    """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.capture import CaptureWriter
     from specscope.trace.export import SpanSink, make_exporter
     from specscope.trace.spans import SpanLevel
 
     closers: list[Any] = []
     if settings.capture is not None:
-        writer = CaptureWriter(_of_rank(settings.capture, runner), run, vocabulary)
+        writer = CaptureWriter(_of_ranks(settings.capture, ranks), run, vocabulary)
         bus.subscribe(writer, limit=QUEUED)
         closers.append(writer.close)
     if settings.endpoint is not None:
@@ -109,10 +151,9 @@ def _sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, runner: Any)
     return closers
 
 
-def _of_rank(path: str, runner: Any) -> Path:
-    """Each engine of several (data parallel) has a file of its own."""
-    rank = runner.vllm_config.parallel_config.data_parallel_rank
-    return Path(path).with_stem(f"{Path(path).stem}-{rank}") if rank else Path(path)
+def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
+    """A file of any rank but the first has its numbers in its name."""
+    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
 
 
 def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debugger) -> Any:
@@ -126,15 +167,17 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debug
     return told
 
 
-def _listen(runner: Any, settings: Settings, guard: Guard, debugger: Debugger | None) -> None:
-    """Open the debugger's socket where this rank tells."""
+def _listen(settings: Settings, guard: Guard, debugger: Debugger, runner: Any) -> None:
+    """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
     from specscope.vllm.debug_server import DebugServer
     from specscope.vllm.debugger import limit_of
     from specscope.vllm.run_info import vllm_version
 
-    if debugger is None or settings.debug is None or not _tells():
+    if settings.debug is None or not get_pp_group().is_last_rank or get_tp_group().rank_in_group:
         return
-    path = _of_rank(settings.debug, runner)
+    path = _of_ranks(settings.debug, (runner.vllm_config.parallel_config.data_parallel_rank,))
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"

@@ -38,10 +38,16 @@ class Known:
     info: RequestInfo
     index: int = 0  # its own next step
     emitted: int = 0  # output tokens so far
+    committed: int = 0  # and those that the verifier gave: more, where a stop cut its last step
     preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
     stops: frozenset[int] = frozenset()  # tokens that end it
     most: int = 2**31 - 1  # output tokens at most
     labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        """Tokens whose KV is there when it decodes: all but the last."""
+        return len(self.info.prompt_tokens) + self.committed - 1
 
     def kept(self, tokens: list[int], max_context: int) -> int:
         """How many of these committed tokens become output: all up to one that ends the request."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from specscope.trace.tree import Ints
+from specscope.vllm.batch import Judgements, OnDevice, OnHost, Place
+from specscope.vllm.call import Call
+from specscope.vllm.device import gather
 from specscope.vllm.guard import Guard, wrap
+from specscope.vllm.judged import judge
+from specscope.vllm.numbers import NO_INTS
+from specscope.vllm.rows import rows_of
 from specscope.vllm.sampler import SamplerHooks
-from specscope.vllm.witness import Witness
+from specscope.vllm.scores import NONE, DrafterScores, Passes
+from specscope.vllm.witness import Witness, some_blocks
 
 if TYPE_CHECKING:
     from specscope.vllm.debugger import Debugger
@@ -34,6 +42,8 @@ class RunnerHooks:
         self._guard, self._sampler, self._make = guard, sampler, make_witness
         self._debugger, self._listen, self._share = debugger, listen, share
         self._witness: Witness | None = None
+        self._scores: DrafterScores | None = None
+        self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
         self._asked = False  # whether a witness was to be made; only one rank has one
 
     def install(self, module: ModuleType) -> None:
@@ -52,6 +62,9 @@ class RunnerHooks:
         if not self._asked:
             self._asked = True
             self._witness = self._guard.safely(self._make, runner)
+            if self._witness is not None:
+                sampled = self._witness.run.speculation.get("draft_sample_method") == "probabilistic"
+                self._scores = DrafterScores(self._guard, sampled=sampled)
         return None if self._guard.is_off else self._witness
 
     def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +78,7 @@ class RunnerHooks:
         def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             witness, began = self._of(runner), time.time_ns()
             if witness is not None:
+                self._scheduled = scheduler_output
                 self._guard.safely(witness.begin, scheduler_output)
             output = original(runner, scheduler_output, *args, **kwargs)
             if witness is not None:
@@ -84,9 +98,7 @@ class RunnerHooks:
             if witness is not None:
                 witness.phase("verify", began, time.time_ns())
                 call, self._sampler.call = self._sampler.call, None
-                self._guard.safely(witness.judged, runner, call)
-                if self._debugger is not None:
-                    self._guard.safely(self._debugger.judged, witness, runner, call, output)
+                self._guard.safely(self._judge, witness, runner, call, output)
             if self._debugger is not None:
                 self._shared(output)
             return output
@@ -99,15 +111,29 @@ class RunnerHooks:
         except Exception as error:
             self._guard.caught("share", error)
 
+    def _judge(self, witness: Witness, runner: Any, call: Call | None, output: Any) -> None:
+        """The sampler has run, and the runner's batch still is as it was judged."""
+        if call is None or self._scores is None or self._scheduled is None:
+            return
+        there = places(runner, self._scheduled, call.drafted)
+        for place in there:
+            place.match_length = self._scores.match_length(place.name)
+        passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
+        read = judge_here if call.logits.device.type == "cpu" else judge_there
+        witness.judged(there, read(call, passes, full=witness.full))
+        if self._debugger is not None:
+            rows = {place.name: place.row for place in there}
+            self._debugger.judged(witness, call, rows, passes, has_logprobs=output.logprobs_tensors is not None)
+
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            witness, began = self._witness, time.time_ns()
-            if witness is not None:
-                self._guard.safely(witness.drafts, runner)
+            witness, scores, began = self._witness, self._scores, time.time_ns()
+            if scores is not None:
+                self._guard.safely(scores.begin, runner)
             drafts = original(runner, *args, **kwargs)
-            if witness is not None:
+            if witness is not None and scores is not None:
                 witness.phase("draft", began, time.time_ns())
-                self._guard.safely(witness.drafted, runner)
+                self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids) if witness.full else ()))
             return drafts
 
         return propose_draft_token_ids
@@ -120,3 +146,39 @@ class RunnerHooks:
             return output
 
         return sample_tokens
+
+
+def judge_here(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+    """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
+    found = {row: judge(call, row, [one[at] for one in some], full=full) for row, (some, at) in passes.items()}
+    return OnHost([found.get(row) for row in range(len(call.drafted))])
+
+
+def judge_there(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+    """Likewise of tensors on a device, to be read when they have come."""
+    drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
+    return OnDevice([gather(rows_of(call, drafter), full=full)])
+
+
+def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[Place]:
+    """The requests of V1's batch. With asynchronous scheduling the host counts every draft as accepted at first."""
+    batch, ahead = runner.input_batch, bool(getattr(runner, "use_async_scheduling", False))
+    names = list(batch.req_ids)
+    unfinished = runner.discard_request_mask.np[: len(names)].copy()
+    size = runner.vllm_config.cache_config.block_size
+    found = []
+    for row, name in enumerate(names):
+        if name not in scheduled.num_scheduled_tokens:
+            continue
+        context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
+        blocks, first = _blocks(batch, row, context, count, size, 3 * max(drafted, default=0) if ahead else 0)
+        found.append(Place(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead))
+    return found
+
+
+def _blocks(batch: Any, row: int, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:
+    """The KV blocks that a step may write to; none where the model has several kinds of cache."""
+    tables = batch.block_table.block_tables
+    return (
+        some_blocks(tables[0].block_table.np[row], context, count, size, behind) if len(tables) == 1 else (NO_INTS, 0)
+    )

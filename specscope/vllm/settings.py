@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, NO_TEXT, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_NO_TEXT", "SPECSCOPE_DEBUG_SOCKET"
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, DEBUG)
+AGGREGATES = "SPECSCOPE_AGGREGATES"
+ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, DEBUG, AGGREGATES)
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Settings:
     protocol: str | None = None  # SPECSCOPE_OTLP_PROTOCOL: grpc or http/protobuf
     full: bool = True  # SPECSCOPE_EVIDENCE=lean leaves out the notes on parents
     text: bool = True  # SPECSCOPE_NO_TEXT=1 leaves out prompts and text
+    aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
 
     @property
     def is_on(self) -> bool:
@@ -37,4 +39,5 @@ class Settings:
             protocol=environment.get(PROTOCOL) or None,
             full=environment.get(EVIDENCE, "full") != "lean",
             text=environment.get(NO_TEXT, "") in ("", "0"),
+            aggregates=environment.get(AGGREGATES, "") not in ("", "0"),
         )

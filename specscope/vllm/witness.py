@@ -1,17 +1,19 @@
 """Witness: makes a StepRecord of each of vLLM's steps. Its methods are called on the worker's thread, by the hooks.
 
-A step is told when the next one begins: only then does the scheduler say which requests it ended.
+A step is told when the next one begins: only then does the scheduler say which requests it ended. Where its verdicts
+are still on their way from a device it is told later, and nothing waits for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
+from specscope.trace.method import MethodNotes
 from specscope.trace.records import (
     Phase,
     Preceded,
@@ -22,207 +24,219 @@ from specscope.trace.records import (
     StepRecord,
     followed_by,
 )
-from specscope.trace.tree import DraftTree
+from specscope.trace.tree import DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.call import Call
-from specscope.vllm.judged import NO_FLOATS, NO_INTS, Judged, judge
+from specscope.vllm.batch import Judgements, OnHost, Place
+from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
+from specscope.vllm.rules import in_one_pass, rule_of
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
-NO_TREE = DraftTree(NO_INTS, NO_INTS, NO_FLOATS, np.zeros(0, np.uint8))
 Publish = Callable[[StepRecord], None]
 
 
-class _Begun:
-    """A step while it runs."""
+@dataclass
+class _Step:
+    """A step from its begin until it is told."""
 
-    def __init__(self, scheduled: Any, notes: SchedulerNotes) -> None:
-        self.scheduled = scheduled  # vLLM's SchedulerOutput
-        self.notes = notes
-        self.phases: list[Phase] = []
-        self.admitted: list[RequestInfo] = []
-        self.parts: list[RequestStep] = []
-        self.drafter: dict[str, list[Tensor]] = {}  # the drafter's logits for each request's drafts
+    notes: SchedulerNotes  # how things stood when it was scheduled
+    tokens: int = 0  # that were scheduled
+    phases: list[Phase] = field(default_factory=list)
+    admitted: list[RequestInfo] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    judgements: Judgements | None = None
+    budget: int | None = None  # drafts that it may verify, where that is limited
+    ended: list[Ended] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
 
 
 class Witness:
     """`publish` takes each finished record, and must not wait."""
 
     def __init__(self, run: RunInfo, vocabulary: Vocabulary, publish: Publish, *, full: bool) -> None:
-        self.run = run
-        self._vocabulary, self._publish, self._full = vocabulary, publish, full
+        self.run, self.full = run, full
+        self.bytes = 0  # that were copied from a device
+        self.steps = 0  # that were told
+        self._vocabulary, self._publish = vocabulary, publish
         self._requests: dict[str, Known] = {}
-        self._begun: _Begun | None = None
-        self._steps = 0
-        self._scores: list[Tensor] = []  # the drafter's logits, one pass after the other, while it drafts
-        self._scored: dict[str, tuple[list[Tensor], int]] = {}  # by request: the passes, and its row in each
-        self._listens = False
+        self._running: _Step | None = None
+        self._untold: deque[_Step] = deque()
 
     def begin(self, scheduled: Any) -> None:
         """A step begins. `scheduled`: vLLM's SchedulerOutput."""
         notes = getattr(scheduled, ATTRIBUTE, None) or SchedulerNotes()
         self.finish(notes)
-        begun = self._begun = _Begun(scheduled, notes)
+        step = self._running = _Step(notes, scheduled.total_num_scheduled_tokens)
         now = time.time_ns()
         for new in scheduled.scheduled_new_reqs:
+            if new.req_id in self._requests:  # V2: one that was preempted comes back as a new one
+                step.resumed.append(new.req_id)
+                continue
             arrival = notes.arrived.get(new.req_id) or Arrival(now, {})
             made = known(
                 new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrival, now, self._vocabulary
             )
             self._requests[new.req_id] = made
-            begun.admitted.append(made.info)
-        for name in scheduled.scheduled_cached_reqs.resumed_req_ids:
-            if name in self._requests:
-                self._requests[name].preceded = Preceded.PREEMPTION
+            step.admitted.append(made.info)
+        step.resumed += [name for name in scheduled.scheduled_cached_reqs.resumed_req_ids if name in self._requests]
         if notes.schedule_ns[0]:
             self.phase("schedule", *notes.schedule_ns)
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
         """A phase of the step that runs, on the host's clock. A start of 0 means: where the one before ended."""
-        if self._begun is not None and self._begun.scheduled.total_num_scheduled_tokens:
-            before = self._begun.phases[-1].end_ns if self._begun.phases else end_ns
-            self._begun.phases.append(Phase(name, start_ns or before, max(end_ns, start_ns or before)))
+        if self._running is not None and self._running.tokens:
+            before = self._running.phases[-1].end_ns if self._running.phases else end_ns
+            self._running.phases.append(Phase(name, start_ns or before, max(end_ns, start_ns or before)))
 
-    def judged(self, runner: Any, call: Call | None) -> None:
-        """The sampler has run. `runner`: vLLM's, whose batch still is as it was judged."""
-        if self._begun is None or call is None:
+    def judged(self, places: Sequence[Place], judgements: Judgements, budget: int | None = None) -> None:
+        """The sampler has run. `budget`: how many drafts were verified, where that is limited."""
+        if self._running is None:
             return
-        batch, scheduled = runner.input_batch, self._begun.scheduled
-        names = list(batch.req_ids)
-        unfinished = runner.discard_request_mask.np[: len(names)].copy()
-        for row, name in enumerate(names):
-            if name not in self._requests or name not in scheduled.num_scheduled_tokens:
-                continue
-            context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
-            self._begun.drafter[name] = self._drafter(name)
-            one = None if unfinished[row] else judge(call, row, self._begun.drafter[name], full=self._full)
-            blocks = _blocks(batch, row, context, count, self.run.block_size)
-            self._begun.parts.append(self._part(name, context, count, one, blocks))
+        self._running.places = [place for place in places if place.name in self._requests]
+        self._running.judgements, self._running.budget = judgements, budget
+        self.bytes += judgements.bytes
+
+    def finish(self, notes: SchedulerNotes | None) -> None:
+        """The step that ran is over, with what the scheduler ended since. None: there is no next step."""
+        step, self._running = self._running, None
+        notes = notes or SchedulerNotes()
+        if step is None:
+            if not notes.ended:
+                return
+            step = _Step(SchedulerNotes())
+        step.ended, step.preempted = notes.ended, notes.preempted
+        self._untold.append(step)
+        self._tell()
+
+    def rest(self, notes: SchedulerNotes | None) -> None:
+        """Likewise, and no step may follow: this waits for what is on its way."""
+        self.finish(notes)
+        self.settle()
+
+    def _tell(self) -> None:
+        """The steps whose verdicts have come, in order."""
+        while self._untold and ((first := self._untold[0]).judgements is None or first.judgements.ready()):
+            self._publish_step(self._untold.popleft())
+
+    def settle(self) -> None:
+        """Tell the steps before the one that runs, and wait for what is on its way."""
+        for step in self._untold:
+            if step.judgements is not None:
+                step.judgements.wait()
+        self._tell()
+
+    def judge_again(self, row: int, judged: Judged) -> None:
+        """A decision of the step that runs was forced: the request in that row has another verdict."""
+        step = self._running
+        assert step is not None
+        assert step.judgements is not None
+        if not isinstance(step.judgements, OnHost):
+            rows = range(1 + max(place.row for place in step.places))
+            step.judgements = OnHost([step.judgements.of(other) for other in rows])
+        step.judgements.judged[row] = judged
 
     def standing(self) -> StepRecord | None:
         """The step that runs, as far as it has come."""
-        return None if self._begun is None else self._record(self._begun, tuple(self._begun.parts))
+        step = self._running
+        if step is None:
+            return None
+        if step.judgements is not None:
+            step.judgements.wait()
+        copies = {name: dataclasses.replace(one) for name, one in self._requests.items()}
+        return self._record(step, self._parts(step, copies))
 
-    def drafter_logits(self, name: str, node: int) -> Tensor | None:
-        """What the drafter's model gave where it drafted a node of the step that runs; None where it told nothing."""
-        known = [] if self._begun is None else self._begun.drafter.get(name, [])
-        return known[node] if node < len(known) else None
+    def _publish_step(self, step: _Step) -> None:
+        parts = self._parts(step, self._requests)
+        finished = tuple(self._end(one) for one in step.ended)
+        preempted = tuple(name for name in step.preempted if name in self._requests)
+        if not (parts or finished or preempted or step.admitted):
+            return
+        record = self._record(step, self._corrected(parts, finished), preempted, finished)
+        for end in finished:
+            self._requests.pop(end.info.id, None)
+        self.steps += 1
+        self._publish(record)
 
-    def judge_again(self, call: Call, row: int, name: str) -> None:
-        """A decision was forced: the request's part of the step that runs is another now."""
-        assert self._begun is not None
-        parts, request = self._begun.parts, self._requests[name]
-        at = next(at for at, part in enumerate(parts) if part.request == name)
-        old = parts[at]
-        request.index, request.emitted = old.index, request.emitted - old.emitted
-        request.preceded = old.preceded or request.preceded
-        one = judge(call, row, self._begun.drafter[name], full=self._full)
-        count = old.prefill_tokens + 1 + len(one.tree) + one.invalid
-        parts[at] = self._part(name, old.context_len, count, one, old.blocks)
+    def _record(
+        self,
+        step: _Step,
+        parts: Sequence[RequestStep],
+        preempted: tuple[str, ...] = (),
+        finished: tuple[RequestEnd, ...] = (),
+    ) -> StepRecord:
+        now = time.time_ns()
+        return StepRecord(
+            step=self.steps,
+            phases=tuple(step.phases) or (Phase("schedule", now, now),),
+            running=step.notes.running,
+            waiting=step.notes.waiting,
+            blocks_used=step.notes.blocks_used,
+            blocks_free=step.notes.blocks_free,
+            speculation=bool(self.run.speculation),
+            speculation_off="" if self.run.speculation else "vLLM runs without a speculative config",
+            admitted=tuple(step.admitted),
+            requests=tuple(parts),
+            preempted=preempted,
+            finished=finished,
+            budget=step.budget,
+        )
 
-    def _drafter(self, name: str) -> list[Tensor]:
-        """The drafter's logits [V] for each of a request's drafts; empty where it tells none."""
-        passes, row = self._scored.pop(name, ((), 0))
-        return [one[row] for one in passes]
+    def _parts(self, step: _Step, requests: dict[str, Known]) -> list[RequestStep]:
+        """Of the requests in its batch, which move on by it."""
+        for name in step.resumed:
+            requests[name].preceded = Preceded.PREEMPTION
+        there = [place for place in step.places if place.name in requests]
+        return [self._part(place, step.judgements, requests[place.name]) for place in there]
 
-    def _part(self, name: str, context: int, count: int, one: Judged | None, blocks: np.ndarray) -> RequestStep:
-        request = self._requests[name]
+    def _part(self, place: Place, judgements: Judgements | None, request: Known) -> RequestStep:
         index, request.index = request.index, request.index + 1
+        one = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
         if one is None:
-            return RequestStep(name, index, context, count, "none", NO_TREE, None, 0, blocks=blocks)
+            blocks = self._blocks(place, place.context, place.count)
+            return RequestStep(
+                place.name, index, place.context, place.count, "none", DraftTree.empty(), None, 0, blocks=blocks
+            )
+        prefill, verified = place.count - 1 - place.drafts, len(one.tree) + one.invalid
+        context = request.context if place.ahead and not prefill and request.committed else place.context
         verdict, preceded = one.verdict, request.preceded
         tokens = [*one.tree.token[verdict.path].tolist(), verdict.token]
         emitted = request.kept(tokens, self.run.max_context)
         request.emitted += emitted
+        request.committed += len(tokens)
         request.preceded = followed_by(verdict)
         return RequestStep(
-            request=name,
+            request=place.name,
             index=index,
             context_len=context,
-            prefill_tokens=count - 1 - len(one.tree) - one.invalid,
+            prefill_tokens=prefill,
             drafter=self.run.drafter if len(one.tree) else "none",
             tree=one.tree,
             verdict=verdict,
             emitted=emitted,
             notes=one.notes,
             sizing=f"{one.invalid} invalid drafts left out" if one.invalid else "",
-            rule=str(self.run.speculation.get("rejection_sample_method") or "standard"),
+            rule=rule_of(self.run.speculation),
             preceded=preceded,
-            blocks=blocks,
+            blocks=self._blocks(place, context, prefill + 1 + verified),
             parents=one.parents,
+            method=self._method(one, place, place.drafts - verified),
         )
 
-    def drafts(self, runner: Any) -> None:
-        """The drafter begins to draft for the next step."""
-        if self._begun is not None:
-            self._begun.drafter.clear()
-        if not self._listens:
-            self._listens = True
-            self._listen(getattr(runner.drafter, "model", None))
-        self._scores = []
-
-    def drafted(self, runner: Any) -> None:
-        """It has drafted, for the rows of the batch."""
-        names = list(runner.input_batch.req_ids)
-        passes, self._scores = self._scores, []
-        if self._full and all(len(one) == len(names) and one.device.type == "cpu" for one in passes):
-            self._scored = {name: (passes, row) for row, name in enumerate(names)}
-
-    def _listen(self, model: Any) -> None:
-        """Keep what this drafter's own model says while it drafts; n-gram and suffix have none."""
-        original = getattr(model, "compute_logits", None)
-        if original is None:
-            return
-
-        sampled = self.run.speculation.get("draft_sample_method") == "probabilistic"
-
-        def compute_logits(*args: Any, **kwargs: Any) -> Any:
-            logits = original(*args, **kwargs)
-            if isinstance(logits, Tensor):  # sampling divides them by the temperature in place
-                self._scores.append(logits.clone() if sampled else logits)
-            return logits
-
-        model.compute_logits = compute_logits
-
-    def finish(self, notes: SchedulerNotes | None) -> None:
-        """Publish the step that ran, with what the scheduler ended since. None: there is no next step."""
-        begun, self._begun = self._begun, None
-        finished = [] if notes is None else [self._end(one) for one in notes.ended]
-        preempted = () if notes is None else tuple(name for name in notes.preempted if name in self._requests)
-        if begun is None and not finished:
-            return
-        parts = () if begun is None else tuple(self._corrected(begun.parts, finished))
-        if not (parts or finished or preempted or (begun is not None and begun.admitted)):
-            return
-        for end in finished:
-            self._requests.pop(end.info.id, None)
-        record = self._record(begun, parts, preempted, tuple(finished))
-        self._steps += 1
-        self._publish(record)
-
-    def _record(
-        self,
-        begun: _Begun | None,
-        parts: tuple[RequestStep, ...],
-        preempted: tuple[str, ...] = (),
-        finished: tuple[RequestEnd, ...] = (),
-    ) -> StepRecord:
-        now = time.time_ns()
-        stands = SchedulerNotes() if begun is None else begun.notes
-        return StepRecord(
-            step=self._steps,
-            phases=(() if begun is None else tuple(begun.phases)) or (Phase("schedule", now, now),),
-            running=stands.running,
-            waiting=stands.waiting,
-            blocks_used=stands.blocks_used,
-            blocks_free=stands.blocks_free,
-            speculation=bool(self.run.speculation),
-            speculation_off="" if self.run.speculation else "vLLM runs without a speculative config",
-            admitted=() if begun is None else tuple(begun.admitted),
-            requests=parts,
-            preempted=preempted,
-            finished=finished,
+    def _method(self, one: Judged, place: Place, unverified: int) -> MethodNotes | None:
+        """What vLLM's drafters tell besides."""
+        notes = MethodNotes(
+            confidence=NO_FLOATS if one.confidence is None else one.confidence,
+            one_pass=bool(len(one.tree)) and in_one_pass(self.run.speculation),
+            unverified=max(unverified, 0),
+            match_length=place.match_length if len(one.tree) else 0,
         )
+        return None if notes.is_empty else notes
+
+    def _blocks(self, place: Place, context: int, count: int) -> Ints:
+        """The KV blocks that a step writes to; none where the model has several kinds of cache."""
+        size, first = self.run.block_size, place.first_block
+        return place.blocks[max(context // size - first, 0) : max((context + count - 1) // size + 1 - first, 0)]
 
     def _end(self, end: Ended) -> RequestEnd:
         request = self._requests.get(end.request)
@@ -239,20 +253,15 @@ class Witness:
             if part.request in outputs and request is not None and part.verdict is not None:
                 surplus = request.emitted - outputs[part.request]
                 emitted = min(max(part.emitted - surplus, 0), part.verdict.accepted + 1)
-                part = part if emitted == part.emitted else _with_emitted(part, emitted)
+                part = part if emitted == part.emitted else dataclasses.replace(part, emitted=emitted)
             found.append(part)
         return found
 
 
-def _with_emitted(part: RequestStep, emitted: int) -> RequestStep:
-    values = {name: getattr(part, name) for name in part.__dataclass_fields__}
-    return RequestStep(**(values | {"emitted": emitted}))
+def some_blocks(table: Any, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:
+    """(The blocks of a request's table [.] that a step may write to, the number of the first).
 
-
-def _blocks(batch: Any, row: int, context: int, count: int, size: int) -> np.ndarray:
-    """The KV blocks that a step writes to; none where the model has several kinds of cache."""
-    tables = batch.block_table.block_tables
-    if len(tables) != 1:
-        return NO_INTS
-    table: np.ndarray = tables[0].block_table.np[row]
-    return table[context // size : (context + count - 1) // size + 1].astype(np.int32)
+    `behind`: how many tokens fewer than `context` there may really be.
+    """
+    first = max(context - behind, 0) // size
+    return table[first : (context + count - 1) // size + 1].astype(NO_INTS.dtype), first

@@ -14,6 +14,8 @@ from specscope.watch.watching import EngineRun, Watch
 class Watched(Passive):
     """Each engine has a history; one of them is on the screen."""
 
+    counts_only = True  # what a screen is to be laid out for, before anything was told
+
     def __init__(self, watch: Watch, seconds: float | None = None) -> None:
         """`seconds`: how long it watches; None: until the screen is closed."""
         super().__init__()

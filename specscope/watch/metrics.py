@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -104,7 +104,8 @@ def _take(sample: Sample, time_ns: int, found: dict[tuple[str, str, str], Readin
         position = labels.get("position", "")
         if not position.isdecimal():
             raise UnreadableError(f"{name} has the position {position[:40]!r}")
-        reading.accepted_at[int(position)] = count(sample.value, name)
+        at = int(position)
+        reading.accepted_at[at] = reading.accepted_at.get(at, 0) + count(sample.value, name)
     elif name == CREATED:
         reading.created = sample.value
     elif not math.isfinite(sample.value):
@@ -129,8 +130,8 @@ def difference(before: Reading | None, after: Reading) -> Told:
     past = None if before is None or reset else before
     counts = {name: value - (past.counters.get(name, 0) if past else 0) for name, value in after.counters.items()}
     at_depth = after.at_depth
-    if past is not None and len(past.at_depth) == len(at_depth):
-        at_depth = tuple(now - then for then, now in zip(past.at_depth, at_depth, strict=True))
+    if past is not None:
+        at_depth = tuple(now - then for then, now in zip_longest(past.at_depth, at_depth, fillvalue=0))
     began = after.time_ns if not after.created else min(int(after.created * 1e9), after.time_ns)
     drafts, drafted = counts.get("drafts"), counts.get("drafted")
     if drafts is None or any(b > a for a, b in pairwise((drafts, *at_depth))):
@@ -158,10 +159,11 @@ def _restarted(before: Reading, after: Reading) -> bool:
     """Whether the counters of the second reading do not continue those of the first."""
     if before.created is not None and after.created is not None and before.created != after.created:
         return True
-    if len(before.at_depth) != len(after.at_depth):
+    if len(after.at_depth) < len(before.at_depth):
         return True
     pairs = [(before.counters.get(name, 0), value) for name, value in after.counters.items()]
-    return any(now < then for then, now in [*pairs, *zip(before.at_depth, after.at_depth, strict=True)])
+    pairs += zip_longest(before.at_depth, after.at_depth, fillvalue=0)  # a position appears when it is first counted
+    return any(now < then for then, now in pairs)
 
 
 def _whole(value: float | None) -> int | None:

@@ -83,7 +83,7 @@ def _outputs(value: Any, time_ns: int) -> Iterator[Told]:  # noqa: ANN401
     model = value["model"][:1000] if isinstance(value.get("model"), str) else ""
     found = list(_aggregates(value))
     if not found:
-        raise UnreadableError("a response without figures of speculation: is the server told to give them?")
+        raise UnreadableError("a response without speculation figures: are they switched on in the server?")
     name = next((value[key] for key in ("id", "request_id") if isinstance(value.get(key), str)), "")[:1000]
     for at, told in enumerate(found):
         about = f"{name} {at}".strip() if len(found) > 1 else name
@@ -184,7 +184,7 @@ def _metrics(values: Sequence[Any], time_ns: int) -> list[Told]:
             reading.accepted_at = dict(enumerate(metric.values))
     readings = [reading for reading in found.values() if reading.speculates]
     if not readings:
-        raise UnreadableError("these metrics hold none of speculation: is it on?")
+        raise UnreadableError("no speculation metrics among these: is speculation on?")
     return [difference(None, reading) for reading in readings]
 
 

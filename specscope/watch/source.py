@@ -26,14 +26,19 @@ from specscope.watch.metrics import Intervals, Reading, difference, engines, rea
 from specscope.watch.responses import read_json
 from specscope.watch.told import Told, UnreadableError
 
-LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document, of a line
+LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
+LONGEST = 16 * 2**20  # bytes of a line
 TIMEOUT = 10.0  # seconds that a server may take
 PIECE = 2**18  # bytes that are read at once
 LOOK = 0.25  # seconds between two looks at a file that may grow
 UNKNOWN = (
-    "holds nothing that watch knows: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
+    "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
     "as JSON, or a page of /metrics"
 )
+
+
+class Left(str):
+    """A notice of what was left out: a screen shows it as it happens, a table counts it at the end."""
 
 
 class Source(Protocol):
@@ -68,7 +73,7 @@ class Server:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
-                f"{self.url}: this server tells no speculation metrics; is speculation on (vLLM: "
+                f"{self.url}: this server reports no speculation metrics; is speculation on (vLLM: "
                 "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics)?"
             )
         self.recognised = engines(readings)
@@ -165,8 +170,8 @@ class File:
             piece = os.read(number, PIECE)
             *whole, part = (part + piece).split(b"\n")
             yield from (f"{line.decode('utf-8', 'replace')}\n" for line in whole)
-            if len(part) > LARGEST:
-                raise UserError(f"{self.name} has a line of more than {LARGEST >> 20} MiB")
+            if len(part) > LONGEST:
+                raise UserError(f"{self.name} has a line of more than {LONGEST >> 20} MiB")
             if piece:
                 continue
             if not (self._follow and self._regular):
@@ -197,6 +202,7 @@ class File:
                 told = reader.take(line, None if self._time and not self._follow else datetime.now())
             except UnreadableError as error:
                 self.faults.add(f"line {number}", str(error))
+                yield from self._news()
                 continue
             if told is not None:
                 yield told
@@ -229,13 +235,14 @@ class File:
         """Nothing of it could be read: say why."""
         if not self.recognised and self.faults.total:
             why, self.faults = self.faults.lines()[0], Faults()
-            raise UserError(f"{self.name} tells nothing of speculation; {why}")
+            raise UserError(f"{self.name} has no speculation figures; {why}")
 
     def _document(self, line: str, number: int) -> Iterator[Told | str]:
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             self.faults.add(f"line {number}", f"no JSON ({error})")
+            yield from self._news()
             return
         yield from self._values(value, number)
 
@@ -247,11 +254,16 @@ class File:
                 told = read_json(one, time.time_ns())
             except UnreadableError as error:
                 self.faults.add(f"line {number}" if single else f"item {at}", str(error))
+                yield from self._news()
                 continue
             if told and not self.recognised:
                 self.recognised = told[0].aggregate.source
                 yield f"{self.name}: {self.recognised}"
             yield from told
+
+    def _news(self) -> Iterator[Left]:
+        """Of what was left out, what a screen should say now."""
+        yield from (Left(f"{self.name}: {line}") for line in self.faults.news())
 
     def _page(self, text: str) -> Iterator[Told | str]:
         """A page of metrics that was saved: what its counters count since they began."""
@@ -260,7 +272,7 @@ class File:
         except UnreadableError as error:
             raise UserError(f"{self.name}: {error}") from None
         if not readings:
-            raise UserError(f"{self.name} holds no speculation metrics; was speculation on?")
+            raise UserError(f"{self.name} has no speculation metrics; was speculation on?")
         self.recognised = engines(readings)
         yield f"{self.name}: {self.recognised}, since the counters began"
         yield from (difference(None, reading) for reading in readings)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import specscope
 from specscope.errors import UserError
 from specscope.trace.bus import Bus
+from specscope.trace.interval import interval_record
 from specscope.trace.outputs import Outputs
-from specscope.trace.records import Phase, RunInfo, StepRecord
+from specscope.trace.records import RunInfo, StepRecord
 from specscope.watch.source import Source
 from specscope.watch.told import Told
 
-INTERVAL = "interval"  # the one phase of such a step
-WAITING = 20_000  # records that may wait for the screen
+WAITING = 2000  # records that may wait to be shown
 
 OpenOutputs = Callable[[RunInfo, Bus, str, int], tuple[Outputs, str | None]]  # and the capture's name
 
@@ -36,23 +36,8 @@ class EngineRun:
 
     def record(self, told: Told) -> StepRecord:
         """What was told, as the next step."""
-        step, aggregate = self.steps, told.aggregate
         self.steps += 1
-        return StepRecord(
-            step=step,
-            phases=(Phase(INTERVAL, told.start_ns, told.end_ns),),
-            running=aggregate.running or 0,
-            waiting=aggregate.waiting or 0,
-            blocks_used=0,
-            blocks_free=0,
-            speculation=True,
-            speculation_off="",
-            admitted=(),
-            requests=(),
-            preempted=(),
-            finished=(),
-            aggregate=aggregate,
-        )
+        return interval_record(self.steps - 1, told.start_ns, told.end_ns, told.aggregate)
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,7 @@ class Watch:
     def __init__(self, sources: Sequence[Source], open_outputs: OpenOutputs) -> None:
         self.sources = sources
         self.runs: dict[tuple[str, str, str], EngineRun] = {}
-        self.news: deque[News] = deque(maxlen=WAITING)
+        self.news: deque[News] = deque()
         self.errors: list[UserError] = []
         self._open_outputs = open_outputs
         self._stop = threading.Event()
@@ -109,6 +94,8 @@ class Watch:
         if isinstance(told, str):
             self.news.append(News(None, None, told))
             return
+        while len(self.news) >= WAITING and not self._stop.wait(0.02):
+            pass  # a file is read faster than it is shown
         with self._lock:
             if self._stop.is_set():
                 return

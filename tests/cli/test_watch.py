@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from specscope.cli.watch import numbered
+from specscope.remote.receiver import Receiver
 from specscope.trace.reading import read_capture
+from specscope.trace.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.test_bad_input import run_here
@@ -34,7 +36,10 @@ def test_a_log_as_a_table_and_as_a_capture(tmp_path):
     code, out, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
     assert code == 0
     assert "log.txt: vLLM's log" in err
-    assert "vLLM log tells counts by interval, but not: trees, tokens, probabilities and coins, output tokens" in err
+    assert (
+        "vLLM log reports counts per interval. Not available: trees, tokens, probabilities and coins, output tokens"
+        in err
+    )
     lines = out.splitlines()
     rows = [line.split() for line in lines if re.match(r" \d\d:\d\d:\d\d", line)]
     assert [row[2] for row in rows] == ["4", "4", "~106", "~45", "~22"]
@@ -70,14 +75,14 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "without figures of speculation"),
+        (["watch", PLANTED, "--headless"], "without speculation figures"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
-        (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 86400"),
-        (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 86400"),
+        (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
+        (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--follow"], "--follow goes with --headless"),
         (["watch", "-", "-", "--headless"], "can be watched only once"),
         (["watch", LOG, "--headless", "--otlp-endpoint", "ftp://x"], "--otlp-endpoint"),
-        (["watch", str(DATA / "chat_n2.json"), "--headless"], "tells nothing of speculation"),
+        (["watch", str(DATA / "chat_n2.json"), "--headless"], "has no speculation figures"),
     ],
 )
 def test_bad_input_is_one_line(command, why):
@@ -91,8 +96,8 @@ def test_bad_input_is_one_line(command, why):
 def test_report_replays_the_figures(captured, tmp_path):
     code, out, err = run_here(["report", captured])
     assert (code, err) == (0, "")
-    assert "told by   vLLM log" in out
-    assert "but not: trees" in out
+    assert "reported by  vLLM log" in out
+    assert "Not available: trees" in out
     assert "3 of 5 intervals with drafts worked out from rounded rates" in " ".join(out.split())
     assert any(line.split() == ["mean", "acceptance", "length", "τ", "1.07"] for line in out.splitlines())
     assert "0.750 0.000 0.000" in out
@@ -113,7 +118,7 @@ def test_what_needs_trees_cannot_judge_counts(captured, verb):
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     done = "debugged" if verb[0] == "debug" else "judged"
-    assert f"cannot be {done}: the capture holds counts only (vLLM log tells no trees)" in line
+    assert f"cannot be {done}: the capture holds counts only (vLLM log reports no trees)" in line
 
 
 def test_diagnose_against_counts(captured):
@@ -193,6 +198,25 @@ def test_ctrl_c_leaves_a_valid_capture(tmp_path):
     assert reader.history.acceptance.drafts == 143
 
 
+def test_intervals_are_sent_to_a_collector():
+    spans = []
+    receiver = Receiver(spans.extend, host="127.0.0.1", grpc_port=0, http_port=None)
+    receiver.start()
+    try:
+        endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
+        code, _, err = run_here(["watch", LOG, "--headless", "--otlp-endpoint", endpoint, "--otlp-protocol", "grpc"])
+        assert code == 0, err
+        end = time.monotonic() + 10
+        while sum(span.read()[0] == "engine_step" for span in spans) < 5 and time.monotonic() < end:
+            time.sleep(0.02)
+    finally:
+        receiver.close()
+    assert run_info(spans[0].resource).backend == "vLLM log"
+    decoder = Decoder()
+    steps = [record for span in spans for record in decoder.feed(*span.read())] + decoder.flush()
+    assert [step.aggregate.drafts for step in steps] == [4, 4, 106, 45, 22]
+
+
 def test_a_pipe_is_watched_until_it_ends():
     process = subprocess.run(
         [*SPECSCOPE, "watch", "-", "--headless"],
@@ -211,12 +235,13 @@ def test_on_a_screen_with_two_engines(tmp_path):
     path = tmp_path / "w.jsonl"
     pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
     with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
-        terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.2", "-o", str(path)])
+        terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", str(path)])
         try:
-            terminal.wait_for(lambda: b"Intervals" in terminal.screen and b"engine 0" in terminal.screen)
-            assert b"does not tell trees" in terminal.screen
+            terminal.wait_for(lambda: b"no data yet" in terminal.screen)
+            terminal.wait_for(lambda: b"does not report trees" in terminal.screen)
+            drawn = len(terminal.screen)
             terminal.type("e")
-            terminal.wait_for(lambda: b"engine 1" in terminal.screen)
+            terminal.wait_for(lambda: b"engine 1 smollm2" in terminal.screen[drawn:])
             terminal.remember()
             terminal.type("q")
             assert terminal.left(10) == []

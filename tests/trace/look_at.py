@@ -20,6 +20,8 @@ from specscope.tui.look import Look
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
+from specscope.tui.widgets.bars import StatusBar
+from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
@@ -46,7 +48,8 @@ def look_at(path: Path, *, page: bool = False) -> int:
     plain("report", out.getvalue())
     if page:
         plain("page", render_html(report))
-    debug(path, history)
+    if not history.counts_only:
+        debug(path, history)
     draw(reader)
     return len(history.steps)
 
@@ -90,6 +93,7 @@ def draw(reader: CaptureReader) -> None:
     nodes = NodesPanel()
     panels = [TreePanel(), RequestsPanel(), RatesPanel(), LengthsPanel(), OutputPanel(), Slider(), EnginePanel()]
     place = PlacePanel(nodes)
+    panels += [IntervalsPanel(), StatusBar("status")]
     panels += [TimelinePanel(), nodes, place, NodePanel(nodes, place)]
     for position in range(min(len(reader.history.steps), 8)):
         session.goto(position)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specscope.trace.aggregate import Aggregate
+from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
     DraftNotes,
@@ -74,6 +75,22 @@ def verdicts(draw, tree):
         final_margin=draw(st.floats(0, 1)),
         forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))),
     )
+
+
+@st.composite
+def method_notes(draw, tree):
+    """Of a drafter that has some of what drafters of today have; at least one of it."""
+    n = len(tree)
+    told = MethodNotes(
+        confidence=draw(st.just(none.astype(np.float32)) | floats(n, np.float32)),
+        module=draw(st.just(none) | ints(n)),
+        one_pass=draw(st.booleans()),
+        unverified=draw(counts),
+        match_length=draw(counts),
+        match_count=draw(counts),
+        match_source=draw(clean_text),
+    )
+    return None if told.is_empty else told
 
 
 @st.composite
@@ -219,6 +236,7 @@ def runs(draw, max_steps=4):
                     if verdict is not None and len(tree)
                     else none,
                     parents=draw(st.none() | parent_notes(tree)) if verdict is not None else None,
+                    method=draw(st.none() | method_notes(tree)) if verdict is not None else None,
                 )
             )
         ending = [name for name in alive if draw(st.booleans())]
@@ -255,6 +273,7 @@ def runs(draw, max_steps=4):
                 after=draw(st.none() | st.integers(-1, step - 1)),
                 rewound=draw(st.booleans()),
                 aggregate=draw(st.none() | aggregates()),
+                budget=draw(st.none() | counts),
             )
         )
     return records

@@ -1,25 +1,31 @@
 """Sums of intervals: in spans, in figures, in metrics and in a history."""
 
+import contextlib
 import copy
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate, full_chains
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
-from specscope.trace.interval import COLUMNS, at_depth, cells, missing
+from specscope.trace.interval import COLUMNS, at_depth, cells, interval_record, missing
 from specscope.trace.metrics import Metrics
 from specscope.trace.reading import read_capture
-from specscope.trace.records import Phase, StepRecord
 from specscope.trace.spans import Encoder
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.unspan import Decoder
 from specscope.trace.vocabulary import Vocabulary
+from tests.trace.damage import damaged
+from tests.trace.look_at import look_at
 from tests.trace.samples import records
 from tests.trace.strategies import RUN, aggregates
 
+WATCHED = Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl"
 TOLD = Aggregate(
     source="vLLM /metrics",
     engine="0",
@@ -38,21 +44,7 @@ GAUGES = Aggregate("SGLang /metrics", averages={"sglang:spec_accept_length": 2.3
 
 def interval(step, told, seconds=5):
     start = (1000 + step * seconds) * 10**9
-    return StepRecord(
-        step=step,
-        phases=(Phase("interval", start, start + seconds * 10**9),),
-        running=told.running or 0,
-        waiting=told.waiting or 0,
-        blocks_used=0,
-        blocks_free=0,
-        speculation=True,
-        speculation_off="",
-        admitted=(),
-        requests=(),
-        preempted=(),
-        finished=(),
-        aggregate=told,
-    )
+    return interval_record(step, start, start + seconds * 10**9, told)
 
 
 def feed(span, **changes):
@@ -212,3 +204,15 @@ def test_metrics_of_any_intervals_can_be_served(told):
         metrics(interval(step, one))
     metrics.prometheus_text()
     metrics.close()
+
+
+def test_damaged_captures_of_intervals_are_shown_as_far_as_they_go(tmp_path):
+    path, lines = tmp_path / "c.jsonl", [json.loads(line) for line in WATCHED.read_text().splitlines()]
+    look_at(WATCHED, page=True)
+    shown = 0
+    for seed in range(60):
+        path.write_bytes(damaged(lines, seed))
+        with contextlib.suppress(UserError):
+            look_at(path)
+            shown += 1
+    assert shown > 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import sys
 import pytest
 
 from specscope.errors import UserError
+from specscope.trace import schema_method
 from specscope.trace.capture import CaptureWriter
+from specscope.trace.method import MethodNotes
 from specscope.trace.reading import CaptureReader, read_capture
 from specscope.trace.records import FinishReason, RequestEnd
+from specscope.trace.schema import DamagedError
 from specscope.trace.spans import Encoder
 from specscope.trace.unspan import HELD, STEPS_BEHIND, Decoder
 from specscope.trace.vocabulary import Vocabulary
@@ -376,3 +380,26 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert look_at(path) > 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ('{"confidence":[0.5]}', "confidence holds 1 values, not 2"),
+        ('{"module":[0,1,2]}', "module holds 3 values, not 2"),
+        ('{"confidence":[0.5,1.5]}', "`float` <= 1"),
+        ('{"module":[0,-1]}', "`int` >= 0"),
+        ('{"unverified":-1}', "`int` >= 0"),
+        ('{"match_source":""}', "length >= 1"),
+        ("{", "specscope.method"),
+        ("[]", "Expected `object`"),
+    ],
+)
+def test_what_a_method_tells_is_checked(told, says):
+    with pytest.raises(DamagedError, match=re.escape(says)):
+        schema_method.read(told, 2)
+
+
+def test_captures_of_before_tell_no_method():
+    assert schema_method.read("", 2) is None
+    assert schema_method.read('{"one_pass":true,"later":1}', 2) == MethodNotes(one_pass=True)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
+from specscope.trace.stats import measure
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
+from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.tree import TreePanel
-from tests.trace.strategies import RUN
+from tests.trace.strategies import RUN, aggregates
 from tests.trace.test_aggregate import GAUGES, interval
 
 from .test_keys import running
@@ -69,7 +73,7 @@ async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
         shown = text_of(panel)
         assert "0.300" in shown
         assert "0.150" in shown
-        assert "vLLM /metrics does not tell trees" in shown
+        assert "vLLM /metrics does not report trees" in shown
         assert "engine 0" in str(panel.border_title)
         head, *lines = shown.splitlines()
         rows = [line for line in lines if re.match(r"\d\d:\d\d:\d\d", line)]
@@ -110,6 +114,35 @@ async def test_a_click_goes_to_an_interval_and_the_keys_move():
         assert "interval 35" in text_of(app.screen.query_one(StatusBar))
 
 
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_zoom_shows_one_panel_alone(size):
+    app = ScopeApp(vllm(), title="w")
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("end", "z")
+        await pilot.pause()
+        intervals, rates = app.screen.query_one(IntervalsPanel), app.screen.query_one(RatesPanel)
+        body = app.screen.query_one("#body")
+        assert [panel for panel in body.query(Lines) if panel.display] == [intervals]
+        assert intervals.outer_size == body.size
+        await pilot.press("z")
+        await pilot.pause()
+        assert rates.display
+        rates.focus()
+        await pilot.press("z")
+        await pilot.pause()
+        assert [panel for panel in body.query(Lines) if panel.display] == [rates]
+        assert rates.outer_size == body.size
+
+
+async def test_arrows_and_letters_go_from_interval_to_interval():
+    async with running(vllm()) as (app, pilot):
+        await pilot.press("home", "down", "down", "j")
+        assert app.viewer.position == 3
+        await pilot.press("up", "k")
+        assert app.viewer.position == 1
+        assert isinstance(app.focused, IntervalsPanel)
+
+
 async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
     keys = "v escape d escape r escape b escape B escape n N j k y f e i escape x space s z z F escape slash escape o O"
     async with running(vllm(5)) as (app, pilot):
@@ -119,14 +152,14 @@ async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
             for panel in app.screen.query(Lines):
                 assert "cannot draw" not in text_of(panel), key
         await pilot.press("escape", "d")
-        assert any("vLLM /metrics tells sums alone" in text_of(panel) for panel in app.screen.query(Lines))
+        assert any("vLLM /metrics reports only sums" in text_of(panel) for panel in app.screen.query(Lines))
 
 
 async def test_the_engine_over_time_has_a_curve_of_what_is_told():
     async with running(vllm()) as (app, pilot):
         await pilot.press("end", "v")
         shown = text_of(app.screen.query_one(EnginePanel))
-        assert "phases and KV blocks are not told" in shown
+        assert "phases and KV blocks are not reported" in shown
         assert re.search(r"length +1\.52", shown)
         assert re.search(r"KV usage +50%", shown)
 
@@ -155,3 +188,18 @@ async def test_names_from_outside_stay_where_they_are_printed():
         await pilot.press("d")
         for panel in app.screen.query(Lines):
             assert text_of(panel).replace("\n", "").isprintable()
+
+
+@given(st.lists(aggregates(), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_the_ledger_knows_every_position(made):
+    """Its running totals are those that follow from the start, and a length is known where its counts are."""
+    viewer = over(*(interval(step, one) for step, one in enumerate(made)))
+    ledger = Ledger(viewer.history)
+    ledger.update()
+    for position in range(len(made)):
+        assert ledger.acceptance(position, None).to_dict() == measure(made[: position + 1]).to_dict()
+    assert ledger.lengths(len(made) - 1, None, 100) == ([one.length for one in made], 1)
+    viewer.history.truncate(1)
+    ledger.update()
+    assert ledger.counts.total == measure(made[:1])

@@ -64,6 +64,7 @@ def make_runner_class(sampler_module):
             self.rejection_sampler = sampler_module.RejectionSampler()
             self.drafter = SimpleNamespace(model=None)
             self.output = None
+            self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=16))
 
         def execute_model(self, scheduled):
             names = list(scheduled.num_scheduled_tokens)
@@ -111,7 +112,9 @@ def make_runner_class(sampler_module):
 class FakeVllm:
     """Runs requests on a thread of its own, which is the worker's; `debugger` is in it as the plugin puts it there."""
 
-    def __init__(self, *, temperature=0.8, requests=2, tokens=60, sampled_drafts=False, limit=None, seed=1):
+    def __init__(
+        self, *, temperature=0.8, requests=2, tokens=60, sampled_drafts=False, limit=None, share=lambda _: None, seed=1
+    ):
         generator = torch.Generator().manual_seed(seed)
         target = torch.randn(V, V, generator=generator) * 2
         tables = target, target + torch.randn(V, V, generator=generator)
@@ -123,7 +126,7 @@ class FakeVllm:
         sampler.install(module)
         sampler.install_plain(module)
         runner = make_runner_class(module)
-        hooks = RunnerHooks(self.guard, sampler, self._witness, self.debugger)
+        hooks = RunnerHooks(self.guard, sampler, self._witness, self.debugger, share=share)
         hooks.install(SimpleNamespace(GPUModelRunner=runner))
         self.runner = runner(tables, 3, sampled_drafts)
         self.contexts = {f"r{n}": [5 + n] for n in range(requests)}

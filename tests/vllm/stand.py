@@ -6,6 +6,7 @@ import numpy as np
 
 from specscope.trace.records import RunInfo
 from specscope.trace.vocabulary import Vocabulary
+from specscope.vllm.runner import judge_here, judge_there, places
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 from specscope.vllm.witness import Witness
 from tests.vllm.calls import call
@@ -42,8 +43,11 @@ def params(**given):
 class Engine:
     """Steps of a witness: what the scheduler says, then what the sampler did."""
 
-    def __init__(self, run=RUN):
+    def __init__(self, run=RUN, *, device=False):
+        """`device`: what the sampler gave is gathered, and comes when `arrive` is called."""
         self.records = []
+        self.device = device
+        self.away = []
         self.witness = Witness(
             run, Vocabulary({i: f"t{i} ".encode() for i in range(11)}), self.records.append, full=True
         )
@@ -58,7 +62,28 @@ class Engine:
             self.lengths[name] = 0
             prompt = prompt or len(tokens) - 1
         counts = {name: len(drafts[name]) + 1 + prompt for name in names}
-        scheduled = SimpleNamespace(
+        scheduled = self.scheduled(counts, new, resumed)
+        self.witness.begin(scheduled)
+        self.witness.phase("forward", 10, 20)
+        one = call([drafts[n] for n in names], temperature=[(temperature or {}).get(n, 0.0) for n in names], seed=seed)
+        there = places(self._runner(names, unfinished), scheduled, one.drafted)
+        passes = {place.row: ((), 0) for place in there if place.ended_prompt}
+        judgements = (judge_there if self.device else judge_here)(one, passes, full=True)
+        if self.device:
+            self.away.append(Late(judgements))
+            judgements = self.away[-1]
+        self.witness.judged(there, judgements)
+        for at, name in enumerate(names):
+            self.lengths[name] += counts[name] if name in unfinished else counts[name] - len(drafts[name])
+            self.lengths[name] += 0 if name in unfinished else sum(t >= 0 for t in one.output[at].tolist()) - 1
+        return one
+
+    def scheduled(self, counts, new=None, resumed=()):
+        """vLLM's SchedulerOutput, with what the scheduler noted since the last."""
+        new = new or {}
+        notes, self.notes = self.notes, SchedulerNotes()
+        notes.arrived |= {name: Arrival(1, {}) for name in new}
+        return SimpleNamespace(
             scheduled_new_reqs=[
                 SimpleNamespace(req_id=name, prompt_token_ids=tokens, sampling_params=given)
                 for name, (tokens, given) in new.items()
@@ -66,18 +91,8 @@ class Engine:
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
             num_scheduled_tokens=counts,
             total_num_scheduled_tokens=sum(counts.values()),
+            **{ATTRIBUTE: notes},
         )
-        notes, self.notes = self.notes, SchedulerNotes()
-        notes.arrived |= {name: Arrival(1, {}) for name in new}
-        setattr(scheduled, ATTRIBUTE, notes)
-        self.witness.begin(scheduled)
-        self.witness.phase("forward", 10, 20)
-        one = call([drafts[n] for n in names], temperature=[(temperature or {}).get(n, 0.0) for n in names], seed=seed)
-        self.witness.judged(self._runner(names, unfinished), one)
-        for at, name in enumerate(names):
-            self.lengths[name] += counts[name] if name in unfinished else counts[name] - len(drafts[name])
-            self.lengths[name] += 0 if name in unfinished else sum(t >= 0 for t in one.output[at].tolist()) - 1
-        return one
 
     def _runner(self, names, unfinished):
         table = SimpleNamespace(block_table=SimpleNamespace(np=np.arange(64).reshape(-1, 8)))
@@ -87,6 +102,8 @@ class Engine:
                 num_computed_tokens_cpu=np.array([self.lengths[name] for name in names]),
                 block_table=SimpleNamespace(block_tables=[table]),
             ),
+            vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=16)),
+            use_async_scheduling=self.device,
             discard_request_mask=SimpleNamespace(np=np.array([name in unfinished for name in names])),
         )
 
@@ -95,5 +112,19 @@ class Engine:
 
     def rest(self):
         notes, self.notes = self.notes, SchedulerNotes()
-        self.witness.finish(notes)
+        self.witness.rest(notes)
         return self.records
+
+
+class Late:
+    """Judgements that have not come yet."""
+
+    def __init__(self, judgements):
+        self.judgements, self.here = judgements, False
+        self.bytes, self.of = judgements.bytes, judgements.of
+
+    def ready(self):
+        return self.here
+
+    def wait(self):
+        self.here = True

@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -449,3 +450,62 @@ def test_vllm_waits_without_the_interpreters_lock(bench):
         time.sleep(0.01)
     assert count > 15
     assert time.process_time() - cpu < 0.15
+
+
+def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
+    one = bench(tokens=200)
+    one.vllm.thread.start()
+    one.vllm.pause = 0.002
+    script = tmp_path / "script"
+    script.write_text(f"{REJECTION}\ncontinue\nwhere\nreverse-next\nforce token=3\n")
+    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.path), "--commands", str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert "1 command failed, in line 4" in ran.stderr
+    assert "attached to a fake" in ran.stdout
+    assert "vLLM waits here" in ran.stdout
+    assert "(forced: not lossless)" in ran.stdout
+    one.vllm.thread.join(20)
+    assert len(one.vllm.contexts["r0"]) == 201
+
+
+def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
+    path = tmp_path / "debug.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        command = [sys.executable, "-m", "specscope", "debug", "--attach", str(path)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as console:
+            client, _ = server.accept()
+            client.sendall(b'{"text": "attached", "refused": false}\n')
+            console.stdin.write("continue\nwhere\n")
+            console.stdin.flush()
+            assert client.recv(100) == b'{"line": "continue"}\n'
+            client.close()
+            _, said = console.communicate(timeout=20)
+            assert said.count("vLLM has ended") == 1
+            assert console.returncode == 0
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 400\n", b"[]\n", b"{}\n"])
+def test_a_socket_of_something_else_is_refused(tmp_path, sent):
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        threading.Thread(target=lambda: server.accept()[0].sendall(sent), daemon=True).start()
+        with pytest.raises(UserError, match="not vLLM's debugger"):
+            AttachedCommands(str(path))
+
+
+def test_every_rank_goes_on_with_what_the_first_gives_even_where_the_plugin_stepped_aside():
+    shared = []
+    vllm = FakeVllm(tokens=20, share=lambda output: shared.append(output.sampled_token_ids.clone()))
+    vllm.guard.is_off = True
+    vllm.run()
+    assert len(shared) == vllm.steps
+    vllm = FakeVllm(tokens=20, share=lambda output: 1 / 0)
+    vllm.run()  # what fails there does not reach it either
+    assert vllm.guard.errors >= vllm.steps

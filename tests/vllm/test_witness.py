@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.history import History
 from specscope.trace.records import FinishReason, Preceded
 from tests.vllm.stand import RUN, Engine, params
+from tests.vllm.test_device import assert_same
 
 
 def tokens(record, name):
@@ -63,10 +65,11 @@ def test_vllm_s_own_output_settles_what_the_last_step_gave_out():
 def test_a_stop_token_ends_the_output_inside_an_accepted_path():
     engine = Engine()
     engine.step({"a": []}, new={"a": ([1, 1], params(stop_token_ids=[4], max_tokens=50))})
-    known = engine.witness._requests["a"]
+    known = engine.witness._requests["a"]  # it has no output until its step is told
     assert known.kept([3, 4, 5], 64) == 2
     assert known.kept([3, 2, 5], 64) == 2  # EOS
     assert known.kept([3, 5, 6], 64) == 3
+    engine.witness.finish(None)
     assert known.kept([3, 5, 6], 4) == 1  # the context is full: two of the prompt, one of output
 
 
@@ -119,3 +122,57 @@ def test_blocks_are_those_the_step_writes_to():
     engine.witness.finish(None)
     assert engine.records[0].requests[0].blocks.tolist() == [0, 1]
     assert engine.records[0].requests[0].blocks.dtype == np.int32
+
+
+def three_steps(engine):
+    """A prompt in two chunks, two steps with drafts, an end."""
+    engine.step({"a": [], "b": []}, new={"a": ([1] * 8, params()), "b": ([1] * 9, params())}, unfinished=["b"])
+    engine.step({"a": [3], "b": []})
+    engine.step({"a": [3, 4], "b": [5]}, seed=3)
+    engine.ends("a", "abort", [])
+
+
+def without_times(record):
+    return dataclasses.replace(record, phases=(), admitted=(), finished=())
+
+
+def test_steps_are_told_in_order_when_their_verdicts_have_come():
+    host, late = Engine(), Engine(device=True)
+    for engine in (host, late):
+        three_steps(engine)
+    assert len(host.records) == 2
+    assert late.records == []  # none has come
+    late.away[1].here = True
+    late.witness.begin(late.scheduled({}))
+    assert late.records == []  # the second waits for the first
+    late.away[0].here = True
+    late.witness.begin(late.scheduled({}))
+    assert [record.step for record in late.records] == [0, 1]
+    late.rest()
+    assert late.witness.bytes == sum(one.bytes for one in late.away) > 0
+    for there, here in zip(late.records, host.rest(), strict=True):
+        assert_same(without_times(there), without_times(here), f"step {here.step}")
+
+
+def test_a_host_that_runs_ahead_is_put_right():
+    """With asynchronous scheduling it counts every draft of the step before as accepted."""
+    engine = Engine(device=True)
+    engine.step({"a": []}, new={"a": ([1] * 8, params(max_tokens=50))})
+    one = engine.step({"a": [3, 4, 5]})
+    accepted = int((one.output[0] >= 0).sum()) - 1
+    assert accepted < 3
+    engine.lengths["a"] += 3 - accepted
+    engine.step({"a": [6]})
+    parts = [record.requests[0] for record in engine.rest()]
+    assert [part.context_len for part in parts] == [0, 8, 8 + accepted + 1]
+    assert parts[2].blocks.tolist() == [0]
+
+
+def test_the_step_that_runs_can_be_looked_at():
+    """A look changes nothing of what is told later."""
+    engine = Engine()
+    assert engine.witness.standing() is None
+    engine.step({"a": []}, new={"a": ([1, 1], params())})
+    look = engine.witness.standing()
+    assert [part.request for part in look.requests] == ["a"]
+    assert without_times(look) == without_times(engine.rest()[0])

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.trace.metrics import Metrics
+from specscope.trace.stats import measure
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
 from specscope.watch.told import UnreadableError
+from tests.trace.samples import records
 from tests.watch.samples import SGLANG, changed, text, two_engines
 
 
@@ -142,3 +145,24 @@ def test_a_position_that_is_no_number():
     page = text("metrics_after.txt").replace('position="1"', 'position="one"')
     with pytest.raises(UnreadableError, match="position 'one'"):
         read_metrics(page, 1)
+
+
+def test_our_own_metrics_are_read_as_vllms():
+    """What an engine of ours serves with --metrics-port."""
+    metrics, intervals = Metrics("m"), Intervals()
+    intervals.take(read_metrics(metrics.prometheus_text(), 1))
+    made = records()
+    for record in made:
+        metrics(record)
+    (told,) = intervals.take(read_metrics(metrics.prometheus_text(), 2))
+    truth = measure(part for record in made for part in record.requests)
+    one = told.aggregate
+    assert truth.drafts
+    assert (one.drafts, one.drafted, one.accepted, one.emitted) == (
+        truth.drafts,
+        truth.drafted,
+        truth.accepted,
+        truth.emitted,
+    )
+    assert list(one.accepted_at) == truth.accepted_at
+    assert not one.reset

@@ -94,7 +94,7 @@ def broken(**changes):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (json.loads(text("chat_n2.json")), "without figures of speculation"),
+        (json.loads(text("chat_n2.json")), "without speculation figures"),
         (json.loads(text("chat_minp.json")), "an error of the server"),
         (broken(per_step_accepted=[0, 1, 1]), "do not fit together"),
         (broken(per_step_accepted=[0, 1, 1, 2]), "not that of per_step_accepted"),
@@ -105,7 +105,7 @@ def broken(**changes):
         (broken(acceptance_histogram="many"), "Expected `array`, got `str`"),
         ([1, 2], "no response"),
         ("text", "no response"),
-        ([{"name": "vllm:num_requests_running", "value": 1.0}], "none of speculation"),
+        ([{"name": "vllm:num_requests_running", "value": 1.0}], "no speculation metrics among these"),
         ([{"name": "vllm:spec_decode_num_drafts", "value": 0.5}], "is no count"),
     ],
 )

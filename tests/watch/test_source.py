@@ -44,12 +44,12 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     source, told = read(path)
     assert [one.drafts for one in told] == [4, 30]
     assert source.faults.total == 2
-    assert "line 2: a response without figures" in source.faults.lines()[0]
+    assert "line 2: a response without speculation" in source.faults.lines()[0]
     assert "line 3: no JSON" in source.faults.lines()[1]
     path.write_text(f"[{good}, {text('chat_n2.json')}, {good}]")
     source, told = read(path)
     assert [one.drafts for one in told] == [4, 4]
-    assert "item 1: a response without figures" in source.faults.lines()[0]
+    assert "item 1: a response without speculation" in source.faults.lines()[0]
 
 
 def test_a_log_among_whose_lines_some_are_damaged(tmp_path):
@@ -65,11 +65,14 @@ def test_a_log_among_whose_lines_some_are_damaged(tmp_path):
     ("content", "why"),
     [
         ("", "is empty"),
-        ("hello\n", "holds nothing that watch knows"),
+        ("hello\n", "has nothing that watch recognises"),
         ("{\n", "is no JSON"),
-        ("[]", "holds nothing that watch knows"),
-        (text("chat_n2.json"), "tells nothing of speculation; left out 1×: line 1: a response without figures"),
-        ("# HELP x y\n# TYPE x gauge\nx 1\n", "holds no speculation metrics"),
+        ("[]", "has nothing that watch recognises"),
+        (
+            text("chat_n2.json"),
+            "has no speculation figures; left out 1×: line 1: a response without speculation figures",
+        ),
+        ("# HELP x y\n# TYPE x gauge\nx 1\n", "has no speculation metrics"),
         ("# HELP x y\nvllm:{{{", "is not Prometheus text"),
     ],
 )
@@ -191,9 +194,9 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
 @pytest.mark.parametrize(
     ("page", "why"),
     [
-        ("# HELP up x\n# TYPE up gauge\nup 1\n", "tells no speculation metrics; is speculation on"),
-        ("<html>", "is not Prometheus text|tells no speculation metrics"),
-        (SGLANG.replace("spec_accept", "other"), "tells no speculation metrics"),
+        ("# HELP up x\n# TYPE up gauge\nup 1\n", "reports no speculation metrics; is speculation on"),
+        ("<html>", "is not Prometheus text|reports no speculation metrics"),
+        (SGLANG.replace("spec_accept", "other"), "reports no speculation metrics"),
     ],
 )
 def test_a_server_that_does_not_speculate(page, why):

@@ -19,6 +19,7 @@ from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
 from specscope.analyze.walk import visits
 from specscope.trace.history import History
+from specscope.trace.method import is_lossy
 from specscope.trace.wording import plural
 
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
@@ -111,6 +112,8 @@ def _notes(history: History, c: Columns) -> list[str]:
     if others:
         count, names = int((~c.standard).sum()), ", ".join(others)
         notes.append(f"{plural(count, 'step')} under another rule ({names}) left out: only `standard` is checked")
+    if any(map(is_lossy, others)):
+        notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
     forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
     if forced:
         notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")

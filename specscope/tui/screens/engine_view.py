@@ -90,7 +90,7 @@ class EnginePanel(Panel):
         self._span = min(room, WIDEST * len(steps))
         drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), []]]
         self._curves = range(2, 2 + len(drawn))
-        about = f"up to interval {steps[-1].step:,}, one column per interval; phases and KV blocks are not told"
+        about = f"up to interval {steps[-1].step:,}, one column per interval; phases and KV blocks are not reported"
         return Sheet([[(about, "faint")], [], *drawn], [("Engine", "strong")])
 
 

@@ -83,7 +83,10 @@ class Moves(Screens):
         self._goto(position)
 
     def action_choose(self, way: int) -> None:
-        """The request below or above, as the list stands."""
+        """The request below or above, as the list stands; or the next interval, where there are no requests."""
+        if self.viewer.history.counts_only:
+            self.action_forward() if way > 0 else self.action_backward()
+            return
         panel = next(iter(self.screen_stack[0].query(RequestsPanel)), None)
         names = (panel.names if panel is not None else []) or list(self.viewer.history.requests)
         if not names:

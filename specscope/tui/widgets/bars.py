@@ -39,12 +39,13 @@ class StatusBar(Panel, can_focus=False):
         parts: list[tuple[int, Line]] = [(0, [(text, ink)])]
         record = look.record
         if record is not None:
-            speed = look.ledger.speed(look.position) if look.counts.knows("emitted") else None
+            told = look.aggregate is None or look.ledger.counts.total.knows("emitted")
+            speed = look.ledger.speed(look.position) if told else None
             what = "step " if look.aggregate is None else "interval "
             parts.append((2, [(what, "dim"), (f"{record.step:,}", "strong")]))
             parts.append((3, [(f"{speed:.0f}" if speed is not None else "–", "strong"), (" tok/s", "dim")]))
-            told = look.aggregate is None or look.aggregate.running is not None
-            batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running) if told else NOTHING, "strong")]
+            known = look.aggregate is None or look.aggregate.running is not None
+            batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running) if known else NOTHING, "strong")]
             if record.waiting:
                 batch.append((f" + {record.waiting} waiting", "warn"))
             parts.append((4, batch))

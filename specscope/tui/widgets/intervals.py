@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar
 
 from textual import events
+from textual.binding import Binding, BindingType
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.interval import COLUMNS, cells, counts, missing
@@ -23,6 +25,11 @@ REQUEST = 16  # cells of a request's id
 
 class IntervalsPanel(Panel):
     """As many intervals as there are rows, the one that is looked at among them; below, what is not told."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "app.backward", "Interval before", show=False),
+        Binding("down", "app.forward", "Next interval", show=False),
+    ]
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -44,8 +51,12 @@ class IntervalsPanel(Panel):
         told = look.aggregate
         title: Line = [("Intervals", "strong")]
         if told is None:
-            return Sheet([[("nothing was told yet", "faint")]], title)
-        note = folded(f"{told.source} does not tell {', '.join(missing(told))}.", max(width, 8))[: max(height // 5, 1)]
+            control = look.viewer.control
+            what = "no data" if control is None else f"{control.progress[0]}: no data yet"
+            return Sheet([[(clean(what), "faint")]], title)
+        note = folded(f"{told.source} does not report {', '.join(missing(told))}.", max(width, 8))[
+            : max(height // 5, 1)
+        ]
         rows = max(height - 1 - len(note), 1)
         self._first = min(max(look.position - (rows if look.viewer.follow else rows // 2) + 1, 0), look.steps)
         self._first = max(min(self._first, look.steps - rows), 0)

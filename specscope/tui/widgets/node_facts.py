@@ -5,6 +5,8 @@ from __future__ import annotations
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.vocabulary import printable
+from specscope.trace.wording import about_draft
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, show_token
 from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision, sign
@@ -62,7 +64,11 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         facts.append(("draft id", said, "warn" if odd else "text"))
     if step.notes is not None:
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
+    if step.method is not None and (told := about_draft(step.method, node)):
+        facts.append(("drafter", ", ".join(told), "text"))
     facts += _trial(verdict, node, outcome, ink)
+    if step.lossy:
+        facts.append(("rule", f"{printable(step.rule)}: not lossless", "warn"))
     if outcome is not Outcome.UNTRIED:
         facts += _margin(float(verdict.margin[node]), near)
     return facts

@@ -30,7 +30,7 @@ class RatesPanel(Panel):
             return Sheet([_summary(look, counts, width)])
         title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
-            title = [("Averages", "strong"), ("  this interval, as they were told", "dim")]
+            title = [("Averages", "strong"), ("  this interval, as reported", "dim")]
             return Sheet(_averages(look.aggregate, width), title)
         if not counts.drafts:
             return Sheet([[("nothing drafted yet", "faint")]], title)
@@ -60,7 +60,7 @@ def _headline(counts: Acceptance, width: int) -> Line:
         [
             (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
             (1, rate),
-            (2, [(f"of {plural(counts.drafted, 'node')}", "dim")]),
+            (2, [(f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}", "dim")]),
         ],
         width,
     )

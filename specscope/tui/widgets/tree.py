@@ -10,7 +10,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from specscope.trace.records import RequestStep, StepRecord, Verdict
-from specscope.trace.wording import acceptance
+from specscope.trace.wording import about_method, acceptance
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, show_token
 from specscope.tui.widgets.lines import Sheet
@@ -108,6 +108,10 @@ def _root(look: Look, step: RequestStep, width: int) -> Line:
         parts.append((3, [(f"{len(step.notes.dropped_token)} nodes dropped", "dim")]))
     if step.sizing:
         parts.append((3, [(clean(step.sizing), "dim")]))
+    if step.lossy:
+        parts.append((1, [(f"{clean(step.rule)}: not lossless", "warn")]))
+    if step.method is not None:
+        parts += [(3, [(said, "dim")]) for said in about_method(step.method)]
     parts.append((5, [(f"{clean(step.request)}@{step.index}", "dim")]))
     if step.prefill_tokens and step.verdict is not None:
         parts.append((4, [(f"prefill {step.prefill_tokens:,}", "dim")]))

@@ -1,0 +1,74 @@
+"""What a reader of a report's figures must know: what is missing, forced, lossy or worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specscope.trace.aggregate import Aggregate
+from specscope.trace.history import History
+from specscope.trace.interval import missing_text
+from specscope.trace.records import RequestStep
+from specscope.trace.wording import plural
+
+
+def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
+    """A line each. Of every request: whether it ended, and its output tokens in steps that are missing."""
+    notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
+    if history.run is None:
+        notes.append("the run's header is missing: its model and settings are unknown")
+    if history.dropped:
+        notes.append(
+            f"{plural(history.dropped, 'record')} missing: counts are too low, and ratios are over what is left"
+        )
+    if len(history.branches) > 1:
+        notes.append(
+            f"the run was edited and has {len(history.branches)} branches: these figures are of branch "
+            f"{history.branch} (--branch N for another)"
+        )
+    open_ended = len(ended) - sum(ended)
+    if open_ended:
+        notes.append(
+            f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off"
+        )
+    verdicts = [part.verdict for step in history.steps for part in step.requests if part.verdict is not None]
+    forced = sum(1 for verdict in verdicts if len(verdict.forced))
+    if forced:
+        notes.append(
+            f"{forced} of {plural(len(verdicts), 'verdict')} forced (a synthetic drafter, or what-if): their "
+            "acceptance measures nothing, and the output is not the target's"
+        )
+    notes += _method_notes([part for step in history.steps for part in step.requests if part.verdict is not None])
+    if any(missing):
+        of = plural(sum(map(bool, missing)), "request")
+        notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
+    return notes
+
+
+def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
+    """Of rules that are not lossless, and of drafts that were left out of verification."""
+    lossy = [part for part in parts if part.lossy]
+    names = ", ".join(sorted({part.rule for part in lossy}))
+    notes = []
+    if lossy:
+        notes.append(
+            f"{len(lossy)} of {plural(len(parts), 'verdict')} under a rule that is not lossless ({names}): the output "
+            "is not distributed as the target's own"
+        )
+    unverified = sum(part.method.unverified for part in parts if part.method is not None)
+    if unverified:
+        notes.append(f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were")
+    return notes
+
+
+def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
+    """What an engine does not tell, and what was worked out."""
+    notes = list(dict.fromkeys(missing_text(one) for one in told))
+    rounded, resets = sum(one.rounded for one in told), sum(one.reset for one in told)
+    if rounded:
+        notes.append(
+            f"{rounded} of {plural(len(told), 'interval')} with drafts worked out from rounded rates: the nearest "
+            "count that fits (~)"
+        )
+    if resets:
+        notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
+    return notes

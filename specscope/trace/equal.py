@@ -1,0 +1,27 @@
+"""Equality of dataclasses that hold numpy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two fields are equal."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+class ArrayEq:
+    """Field-by-field equality for the records that hold arrays."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,40 @@
+"""MethodNotes: what drafters of some methods tell besides their tree; and which rules of verification are lossless."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.trace.equal import ArrayEq
+from specscope.trace.tree import Floats, Ints
+
+LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
+
+
+def is_lossy(rule: str) -> bool:
+    """Whether a rule of verification may emit tokens that are not distributed as the target's own."""
+    return rule.split(":")[0] == LOSSY
+
+
+@dataclass(frozen=True, eq=False)
+class MethodNotes(ArrayEq):
+    """Of one tree of n nodes. What a method does not have is empty, 0, "" or False. Filled by other engines' witnesses.
+
+    A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node.
+    With an adaptive budget fewer are verified than were drafted: the rest are not in the tree. An MTP head has modules,
+    each for a depth. Suffix decoding goes on as a text did that it has seen.
+    """
+
+    confidence: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # [n] that a node is accepted
+    module: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [n] which module drafted it, from 0
+    one_pass: bool = False  # all depths came from one pass
+    unverified: int = 0  # drafts beyond the tree that were not verified
+    match_length: int = 0  # tokens of the context that were found
+    match_count: int = 0  # how often
+    match_source: str = ""  # where: the prompt, the request's output, other requests
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is told."""
+        return self == MethodNotes()

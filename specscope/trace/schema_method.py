@@ -1,0 +1,53 @@
+"""What a span says of a drafter's method, as JSON: MethodNotes. As schema.py, which reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+from msgspec import Struct, field
+
+from specscope.trace.method import MethodNotes
+from specscope.trace.schema import Count, DamagedError, Name, PerNode, Probability, read_json
+
+ATTRIBUTE = "specscope.method"
+
+
+class Method(Struct, frozen=True, kw_only=True):
+    """MethodNotes, of which only what is told is written."""
+
+    confidence: PerNode[Probability] = field(default_factory=list)
+    module: PerNode[Count] = field(default_factory=list)
+    one_pass: bool = False
+    unverified: Count = 0
+    match_length: Count = 0
+    match_count: Count = 0
+    match_source: Name | None = None
+
+
+def written(notes: MethodNotes) -> dict[str, Any]:
+    """The attribute; nothing where nothing is told."""
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(notes).items()}
+    told = {name: value for name, value in plain.items() if value}
+    return {ATTRIBUTE: orjson.dumps(told).decode()} if told else {}
+
+
+def read(text: str, n: int) -> MethodNotes | None:
+    """Of a tree of n nodes; None where nothing is told. Raises DamagedError."""
+    if not text:
+        return None
+    told = read_json(text, Method, ATTRIBUTE)
+    for name in ("confidence", "module"):
+        values = getattr(told, name)
+        if values and len(values) != n:
+            raise DamagedError(f"`{ATTRIBUTE}`: {name} holds {len(values)} values, not {n}")
+    return MethodNotes(
+        confidence=np.asarray(told.confidence, np.float32),
+        module=np.asarray(told.module, np.int32),
+        one_pass=told.one_pass,
+        unverified=told.unverified,
+        match_length=told.match_length,
+        match_count=told.match_count,
+        match_source=told.match_source or "",
+    )

@@ -1,0 +1,189 @@
+"""Aggregates of a vLLM server: where evidence cannot be had, its own sums over all requests become records.
+
+vLLM asks entry points for loggers of its statistics, and where it finds one it computes statistics even if told not to.
+So there is none in the package: `offer` adds one to this process, when a variable asks for it and evidence is lacking.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, DistributionFinder, EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+from specscope.trace.aggregate import Aggregate
+from specscope.trace.records import Phase, RunInfo, StepRecord
+from specscope.vllm import known
+
+SOURCE = "vLLM stat logger"
+SECONDS = 1.0  # of an interval
+ENTRY = EntryPoint("specscope", "specscope.vllm.stat_logger:StatLogger", "vllm.stat_logger_plugins")
+
+
+def why_lacking(version: str) -> str:
+    """Why this vLLM gives no evidence; "" where it does. Its sources are read as text: nothing is imported."""
+    if not known.is_known(version):
+        return f"vLLM {version} is not known, only {', '.join(known.KNOWN)}"
+    spec = importlib.util.find_spec("vllm")
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = known.differences_in_text(Path(roots[0]), version) if roots else []
+    return f"vLLM {version} is not as it is known: {found[0]}" if found else ""
+
+
+class _Offer(Distribution):
+    """A distribution that is one entry point."""
+
+    def read_text(self, filename: str) -> str | None:
+        """It has a name, and no files."""
+        return "Metadata-Version: 2.1\nName: specscope-aggregates\nVersion: 1\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        """Nowhere."""
+        return Path(path)
+
+    @property
+    def entry_points(self) -> EntryPoints:
+        """That one."""
+        return EntryPoints([ENTRY])
+
+
+class _Finder(DistributionFinder):
+    """Finds it among what is installed."""
+
+    def find_spec(self, *_: Any) -> None:
+        """It finds no modules."""
+        return
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
+        """For whoever asks for all distributions, not for one by name."""
+        return [_Offer()] if context is None or context.name is None else []
+
+
+def offer() -> None:
+    """Let vLLM find our logger of statistics in this process."""
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
+
+@dataclass
+class Sums:
+    """What came about in the interval that runs, of one engine. `publish` takes each finished record."""
+
+    engine: str
+    publish: Callable[[StepRecord], None]
+    depth: int = 0  # tokens of a draft at most
+    steps: int = 0
+    _since_ns: int = field(default_factory=time.time_ns)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _depths: dict[str, list[int]] = field(default_factory=dict)
+    _now: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, scheduler: Any, iteration: Any) -> None:
+        """vLLM's SchedulerStats and IterationStats of one of its steps, each None where it has none."""
+        told = getattr(scheduler, "spec_decoding_stats", None)
+        if told is None and hasattr(scheduler, "spec_decoding_stats"):  # a step without drafts
+            for name in ("drafts", "drafted", "accepted"):
+                self._count(name, 0)
+            for name in ("accepted_at", "proposed_at"):
+                self._deepen(name, [0] * self.depth)
+        if told is not None:
+            for name, its in (
+                ("drafts", "num_drafts"),
+                ("drafted", "num_draft_tokens"),
+                ("accepted", "num_accepted_tokens"),
+            ):
+                self._count(name, getattr(told, its, None))
+            for name, its in (
+                ("accepted_at", "num_accepted_tokens_per_pos"),
+                ("proposed_at", "num_draft_tokens_per_pos"),
+            ):
+                self._deepen(name, getattr(told, its, None))
+        self._count("emitted", getattr(iteration, "num_generation_tokens", None))
+        for name, its in (
+            ("running", "num_running_reqs"),
+            ("waiting", "num_waiting_reqs"),
+            ("kv_usage", "kv_cache_usage"),
+        ):
+            if (value := getattr(scheduler, its, None)) is not None:
+                self._now[name] = value
+        if time.time_ns() - self._since_ns >= SECONDS * 1e9:
+            self.end()
+
+    def _count(self, name: str, value: Any) -> None:
+        if value is not None:
+            self._counts[name] = self._counts.get(name, 0) + int(value)
+
+    def _deepen(self, name: str, values: Any) -> None:
+        if values is not None:
+            there = self._depths.setdefault(name, [])
+            there += [0] * (len(values) - len(there))
+            for depth, value in enumerate(values):
+                there[depth] += int(value)
+
+    def end(self) -> None:
+        """The interval is over; one in which nothing came about is none."""
+        began, self._since_ns = self._since_ns, time.time_ns()
+        counts, self._counts = self._counts, {}
+        depths, self._depths = self._depths, {}
+        if not any(counts.values()):
+            return
+        kv = self._now.get("kv_usage")
+        told: dict[str, Any] = counts | {name: tuple(values) for name, values in depths.items()}
+        aggregate = Aggregate(
+            source=SOURCE,
+            engine=self.engine,
+            **told,
+            running=self._now.get("running"),
+            waiting=self._now.get("waiting"),
+            kv_usage=None if kv is None else min(max(float(kv), 0.0), 1.0),
+        )
+        record = StepRecord(
+            step=self.steps,
+            phases=(Phase("interval", began, max(self._since_ns, began)),),
+            running=aggregate.running or 0,
+            waiting=aggregate.waiting or 0,
+            blocks_used=0,
+            blocks_free=0,
+            speculation=True,
+            speculation_off="",
+            admitted=(),
+            requests=(),
+            preempted=(),
+            finished=(),
+            aggregate=aggregate,
+        )
+        self.steps += 1
+        self.publish(record)
+
+
+def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunInfo:
+    """As much of a run as any vLLM tells. `config`: its VllmConfig."""
+    model = getattr(config, "model_config", None)
+    name = getattr(model, "served_model_name", None) or getattr(model, "model", "")
+    name = name[0] if isinstance(name, list) and name else name
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=str(name).rstrip("/").rsplit("/", 1)[-1],
+        revision="",
+        drafter=str(speculation.get("method", "")),
+        draft_model="",
+        tree="",
+        device="",
+        dtype="",
+        backend=SOURCE,
+        seed=0,
+        eos_tokens=(),
+        max_context=0,
+        blocks=0,
+        block_size=1,
+        params={},
+        versions={"vllm": version},
+        evidence="counts",
+        speculation=speculation,
+        text=False,
+    )

@@ -1,0 +1,140 @@
+"""Rows: one call of a rejection sampler as tensors on its device, whichever of vLLM's runners made it.
+
+R rows of logits over V tokens, of B requests; a request's rows follow one another. Rows are asked for by ranges, so
+that no copy of all of them need exist at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specscope.vllm.call import Call
+
+Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
+
+
+@dataclass
+class Scores:
+    """What the drafter itself gave for some of the rows."""
+
+    rows: Tensor  # [s] which
+    logits: Range  # of these s
+
+
+@dataclass
+class Rows:
+    """Functions of a range give float32 [., V]. Nothing here waits for the device."""
+
+    tokens: Tensor  # [R] the draft that each row judges; below 0 where there is none
+    request: Tensor  # [R] its request
+    first: Tensor  # [B] a request's first row
+    drafted: Tensor  # [B] how many of its rows judge a draft
+    accepted: Tensor  # [B]
+    final: Tensor  # [B] the token behind the accepted ones
+    greedy: Tensor  # [B] whether its temperature is 0
+    raw: Callable[[Tensor], Tensor]  # the target's logits at some of the rows, before any rule
+    target: Range  # and after every rule
+    probs: Range | None  # p [R]; None where all requests are greedy
+    q: Range | None  # [R] what drafts were sampled from; None where they are deterministic
+    whole: Range | None  # p [B] at the row of the final token; None where all requests are greedy
+    whole_q: Range | None  # q [B] there
+    vocabulary: int  # V
+    coins: Tensor | None = None  # [R]
+    scores: Sequence[Scores] = ()
+    scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have
+    seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
+    positions: Tensor | None = None  # int64 [R] and a position
+    longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
+    by_step: bool = False  # and from a draft's place in its chain: the chain is verified as one block
+    confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
+
+    @property
+    def ended(self) -> Tensor:
+        """[B] the row that the final token was drawn at, or one behind all drafts."""
+        return self.first + self.accepted
+
+
+def rows_of(call: Call, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:
+    """Of a call of V1's sampler. `drafter`: for each request the drafter's passes [., V] and its row in them."""
+    assert call.output is not None
+    device, count = call.logits.device, len(call.drafted)
+    drafted = upload(call.drafted, device)
+    first = drafted.cumsum(0) - drafted
+    request = torch.repeat_interleave(drafted, output_size=len(call.draft_tokens))
+    accepted = (call.output >= 0).sum(1) - 1
+    greedy = torch.ones(count, dtype=torch.bool, device=device)
+    if call.temperature is not None:
+        greedy = call.temperature[:count] == 0
+    made = Rows(
+        tokens=call.draft_tokens.long(),
+        request=request,
+        first=first,
+        drafted=drafted,
+        accepted=accepted,
+        final=call.output.gather(1, accepted.clamp_min(0)[:, None])[:, 0].long(),
+        greedy=greedy,
+        raw=lambda at: call.logits[call.target_rows[at].long()].float(),
+        target=lambda low, high: _some(call.target_logits)[low:high],
+        probs=None,
+        q=None,
+        whole=None,
+        whole_q=None,
+        vocabulary=call.logits.shape[1],
+        coins=call.coins,
+    )
+    if call.temperature is not None and call.bonus_logits is not None:
+        _sampled(made, call)
+    made.scores, made.scored = _scores(call.drafted, drafter, device)
+    return made
+
+
+def _sampled(rows: Rows, call: Call) -> None:
+    """What only calls with sampled requests have."""
+    last = len(rows.tokens) - 1
+    at_draft = (rows.ended.clamp_max(last) if last >= 0 else rows.ended).long()
+
+    def probs(low: int, high: int) -> Tensor:
+        return call.target_probs[low:high] if call.target_probs is not None else rows.target(low, high).softmax(1)
+
+    def whole(low: int, high: int) -> Tensor:
+        behind = call.bonuses(low, high)
+        if last < 0:
+            return behind
+        at = at_draft[low:high]
+        judged = call.target_probs[at] if call.target_probs is not None else _some(call.target_logits)[at].softmax(1)
+        rejected = rows.accepted[low:high] < rows.drafted[low:high]
+        return torch.where(rejected[:, None], judged, behind)
+
+    rows.probs, rows.whole = probs, whole
+    if (q := call.draft_probs) is not None and last >= 0:
+        rows.q = lambda low, high: q[low:high]
+        rows.whole_q = lambda low, high: q[at_draft[low:high]]
+
+
+def _scores(
+    drafted: Sequence[int], drafter: Sequence[tuple[Sequence[Tensor], int]], device: torch.device
+) -> tuple[list[Scores], list[int]]:
+    """By pass of the drafter: which rows it scored, and which of its own rows did."""
+    scored = [min(len(passes), length) for (passes, _), length in zip(drafter, drafted, strict=False)]
+    found, ranges = [], [sum(drafted[:at]) for at in range(len(scored))]
+    for depth in range(max(scored, default=0)):
+        some = [at for at, length in enumerate(scored) if length > depth]
+        of = drafter[some[0]][0][depth]
+        both = upload([ranges[at] + depth for at in some] + [drafter[at][1] for at in some], device)
+        rows, own = both[: len(some)], both[len(some) :]
+        found.append(Scores(rows, lambda low, high, of=of, own=own: of[own[low:high]].float()))  # type: ignore[misc]
+    return found, scored
+
+
+def upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64, without waiting for the device."""
+    return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def _some(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,48 @@
+"""StatLogger: what vLLM's server calls with its statistics. This module alone needs vLLM to be imported."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from specscope.trace.bus import Bus
+from specscope.trace.vocabulary import Vocabulary
+from specscope.vllm.aggregates import Sums, run_of_sums
+from specscope.vllm.guard import Guard, log
+from specscope.vllm.plugin import sinks
+from specscope.vllm.run_info import speculation, vllm_version
+from specscope.vllm.settings import Settings
+
+
+class StatLogger(StatLoggerBase):  # type: ignore[misc]
+    """One for each engine. An error in it would end the server's output: it is caught, and the logger steps aside."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._guard = Guard()
+        self._sums: Sums | None = None
+        self._guard.safely(self._begin, vllm_config, engine_index)
+
+    def _begin(self, config: Any, engine: int) -> None:
+        told = speculation(getattr(config, "speculative_config", None))
+        run = run_of_sums(config, vllm_version(), told)
+        bus = Bus()
+        front_end = getattr(getattr(config, "parallel_config", None), "_api_process_rank", 0)
+        closers = sinks(Settings.read(), bus, run, Vocabulary(), (engine, max(front_end, 0)))
+        self._sums = Sums(str(engine), bus.publish, int(told.get("num_speculative_tokens") or 0))
+        atexit.register(lambda: [self._guard.safely(one) for one in (self._sums.end, bus.close, *closers)])  # type: ignore[union-attr]
+        log.warning("specscope: aggregates of engine %d of vLLM %s", engine, run.versions["vllm"])
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        """A step's statistics."""
+        if self._sums is not None:
+            self._guard.safely(self._sums.add, scheduler_stats, iteration_stats)
+
+    def log(self) -> None:
+        """vLLM calls this every few seconds, when nothing runs too."""
+        if self._sums is not None:
+            self._guard.safely(self._sums.end)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is to be said."""

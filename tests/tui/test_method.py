@@ -1,0 +1,117 @@
+"""What a drafter's method tells, and a lossy rule, where they are shown; nothing where they are not told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specscope.analyze.report import build_report
+from specscope.analyze.verify.trial import judge
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.debug.viewer import Viewer
+from specscope.trace.history import History
+from specscope.trace.method import MethodNotes
+from specscope.tui.look import Look
+from specscope.tui.widgets.ledger import Ledger
+from specscope.tui.widgets.node_facts import node_facts
+from specscope.tui.widgets.tree import TreePanel
+
+from .sample import replay
+
+WIDTH = 160
+
+
+def told(part):
+    """The same step as a block drafter under a lossy rule would have it."""
+    if part.verdict is None or not len(part.tree):
+        return part
+    n = len(part.tree)
+    method = MethodNotes(
+        confidence=np.linspace(0.9, 0.5, n).astype(np.float32),
+        module=np.arange(n, dtype=np.int32),
+        one_pass=True,
+        unverified=2,
+        match_length=5,
+        match_count=3,
+        match_source="the prompt",
+    )
+    return dataclasses.replace(part, rule="lossy:fly", method=method)
+
+
+@pytest.fixture(scope="module")
+def histories():
+    """(As our own engine made it, with notes of a method and a lossy rule)."""
+    plain = replay().history
+    other = History(run=plain.run, vocabulary=plain.vocabulary)
+    for record in plain.steps:
+        other.append(dataclasses.replace(record, requests=tuple(map(told, record.requests))))
+    return plain, other
+
+
+def look_at(history):
+    """At the last step with a tree."""
+    viewer = Viewer(history)
+    at, part = next(
+        (at, part)
+        for at in range(len(history.steps) - 1, -1, -1)
+        for part in history.steps[at].requests
+        if part.verdict is not None and len(part.tree) > 1
+    )
+    viewer.position = at
+    return Look(viewer, Ledger(history), part.request), part
+
+
+def text(lines):
+    return "\n".join("".join(words for words, _ in line) for line in lines)
+
+
+def shown(history):
+    look, part = look_at(history)
+    tree = text(TreePanel().draw(look, WIDTH, 40).lines)
+    return tree, text(node_facts(look, part, part.verdict, 1, WIDTH, 60))
+
+
+def test_the_tree_and_the_node_tell_it(histories):
+    tree, node = shown(histories[1])
+    assert "lossy:fly: not lossless" in tree
+    assert "all depths in one pass · 2 drafts not verified · a match of 5 tokens, 3 times, in the prompt" in tree
+    _, part = look_at(histories[1])
+    assert f"gives it a chance of {float(part.method.confidence[1]):.3f}, module 1" in node
+    assert "lossy:fly: not lossless" in node
+
+
+def test_nothing_is_said_of_what_is_not_told(histories):
+    for said in shown(histories[0]):
+        for word in ("lossless", "one pass", "not verified", "match of", "chance of", "module"):
+            assert word not in said
+
+
+def test_the_console_tells_it(histories):
+    commands = Commands(Session(history=histories[1]))
+    look, part = look_at(histories[1])
+    commands.run(f"goto {histories[1].steps[look.position].step}")
+    commands.run(f"request {part.request}")
+    assert "all depths in one pass, 2 drafts not verified" in str(commands.run("info drafter"))
+
+
+def test_the_report_tells_what_is_not_lossless(histories):
+    plain, other = (build_report(history, source="x") for history in histories)
+    parts = [part for step in histories[1].steps for part in step.requests if part.verdict is not None]
+    lossy = [part for part in parts if part.method is not None]
+    assert any(
+        line.startswith(f"{len(lossy)} of {len(parts)} verdicts under a rule that is not lossless (lossy:fly)")
+        for line in other.warnings
+    )
+    assert f"{2 * len(lossy)} drafts not verified" in "\n".join(other.warnings)
+    assert not any("lossless" in line or "not verified" in line for line in plain.warnings)
+
+
+def test_verify_judges_no_lossy_step(histories):
+    plain, other = (judge(history, source="x") for history in histories)
+    assert "a lossy rule's output is not distributed as the target's: it is not judged" in other.notes
+    assert not any("lossy" in line for line in plain.notes)
+    judged = {check.name: check.tested for check in other.checks}
+    assert judged["accept probability"] == 0

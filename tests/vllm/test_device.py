@@ -1,0 +1,119 @@
+"""What is gathered on a device is what is read on the host: of the same tensors, the same evidence."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.trace.parents import TOP
+from specscope.vllm import device
+from specscope.vllm.device import gather
+from specscope.vllm.gathered import read
+from specscope.vllm.judged import judge
+from specscope.vllm.numbers import assembled
+from specscope.vllm.rows import rows_of
+from tests.vllm.random_calls import call
+
+NO_SCORES = ((), 0)
+
+
+def passes(seed, depth, requests, tokens, *, known=1.0):
+    """A drafter's passes over the requests; tokens that it does not know have minus infinity."""
+    rng = torch.Generator().manual_seed(seed)
+    unknown = torch.rand(tokens, generator=rng) > known
+    unknown[0] = False
+    made = [2 * torch.randn(requests, tokens, generator=rng) for _ in range(depth)]
+    return [one.masked_fill(unknown, -torch.inf) for one in made]
+
+
+def assert_same(a, b, at):
+    """Dataclasses of numbers and arrays: integers are equal, floats but for rounding."""
+    if dataclasses.is_dataclass(a):
+        assert type(a) is type(b), at
+        for field in dataclasses.fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name), f"{at}.{field.name}")
+    elif isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), at
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=at)
+    elif isinstance(a, tuple):
+        assert len(a) == len(b), at
+        for place, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, other, f"{at}[{place}]")
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=2e-5, abs=2e-6), at
+    else:
+        assert a == b, at
+
+
+def both(made, drafter, *, full=True):
+    """The evidence of each request, as the host and as a device read it."""
+    requests = range(len(made.drafted))
+    own = [[one[row] for one in some] for some, row in drafter]
+    host = [judge(made, request, own[request] if full else [], full=full) for request in requests]
+    gathered = gather(rows_of(made, drafter), full=full)
+    return host, [assembled(numbers) for numbers in read(gathered)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    requests=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.0, 0.7, 1.3])), min_size=1, max_size=5),
+    tokens=st.sampled_from([3, 9, 50]),
+    draft_probs=st.booleans(),
+    top_p=st.sampled_from([None, 0.6]),
+    invalid=st.sampled_from([0.0, 0.5]),
+    scores=st.sampled_from([None, 1.0, 0.6]),
+    full=st.booleans(),
+)
+def test_device_reads_what_the_host_reads(seed, requests, tokens, draft_probs, top_p, invalid, scores, full):
+    drafted, heat = [n for n, _ in requests], [temperature for _, temperature in requests]
+    made = call(seed, drafted, heat, tokens=tokens, draft_probs=draft_probs, top_p=top_p, invalid=invalid)
+    drafter = [NO_SCORES for _ in drafted]
+    if scores is not None:  # rows of the drafter's batch are in another order; one request is new to it
+        own = passes(seed, max(drafted), len(drafted), tokens, known=scores)
+        drafter = [(own, len(drafted) - 1 - row) if row != 1 else NO_SCORES for row in range(len(drafted))]
+    for request, (host, there) in enumerate(zip(*both(made, drafter, full=full), strict=True)):
+        assert_same(host, there, f"request {request}")
+
+
+def test_rows_are_worked_on_in_parts(monkeypatch):
+    """A batch of more rows than a part holds gives the same numbers."""
+    made = call(5, [4, 3, 5, 0], [0.8, 0.0, 1.0, 0.7], tokens=20, draft_probs=True)
+    drafter = [(passes(1, 5, 4, 20), row) for row in range(4)]
+    whole = gather(rows_of(made, drafter), full=True)
+    monkeypatch.setattr(device, "PART", 3 * 20)
+    parts = gather(rows_of(made, drafter), full=True)
+    assert torch.equal(whole.ints, parts.ints)
+    torch.testing.assert_close(whole.floats, parts.floats)
+
+
+def test_bytes_are_counted():
+    """Some tens of numbers a row, however many tokens there are."""
+    drafted = [3, 3, 5]
+    small, large = (gather(rows_of(call(1, drafted, [0.8] * 3, tokens=v), []), full=True).bytes for v in (50, 5000))
+    rows, requests = sum(drafted), len(drafted)
+    assert small == large == 8 * (rows * (5 + TOP + 12 + TOP) + requests * (6 + 5))
+
+
+def test_nothing_waits_for_the_device():
+    """No tensor becomes a number or an array while numbers are gathered: on a GPU each of these would wait."""
+    made = call(3, [3, 0, 4], [0.8, 0.0, 1.2], tokens=30, draft_probs=True)
+    drafter = [(passes(1, 4, 3, 30), row) for row in range(3)]
+    waits = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            name = getattr(function, "__name__", "")
+            if name in ("item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__", "masked_select"):
+                waits.append(name)
+            indexed = name in ("__getitem__", "__setitem__") and isinstance(args[1], torch.Tensor)
+            if indexed and args[1].dtype is torch.bool:
+                waits.append(f"{name} with a mask")
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        gather(rows_of(made, drafter), full=True)
+    assert waits == []

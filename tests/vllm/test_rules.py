@@ -1,0 +1,27 @@
+import pytest
+
+from specscope.trace.method import is_lossy
+from specscope.vllm.rules import in_one_pass, rule_of
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "lossy"),
+    [
+        (None, "standard", False),
+        ("standard", "standard", False),
+        ("block", "block", False),
+        ("fly", "lossy:fly", True),
+        ("synthetic", "lossy:synthetic", True),
+        ("of tomorrow", "lossy:of tomorrow", True),  # nothing is called lossless that is not known to be
+    ],
+)
+def test_rules(method, rule, lossy):
+    told = {} if method is None else {"rejection_sample_method": method}
+    assert rule_of(told) == rule
+    assert is_lossy(rule) is lossy
+
+
+def test_block_drafters():
+    assert in_one_pass({"method": "dspark"})
+    assert in_one_pass({"method": "eagle3", "parallel_drafting": True})
+    assert not in_one_pass({"method": "eagle3", "parallel_drafting": False})

@@ -1,0 +1,145 @@
+"""Sources on threads: order, several engines, what waits to be shown, and what fails."""
+
+import threading
+import time
+
+import pytest
+
+from specscope.debug.viewer import Viewer
+from specscope.errors import UserError
+from specscope.trace.outputs import OutputOptions, Outputs
+from specscope.trace.reading import read_capture
+from specscope.trace.spans import SpanLevel
+from specscope.trace.vocabulary import Vocabulary
+from specscope.watch.control import Watched
+from specscope.watch.source import File, Server
+from specscope.watch.watching import WAITING, Watch
+from tests.watch.samples import DATA, text, two_engines
+from tests.watch.server import Page
+
+
+def outputs(folder=None):
+    """Opens captures 0.jsonl, 1.jsonl, ... in a folder, or nothing."""
+
+    def open_outputs(run, bus, engine, number):
+        path = None if folder is None else str(folder / f"{number}.jsonl")
+        options = OutputOptions(path, None, None, SpanLevel.TREES, None, text=False)
+        return Outputs(options, bus, run, Vocabulary(), None, engine=engine), path
+
+    return open_outputs
+
+
+def ended(watch):
+    end = time.monotonic() + 30
+    while not watch.done and time.monotonic() < end:
+        time.sleep(0.01)
+    assert watch.done
+
+
+def test_files_are_read_in_their_order(tmp_path):
+    names = ["log.txt", "chat_greedy.json", "get_metrics.json", "completion_greedy.json"]
+    watch = Watch([File(str(DATA / name), follow=False) for name in names], outputs(tmp_path))
+    watch.start()
+    ended(watch)
+    assert watch.stop() == []
+    told = [read_capture(tmp_path / f"{number}.jsonl").history.acceptance.drafts for number in range(4)]
+    assert told == [181, 4, 233, 30]
+    assert watch.errors == []
+
+
+def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
+    line = text("log.txt").splitlines()[1] + "\n"
+    (tmp_path / "long.log").write_text(line * (WAITING + 500))
+    watch = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs())
+    watch.start()
+    time.sleep(0.5)
+    assert len(watch.news) <= WAITING + 1
+    records = []
+    while not watch.done or watch.news:
+        records += [news.record for news in watch.take() if news.record is not None]
+        time.sleep(0.01)
+    watch.stop()
+    assert [record.step for record in records] == list(range(WAITING + 500))
+
+
+def test_stopping_does_not_wait_for_what_is_not_shown(tmp_path):
+    line = text("log.txt").splitlines()[1] + "\n"
+    (tmp_path / "long.log").write_text(line * (WAITING + 500))
+    watch = Watch([File(str(tmp_path / "long.log"), follow=False)], outputs(tmp_path))
+    watch.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    watch.stop()
+    assert time.monotonic() - began < 3
+    assert read_capture(tmp_path / "0.jsonl").warnings == []
+    assert not any(thread.name == "specscope-watch" for thread in threading.enumerate())
+
+
+def test_one_source_that_fails_leaves_the_others(tmp_path):
+    (tmp_path / "odd.log").write_text("nothing\n")
+    watch = Watch([File(str(path), follow=False) for path in (tmp_path / "odd.log", DATA / "log.txt")], outputs())
+    watch.start()
+    ended(watch)
+    watch.stop()
+    assert len([news for news in watch.take() if news.record]) == 5
+    assert "odd.log has nothing that watch recognises" in str(watch.errors[0])
+
+
+def test_a_capture_that_cannot_be_written_is_an_error(tmp_path):
+    watch = Watch([File(str(DATA / "log.txt"), follow=False)], outputs(tmp_path / "none"))
+    watch.start()
+    ended(watch)
+    watch.stop()
+    assert isinstance(watch.errors[0], UserError)
+    assert "cannot write" in str(watch.errors[0])
+
+
+def test_a_screen_has_a_history_for_each_engine():
+    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
+    with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
+        server = Server(page.url, 0.05)
+        server.open()
+        watch = Watch([server], outputs())
+        control = Watched(watch)
+        viewer = Viewer(control=control)
+        control.viewer = viewer
+        assert control.status == "loading"
+        watch.start()
+        end = time.monotonic() + 20
+        while (len(control.histories) < 2 or len(viewer.history.steps) < 2) and time.monotonic() < end:
+            viewer.poll()
+            time.sleep(0.01)
+        assert control.status == "attached"
+        assert "another engine" in viewer.news[0].text
+        assert viewer.history.counts_only
+        assert viewer.history.acceptance.drafts == 143
+        control.next_engine()
+        assert viewer.history.acceptance.drafts == 12
+        assert viewer.history.run.backend == "vLLM /metrics"
+        control.next_engine()
+        assert viewer.history.acceptance.drafts == 143
+        viewer.toggle_pause()
+        viewer.poll()
+        assert "cannot be" in viewer.news[-1].text or "not controlled" in viewer.news[-1].text
+        watch.stop()
+        viewer.poll()
+        assert control.status == "ended"
+        assert control.error == ""
+
+
+@pytest.mark.parametrize("seconds", [0.2])
+def test_a_screen_watches_for_as_long_as_it_was_told(seconds):
+    with Page(text("metrics_before.txt")) as page:
+        server = Server(page.url, 0.05)
+        server.open()
+        watch = Watch([server], outputs())
+        control = Watched(watch, seconds)
+        viewer = Viewer(control=control)
+        watch.start()
+        end = time.monotonic() + 20
+        while control.status != "ended" and time.monotonic() < end:
+            viewer.poll()
+            time.sleep(0.02)
+        assert control.status == "ended"
+        assert viewer.history.steps
+        watch.stop()
