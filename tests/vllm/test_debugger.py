@@ -9,10 +9,13 @@ import time
 from contextlib import suppress
 
 import pytest
+import torch
 
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
 from specscope.trace.records import Outcome
+from specscope.vllm import debugger, runner
+from specscope.vllm.call import Call
 from specscope.vllm.debug_server import DebugServer
 from specscope.vllm.debugger import Limit
 from tests.vllm.fakes import FakeVllm
@@ -376,6 +379,7 @@ def test_control_c_stops_a_run_at_its_next_step(bench):
     began = time.monotonic()
     client.session.interrupted = lambda: time.monotonic() - began > 0.3
     assert "interrupted" in client.run("continue")
+    until(lambda: one.vllm.debugger.gate.stands, 2)  # it may have been between two steps
     assert still(one.vllm)
 
 
@@ -509,3 +513,51 @@ def test_every_rank_goes_on_with_what_the_first_gives_even_where_the_plugin_step
     vllm = FakeVllm(tokens=20, share=lambda output: 1 / 0)
     vllm.run()  # what fails there does not reach it either
     assert vllm.guard.errors >= vllm.steps
+
+
+class Late:
+    """Verdicts that come when they are waited for, as from a device."""
+
+    bytes = 0
+
+    def __init__(self, judgements):
+        self.judgements, self.is_there = judgements, False
+
+    def ready(self):
+        return self.is_there
+
+    def wait(self):
+        self.is_there = True
+
+    def of(self, row):
+        assert self.is_there
+        return self.judgements.of(row)
+
+
+def copies(call):
+    """As on_host makes them of tensors on a device."""
+    values = {name: getattr(call, name) for name in call.__dataclass_fields__}
+    return Call(**{name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()})
+
+
+def test_on_a_device_it_waits_for_the_verdicts_and_writes_what_is_forced_back(bench, monkeypatch):
+    here = runner.judge_here
+    monkeypatch.setattr(runner, "judge_here", lambda *args, **kwargs: Late(here(*args, **kwargs)))
+    monkeypatch.setattr(debugger, "on_host", copies)
+    one = bench()
+    client, _ = one.stopped()
+    at = int(client.run("print step"))
+    assert [record.step for record in one.vllm.debugger.history.steps] == list(range(at + 1))
+    name, node = client.run("print request"), int(client.run("print node"))
+    part = next(p for p in one.vllm.debugger.history.steps[-1].requests if p.request == name)
+    before = len(one.vllm.contexts[name])
+    client.run(f"force accept={node}")
+    client.run("force token=3")
+    client.run("delete")
+    client.run("next")
+    given = one.vllm.contexts[name][before:]
+    assert given[: node + 1] == part.tree.token[: node + 1].tolist()
+    assert given[-1] == 3
+    told = next(p for p in one.vllm.records[at].requests if p.request == name)
+    assert told.output() == given
+    assert told.verdict.forced.tolist() == [node, len(part.tree)]
