@@ -20,7 +20,7 @@ from specscope.lifetime import watched
 
 # What an installation may lack, and the extra that has it
 EXTRAS = {
-    **dict.fromkeys(("simpleeval", "textual", "platformdirs", "grpc"), "screen"),
+    **dict.fromkeys(("textual", "platformdirs", "grpc"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
     "textual_serve": "web",

@@ -500,6 +500,7 @@ COMMANDS += [
     "s" * 3,
     "reverse",
 ]
+COMMANDS += ["pause", "force", "force accept=0", "force token=x", "forc"]  # of a recording
 COMMANDS += ["commands 1", "x" * 20_000]  # lines that have no end; a line that is too long
 
 SETTINGS = [
@@ -626,6 +627,8 @@ def scripts() -> list[Case]:
     cases = [case("command", "break reject", line) for line in COMMANDS]
     for text in CONDITIONS:
         cases += [case("condition", f"break reject if {text}"), case("condition", f"until {text}")]
+    for name in (".", "/", "./none", "/dev/null", "n" * 300, "pipe", PLANTED):
+        cases.append(Case("socket", ("debug", "--attach", name), {}))
     cases += [case("condition", "next 4", f"print {text}") for text in CONDITIONS if text and "@" not in text]
     cases += [Case("script", DEBUG_SCRIPT, {"script": x}) for x in FILES[3:8]]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):

@@ -21,6 +21,7 @@ ALLOWED = {
     "remote": {"debug", "trace"},
     "watch": {"debug", "trace", "specscope"},
     "analyze": {"trace"},
+    "vllm": {"debug", "trace"},
     "tui": {"debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
     "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train"},

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from specscope.cli.captures import need_steps
 from specscope.cli.streams import say
-from specscope.debug.commands import Commands
+from specscope.debug.commands import Commands, WhatIf
+from specscope.debug.forked import Forked
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
+
+if TYPE_CHECKING:
+    from specscope.engine.config import EngineConfig
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
@@ -109,6 +114,36 @@ def _readline(commands: Commands) -> None:
     readline.set_completer_delims(" ")
     readline.set_completer(complete)
     readline.parse_and_bind("tab: complete")
+
+
+def debug_vllm(path: str, config: EngineConfig, script: str | None = None, *, stop_on_error: bool = False) -> None:
+    """The debugger over the vLLM that listens on a socket; when it ends, vLLM goes on. Raises UserError.
+
+    `config`: of the engine that forks, which is loaded with the first fork.
+    """
+    from specscope.remote.vllm_console import AttachedCommands
+
+    commands = AttachedCommands(path, _Beside(config))
+    try:
+        click.echo(commands.greeting)
+        converse(commands, script, stop_on_error=stop_on_error)
+    finally:
+        commands.close()
+
+
+class _Beside(WhatIf):
+    """Imports torch with the first fork."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config, self._engine = config, WhatIf()
+
+    def fork(self, session: Session, words: Sequence[str]) -> Forked:
+        """In an engine of ours."""
+        if type(self._engine) is WhatIf:
+            from specscope.live.beside import Beside
+
+            self._engine = Beside(self._config, lambda stage: click.echo(f"{stage} ...", err=True))
+        return self._engine.fork(session, words)
 
 
 def over_capture(path: str) -> Commands:

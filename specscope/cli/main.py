@@ -154,6 +154,7 @@ def tui(
     "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
 )
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
+@click.option("--attach", metavar="SOCKET", help="Debug the vLLM that listens there (specscope vllm --debug).")
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
 @click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
@@ -162,26 +163,33 @@ def debug(
     prompts: tuple[str, ...],
     file: str | None,
     over: str | None,
+    attach: str | None,
     script: str | None,
     stop_on_error: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Debug PROMPTS on a live engine, or a recording with --over.
+    """Debug PROMPTS on a live engine, a recording with --over, or a vLLM that runs with --attach.
 
     Set breakpoints, step forward and back, ask what if. The run starts paused before step 0. Try
     `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
     exit code is 2 if a command failed.
     """
-    from specscope.cli.debug import converse, over_capture
+    from specscope.cli.debug import converse, debug_vllm, over_capture
 
     if stop_on_error and script is None:
         raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
     params, raw = sampling_params(flags)
+    if over is not None and attach is not None:
+        raise UserError("give one of --over and --attach: a recording, or a vLLM that runs")
+    if (over is not None or attach is not None) and (prompts or file is not None):
+        name, what = ("--attach", "a vLLM that runs") if over is None else ("--over", "a recording")
+        raise UserError(f"{name} debugs {what}, so it takes no prompts")
     if over is not None:
-        if prompts or file is not None:
-            raise UserError("--over debugs a recording, so it takes no prompts")
         converse(over_capture(over), script, stop_on_error=stop_on_error)
+        return
+    if attach is not None:
+        debug_vllm(attach, config, script, stop_on_error=stop_on_error)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands

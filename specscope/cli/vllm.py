@@ -21,6 +21,7 @@ from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.vllm import settings
 
+STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
 GRACE_SECONDS = 20  # vLLM gets so long to end its own processes
 CHECK = """
 from importlib.util import find_spec
@@ -127,6 +128,8 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
     }
     found = {name: value for name, value in os.environ.items() if name not in settings.ALL}
     found |= {name: value for name, value in given.items() if value is not None}
+    if run.debug is not None:
+        found.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(STEP_SECONDS))
     ray = [*filter(None, [found.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY")]), *(name for name in given if name in found)]
     return found | {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(ray)}
 

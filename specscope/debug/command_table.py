@@ -50,6 +50,11 @@ FORK_TAKES = (
     ("tail=TEXT", "append TEXT to the context, after drop=N if both are given; write tail='a text' if it has spaces"),
     ("tokens=N", "compare N output tokens (default: 64)"),
 )
+FORCE_TAKES = (
+    ("accept=NODE", "accept node NODE; the nodes behind it are judged by their own coins"),
+    ("reject=NODE", "reject node NODE, and end with the token that vLLM drew for that case"),
+    ("token=ID", "end this step with the token ID"),
+)
 INFO_TAKES = (
     ("breakpoints", "the breakpoints, and how often each was hit"),
     ("requests", "the requests up to this step, with their acceptance lengths"),
@@ -64,6 +69,7 @@ COMMANDS = (
     ConsoleCommand("continue", "", "run to the next breakpoint, or to the end of the run", ("c",)),
     ConsoleCommand("run", "", "go back to the start and run to the first breakpoint"),
     ConsoleCommand("next", "[COUNT]", "run one engine step, or COUNT of them", ("n",), repeats=True),
+    ConsoleCommand("pause", "", "in vLLM: stop at the next step; Ctrl-C does so while a command waits"),
     ConsoleCommand(
         "step", "[COUNT]", "run one phase, or COUNT: schedule, draft, forward, verify, commit", ("s",), repeats=True
     ),
@@ -116,6 +122,12 @@ COMMANDS = (
         "[NAME=VALUE ...]",
         "what if: run the request again from this step with changes, and compare the two runs",
         takes=FORK_TAKES,
+    ),
+    ConsoleCommand(
+        "force",
+        "NAME=VALUE ...",
+        "in vLLM: change the decision at which it stands; the evidence marks it as forced",
+        takes=FORCE_TAKES,
     ),
     ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),
     ConsoleCommand("quit", "", "leave the debugger", ("q", "exit")),

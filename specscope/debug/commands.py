@@ -42,6 +42,10 @@ class WhatIf:
         """The same for any step on the engine's path. Raises UserError."""
         return self.view(session, node)
 
+    def force(self, session: Session, words: Sequence[str]) -> None:
+        """Change the decision at which the engine stands. Raises UserError."""
+        raise UserError("force changes a decision of vLLM where it stands (--attach SOCKET): here use fork accept=NODE")
+
     def check_kv(self, session: Session) -> KVCheck:
         """The current request's cached KV beside KV computed afresh. Raises UserError."""
         raise UserError(
@@ -194,6 +198,10 @@ class Commands(PointCommands):
                 break
             stop = self.session.step()
         return self.stopped(stop)
+
+    def do_pause(self, text: str) -> str:
+        """At the next step."""
+        return self.stopped(self.session.pause())
 
     def do_finish(self, text: str) -> str:
         """To the end of a request."""
@@ -350,6 +358,13 @@ class Commands(PointCommands):
             raise UserError("unbalanced quotes" if "quot" in str(error) else str(error).lower()) from error
         self.forked = self.what_if.fork(self.session, words)
         return self.forked.describe(self.session.history.vocabulary)
+
+    def do_force(self, text: str) -> str:
+        """Another decision than the one at which the engine stands."""
+        if not text:
+            raise UserError("write force accept=NODE, reject=NODE or token=ID: help force")
+        self.what_if.force(self.session, text.split())
+        return show.where(self.session)
 
     # The debugger itself
 

@@ -130,6 +130,10 @@ class Session:
         """Run one phase: schedule, draft, forward, verify, commit. Over a capture: a step."""
         return self.next() if self.stepper is None else self.stepper.phase()
 
+    def pause(self) -> Stop:
+        """Stop a run that goes on by itself: only vLLM's does (vllm/session.py)."""
+        raise UserError("nothing runs until the next command, so there is nothing to pause")
+
     def finish(self, request: str = "") -> Stop:
         """Go on to the end of a request."""
         found = self.history.requests.get(request) if request else self.current_request

@@ -81,7 +81,8 @@ def node(session: Session, number: int) -> str:
     if draft_tokens(session.history.run) is not None:
         lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
-    if request.info is not None:
+    run = session.history.run
+    if request.info is not None and (run is None or run.is_ours):
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(request.steps) if step is part)

@@ -166,6 +166,12 @@ class History:
         if self.limit is not None and len(self.steps) > self.limit:
             self.keep_last(self.limit * 3 // 4)
 
+    def replace_last(self, record: StepRecord) -> None:
+        """The last step once more: it was told while it ran, and more is known of it now."""
+        self._pop()
+        self._known[record.step] = record
+        self._push(record)
+
     def take(self, message: StepRecord | Moved) -> None:
         """What a bus gives those who follow it."""
         if isinstance(message, Moved):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,20 @@ from torch import Tensor
 
 from specscope.trace.parents import RawRow
 from specscope.trace.tree import Floats
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What is forced. `own`: the final token that vLLM would have given after these outcomes."""
+
+    nodes: Mapping[int, bool] = field(default_factory=dict)  # accepted or rejected
+    token: int | None = None  # the final one
+    own: int = -1
+
+    def marks(self, tried: int, drafted: int) -> np.ndarray:
+        """As Verdict.forced has it: the nodes, and the number of nodes where the final token was forced."""
+        nodes = [node for node in sorted(self.nodes) if node < tried]
+        return np.array(nodes if self.token is None else [*nodes, drafted], np.int32)
 
 
 @dataclass
@@ -33,6 +47,11 @@ class Call:
     target_probs: Tensor | None = None  # float32 [T, V] the same, normalised; None where all are greedy
     coins: Tensor | None = None  # [T]; None where all are greedy
     output: Tensor | None = None  # [B, longest + 1] accepted tokens and the final one, then -1
+    recovered: Tensor | None = None  # [T] the final token where a draft is rejected; None where all are greedy
+    bonus_tokens: Tensor | None = None  # [B, 1] and where none is
+    # What a debugger forced, by place in the batch, and vLLM's own row of `output` then
+    forced: dict[int, Forced] = field(default_factory=dict)
+    own: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> Call:
@@ -82,6 +101,13 @@ class Call:
         k = None if self.top_k is None else self.top_k[low:high]
         p = None if self.top_p is None else self.top_p[low:high]
         return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
+
+
+def on_host(call: Call) -> Call:
+    """The same tensors where they lie on the host, else copies."""
+    values: dict[str, Any] = {name: getattr(call, name) for name in call.__dataclass_fields__}
+    values |= {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
+    return Call(**values)
 
 
 def raw_row(logits: Tensor) -> RawRow:

@@ -11,7 +11,7 @@ from specscope.trace.parents import ParentsBuilder, RawRow
 from specscope.trace.records import ParentNotes
 from specscope.trace.tree import Floats
 from specscope.vllm.call import Call, raw_row
-from specscope.vllm.numbers import Judged, Numbers, assembled
+from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
 
 
 def judge(call: Call, request: int, drafter: Sequence[Tensor], *, full: bool) -> Judged:
@@ -43,6 +43,7 @@ class _One:
         self.final = int(row[self.accepted])
         self.tried = min(self.accepted + 1, len(tokens))
         self.greedy = call.greedy(request)
+        self.forced = call.forced.get(request)
         self.q = None if self.greedy or call.draft_probs is None else call.draft_probs[first : first + len(tokens)]
 
     def numbers(self) -> Numbers:
@@ -57,10 +58,11 @@ class _One:
             sampled=self.q is not None,
             coin=self._coins(),
             mass=mass,
-            final_p=1.0 if drawn_from is None else float(drawn_from[self.final]),
+            final_p=self._final_p(drawn_from),
             parents=parents,
             prob=prob,
             invalid=self.told - len(self.tokens),
+            forced=NO_INTS if self.forced is None else self.forced.marks(self.tried, len(self.tokens)),
         )
 
     def _distributions(self) -> tuple[Floats, Floats, float, Floats | None, Floats | None]:
@@ -72,7 +74,8 @@ class _One:
         if self.q is not None:
             q = self.q.numpy()[np.arange(n), self.tokens]
         if self.greedy:
-            return (self._choices() == self.tokens).astype(np.float32), q, 1.0, None, None
+            p = (self._choices() == self.tokens).astype(np.float32)
+            return p, q, 1.0 if self.accepted == n else float(1 - p[self.accepted]), None, None
         rows = range(self.first, self.first + n)
         if call.target_probs is not None:
             p = call.target_probs.numpy()[np.array(rows, np.int64), self.tokens]
@@ -95,6 +98,20 @@ class _One:
         elif self.accepted < len(self.tokens):
             left[self.tokens[self.accepted]] = 0
         return left, whole
+
+    def _final_p(self, drawn_from: Floats | None) -> float:
+        """Of the final token in what it was drawn from; a greedy target has all of it at one token."""
+        if drawn_from is not None:
+            return float(drawn_from[self.final])
+        return 1.0 if self.forced is None else float(self.final == self.forced.own)
+
+    def _choice(self, at: int) -> int:
+        """The likeliest at a greedy request's tried row: what vLLM went by, unless it was forced."""
+        if self.forced is not None and at in self.forced.nodes:
+            return int(self._choices()[at])
+        if at < self.accepted:
+            return int(self.tokens[at])
+        return self.final if self.forced is None else self.forced.own
 
     def _choices(self) -> np.ndarray:
         """The target's likeliest token at each of a greedy request's rows, untried ones too."""
@@ -120,7 +137,7 @@ class _One:
             raw = self.call.raw(int(self.call.target_rows[self.first + at]))
             found.raw(at, raw, child, token)
             if self.greedy:
-                found.chosen(at, int(token[0]) if at < self.accepted else self.final, child, token)
+                found.chosen(at, self._choice(at), child, token)
             else:
                 found.target(at, self.call.target(self.first + at), child, token)
             if self.q is not None:
@@ -129,7 +146,7 @@ class _One:
                 prob[at] = self._drafter(found, at, raw)
         for at in range(self.tried, len(self.drafter)):
             prob[at] = raw_row(self.drafter[at]).p(self.tokens[at : at + 1])[0]
-        final_p = 1.0 if whole is None else float(whole[self.final])
+        final_p = self._final_p(None) if whole is None else float(whole[self.final])
         parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), drawn_from, final_p)
         return parents, prob if len(self.drafter) else None
 

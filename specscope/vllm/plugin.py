@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.trace.bus import Bus
 from specscope.vllm.guard import Guard, log
 from specscope.vllm.on_import import on_import
 from specscope.vllm.scheduling import SchedulerHooks
 from specscope.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from specscope.vllm.debugger import Debugger
 
 QUEUED = 4096  # records that may wait to be written; more are dropped, and counted
 
@@ -44,10 +48,23 @@ def _install(settings: Settings, guard: Guard) -> None:
     v1, v2 = Guard(), Guard()  # what differs in one runner is no matter to the other
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
 
-    def make(runner: Any) -> Any:
-        return witness(runner, settings, guard, scheduler)
+    debugger: Debugger | None = None
+    debugging: tuple[Any, ...] = ()
+    if settings.debug is not None:
+        from specscope.vllm.debugger import Debugger, share
 
-    runner, second = RunnerHooks(v1, sampler, make), V2Hooks(v2, make)
+        debugger = Debugger()
+        debugging = (debugger, partial(_listen, settings, guard, debugger), share)
+
+    def make(runner: Any) -> Any:
+        return witness(runner, settings, guard, scheduler, debugger)
+
+    def make_v2(runner: Any) -> Any:
+        if debugger is not None:
+            log.warning("specscope: the V2 model runner cannot be debugged: set VLLM_USE_V2_MODEL_RUNNER=0")
+        return make(runner)
+
+    runner, second = RunnerHooks(v1, sampler, make, *debugging), V2Hooks(v2, make_v2)
     for name, install, guards in (
         (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
         (known.PLAIN, sampler.install_plain, (v1,)),
@@ -76,7 +93,9 @@ def _checked(
     return lambda module: guards[0].safely(check, module)
 
 
-def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks) -> Any:
+def witness(
+    runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
+) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
@@ -92,7 +111,8 @@ def witness(runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerH
     bus = Bus()
     ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
     closers = sinks(settings, bus, run, vocabulary, ranks)
-    made = Witness(run, vocabulary, bus.publish, full=settings.full)
+    publish = bus.publish if debugger is None else _told(bus.publish, run, vocabulary, guard, debugger)
+    made = Witness(run, vocabulary, publish, full=settings.full)
 
     scheduler.resting = made.rest
 
@@ -121,9 +141,7 @@ def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[
 
     closers: list[Any] = []
     if settings.capture is not None:
-        path = Path(settings.capture)
-        path = path.with_stem("-".join([path.stem, *(str(rank) for rank in ranks if rank)]))
-        writer = CaptureWriter(path, run, vocabulary)
+        writer = CaptureWriter(_of_ranks(settings.capture, ranks), run, vocabulary)
         bus.subscribe(writer, limit=QUEUED)
         closers.append(writer.close)
     if settings.endpoint is not None:
@@ -131,6 +149,41 @@ def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[
         bus.subscribe(sink, limit=QUEUED)
         closers.append(sink.close)
     return closers
+
+
+def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
+    """A file of any rank but the first has its numbers in its name."""
+    return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
+
+
+def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debugger) -> Any:
+    """Publish a record, and tell the debugger."""
+    debugger.history.run, debugger.history.vocabulary = run, vocabulary
+
+    def told(record: Any) -> None:
+        publish(record)
+        guard.safely(debugger.finished, record)
+
+    return told
+
+
+def _listen(settings: Settings, guard: Guard, debugger: Debugger, runner: Any) -> None:
+    """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    from specscope.vllm.debug_server import DebugServer
+    from specscope.vllm.debugger import limit_of
+    from specscope.vllm.run_info import vllm_version
+
+    if settings.debug is None or not get_pp_group().is_last_rank or get_tp_group().rank_in_group:
+        return
+    path = _of_ranks(settings.debug, (runner.vllm_config.parallel_config.data_parallel_rank,))
+    debugger.limit = limit_of(runner)
+    model = runner.vllm_config.model_config.model
+    greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
+    server = DebugServer(path, debugger, lambda: greeting)
+    atexit.register(lambda: guard.safely(server.close))
+    log.warning("specscope: specscope debug --attach %s stops this vLLM at a decision", path)
 
 
 def _vocabulary(runner: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.trace.tree import Ints
 from specscope.vllm.batch import Judgements, OnDevice, OnHost, Place
@@ -19,12 +19,28 @@ from specscope.vllm.sampler import SamplerHooks
 from specscope.vllm.scores import NONE, DrafterScores, Passes
 from specscope.vllm.witness import Witness, some_blocks
 
+if TYPE_CHECKING:
+    from specscope.vllm.debugger import Debugger
+
 
 class RunnerHooks:
     """One for a process. The witness is made with the first step, when the runner knows its model."""
 
-    def __init__(self, guard: Guard, sampler: SamplerHooks, make_witness: Callable[[Any], Witness | None]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        sampler: SamplerHooks,
+        make_witness: Callable[[Any], Witness | None],
+        debugger: Debugger | None = None,
+        listen: Callable[[Any], None] = lambda _: None,
+        share: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """`listen` opens the debugger's socket, when a runner has been made and before any request.
+
+        `share` gives the sampler's output to the other ranks. All of them call it in each step, whatever went wrong.
+        """
         self._guard, self._sampler, self._make = guard, sampler, make_witness
+        self._debugger, self._listen, self._share = debugger, listen, share
         self._witness: Witness | None = None
         self._scores: DrafterScores | None = None
         self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
@@ -35,6 +51,8 @@ class RunnerHooks:
         self._guard.safely(self._install, module.GPUModelRunner)
 
     def _install(self, runner: type) -> None:
+        if self._debugger is not None:
+            wrap(runner, "__init__", self._init)
         wrap(runner, "execute_model", self._execute_model)
         wrap(runner, "_sample", self._sample)
         wrap(runner, "sample_tokens", self._sample_tokens)
@@ -48,6 +66,13 @@ class RunnerHooks:
                 sampled = self._witness.run.speculation.get("draft_sample_method") == "probabilistic"
                 self._scores = DrafterScores(self._guard, sampled=sampled)
         return None if self._guard.is_off else self._witness
+
+    def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(runner, *args, **kwargs)
+            self._guard.safely(self._listen, runner)
+
+        return __init__
 
     def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,12 +98,20 @@ class RunnerHooks:
             if witness is not None:
                 witness.phase("verify", began, time.time_ns())
                 call, self._sampler.call = self._sampler.call, None
-                self._guard.safely(self._judge, witness, runner, call)
+                self._guard.safely(self._judge, witness, runner, call, output)
+            if self._debugger is not None:
+                self._shared(output)
             return output
 
         return _sample
 
-    def _judge(self, witness: Witness, runner: Any, call: Call | None) -> None:
+    def _shared(self, output: Any) -> None:
+        try:
+            self._share(output)
+        except Exception as error:
+            self._guard.caught("share", error)
+
+    def _judge(self, witness: Witness, runner: Any, call: Call | None, output: Any) -> None:
         """The sampler has run, and the runner's batch still is as it was judged."""
         if call is None or self._scores is None or self._scheduled is None:
             return
@@ -88,6 +121,9 @@ class RunnerHooks:
         passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
         read = judge_here if call.logits.device.type == "cpu" else judge_there
         witness.judged(there, read(call, passes, full=witness.full))
+        if self._debugger is not None:
+            rows = {place.name: place.row for place in there}
+            self._debugger.judged(witness, call, rows, passes, has_logprobs=output.logprobs_tensors is not None)
 
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:

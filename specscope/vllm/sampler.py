@@ -32,7 +32,7 @@ class SamplerHooks:
         wrap(module.RejectionSampler, "forward", self._forward)
         wrap(module, "rejection_sample", self._rejection_sample)
         wrap(module, "generate_uniform_probs", self._keeps_value("coins", copy=True))  # some rules overwrite it
-        wrap(module, "sample_recovered_tokens", self._keeps_argument("target_probs", 5))
+        wrap(module, "sample_recovered_tokens", self._recovers)
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(sampler: Any, metadata: Any, draft_probs: Any, logits: Any, sampling: Any, **kwargs: Any) -> Any:
@@ -52,6 +52,7 @@ class SamplerHooks:
         def rejection_sample(*args: Any, **kwargs: Any) -> Any:
             if self.call is not None:
                 self.call.target_logits = kwargs.get("target_logits", args[5] if len(args) > 5 else None)
+                self.call.bonus_tokens = kwargs.get("bonus_token_ids", args[6] if len(args) > 6 else None)
             return original(*args, **kwargs)
 
         return rejection_sample
@@ -68,16 +69,17 @@ class SamplerHooks:
 
         return make
 
-    def _keeps_argument(self, name: str, at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if self.call is not None:
-                    setattr(self.call, name, kwargs.get(name, args[at] if len(args) > at else None))
-                return original(*args, **kwargs)
+    def _recovers(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The normalised target is its sixth argument."""
 
-            return wrapped
+        def sample_recovered_tokens(*args: Any, **kwargs: Any) -> Any:
+            tokens = original(*args, **kwargs)
+            if self.call is not None:
+                self.call.target_probs = kwargs.get("target_probs", args[5] if len(args) > 5 else None)
+                self.call.recovered = tokens
+            return tokens
 
-        return make
+        return sample_recovered_tokens
 
     def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Sampling overwrites the logits that it is given: temperature is applied in place."""

@@ -26,7 +26,7 @@ from specscope.trace.records import (
 )
 from specscope.trace.tree import DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.batch import Judgements, Place
+from specscope.vllm.batch import Judgements, OnHost, Place
 from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
 from specscope.vllm.rules import in_one_pass, rule_of
@@ -113,21 +113,37 @@ class Witness:
     def rest(self, notes: SchedulerNotes | None) -> None:
         """Likewise, and no step may follow: this waits for what is on its way."""
         self.finish(notes)
-        for step in self._untold:
-            if step.judgements is not None:
-                step.judgements.wait()
-        self._tell()
+        self.settle()
 
     def _tell(self) -> None:
         """The steps whose verdicts have come, in order."""
         while self._untold and ((first := self._untold[0]).judgements is None or first.judgements.ready()):
             self._publish_step(self._untold.popleft())
 
+    def settle(self) -> None:
+        """Tell the steps before the one that runs, and wait for what is on its way."""
+        for step in self._untold:
+            if step.judgements is not None:
+                step.judgements.wait()
+        self._tell()
+
+    def judge_again(self, row: int, judged: Judged) -> None:
+        """A decision of the step that runs was forced: the request in that row has another verdict."""
+        step = self._running
+        assert step is not None
+        assert step.judgements is not None
+        if not isinstance(step.judgements, OnHost):
+            rows = range(1 + max(place.row for place in step.places))
+            step.judgements = OnHost([step.judgements.of(other) for other in rows])
+        step.judgements.judged[row] = judged
+
     def standing(self) -> StepRecord | None:
         """The step that runs, as far as it has come."""
         step = self._running
         if step is None:
             return None
+        if step.judgements is not None:
+            step.judgements.wait()
         copies = {name: dataclasses.replace(one) for name, one in self._requests.items()}
         return self._record(step, self._parts(step, copies))
 

@@ -72,6 +72,9 @@ def test_lines_from_a_pipe_go_on_after_a_bad_one():
         (["a prompt", "--stop-on-error"], "--stop-on-error is for a script"),
         (["--over", "nothing.jsonl"], "nothing.jsonl"),
         (["--over", PLANTED, "a prompt"], "it takes no prompts"),
+        (["--attach", "none.sock"], "there is no such socket. vLLM opens it with specscope vllm --debug"),
+        (["--attach", "none.sock", "a prompt"], "--attach debugs a vLLM that runs, so it takes no prompts"),
+        (["--attach", "none.sock", "--over", PLANTED], "one of --over and --attach"),
         (["--over", PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
     ],
 )

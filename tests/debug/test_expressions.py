@@ -122,6 +122,7 @@ def test_what_is_refused_is_shown_at_its_column(text, column, why):
 @example("9" * 400)
 @example("- " * 200 + "1")
 @example("\x00")
+@example("round(5, -999999999)")
 @example("p" + "\n" + "q")
 def test_no_text_crashes_gets_out_or_takes_long(text):
     start = time.perf_counter()

@@ -13,7 +13,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": os.environ.get("SPECSCOPE_TEST_PROCESSES", "0"),
 }
 
 

@@ -1,0 +1,94 @@
+"""The whole distributions of target and drafter where vLLM's sampler judged a draft."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from specscope.debug.views import TOP, DistributionView, NodeView, Removed, TopToken
+from specscope.trace.records import RequestStep
+from specscope.trace.tree import Floats
+from specscope.vllm.call import Call
+
+
+def view_node(call: Call, row: int, step: int, part: RequestStep, node: int, drafter: Tensor | None) -> NodeView:
+    """`row`: the request's place in the batch; `drafter`: its logits [V] of this draft, where they are known."""
+    draft, token = sum(call.drafted[:row]) + node, int(part.tree.token[node])
+    logits = call.logits[int(call.target_rows[draft])]
+    raw, p = _softmax(logits), _sampled_from(call, row, draft)
+    thought = None if drafter is None else _softmax(drafter)
+    q = None if call.greedy(row) or call.draft_probs is None else call.draft_probs[draft].float().cpu().numpy()
+    return NodeView(
+        request=part.request,
+        step=step,
+        index=part.index,
+        node=node,
+        token=token,
+        raw=_column(raw, token),
+        p=_column(p, token),
+        draft=None if thought is None else _column(thought, token, outside=not thought[token] > 0),
+        q=None if q is None else _column(q, token),
+        removed=_removed(call, row, logits, p),
+        choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
+        kl=None if thought is None else _kl(raw, thought),
+        tv=None if thought is None else float(np.abs(raw - thought).sum() / 2),
+        computed=False,
+        notes=_contradictions(part, node, float(p[token])),
+    )
+
+
+def _sampled_from(call: Call, row: int, draft: int) -> Floats:
+    """[V] p at a drafted row: one-hot where the request is greedy."""
+    if not call.greedy(row):
+        return call.target(draft)
+    assert call.target_logits is not None
+    p = np.zeros(call.target_logits.shape[1], np.float32)
+    p[int(call.target_logits[draft].argmax())] = 1
+    return p
+
+
+def _softmax(logits: Tensor) -> Floats:
+    return logits.float().softmax(-1).cpu().numpy()
+
+
+def _column(probs: Floats, token: int, *, outside: bool = False) -> DistributionView:
+    best = np.argsort(-probs, kind="stable")[:TOP].tolist()
+    return DistributionView(
+        top=tuple(TopToken(other, float(probs[other])) for other in best if probs[other] > 0),
+        entropy=abs(float((probs * np.log(np.maximum(probs, np.finfo(np.float32).tiny))).sum())),
+        prob=float(probs[token]),
+        rank=_rank(probs, token),
+        outside=outside,
+    )
+
+
+def _rank(probs: Floats, token: int) -> int | None:
+    return 1 + int((probs > probs[token]).sum()) if probs[token] > 0 else None
+
+
+def _kl(p: Floats, q: Floats) -> float:
+    """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
+    known = (q > 0) & (p > 0)
+    there = p[known].astype(np.float64)
+    there /= p[q > 0].sum(dtype=np.float64)
+    return max(float((there * np.log(there / q[known])).sum()), 0.0)
+
+
+def _removed(call: Call, row: int, logits: Tensor, p: Floats) -> tuple[Removed, ...]:
+    """What vLLM's rules took away, all together: it keeps no more than the row before and the row after them."""
+    if call.greedy(row):
+        return (Removed("temperature 0", len(p) - 1, float(1 - _softmax(logits).max())),)
+    assert call.temperature is not None
+    whole = _softmax(logits.float() / call.temperature[row])
+    gone = (p == 0) & (whole > 0)
+    rules = [] if call.top_k is None else [f"top-k {int(call.top_k[row])}"]
+    rules += [] if call.top_p is None else [f"top-p {float(call.top_p[row]):g}"]
+    rule = ", ".join(rules) or "masks"
+    return (Removed(rule, int(gone.sum()), float(whole[gone].sum())),) if gone.any() else ()
+
+
+def _contradictions(part: RequestStep, node: int, p: float) -> tuple[str, ...]:
+    verdict = part.verdict
+    if verdict is None or abs(p - float(verdict.p[node])) <= 1e-6:
+        return ()
+    return (f"node {node} was judged with p {float(verdict.p[node]):.4g}; here its p is {p:.4g}",)

@@ -1,0 +1,68 @@
+"""A fork of another engine's request in one of ours: here the other is ours too, so that the answer is known."""
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.debug.session import Session
+from specscope.engine.config import EngineConfig
+from specscope.errors import UserError
+from specscope.live.beside import Beside
+from specscope.live.local import session_over
+from specscope.live.whatif import EngineWhatIf
+from specscope.trace.reading import read_capture
+from specscope.vllm.debug_server import context
+from tests.tiny import write_tiny_model
+
+SETTINGS = {"drafter": "draft_model", "draft_model": "self:1", "tree": "4", "dtype": "float32", "kv_memory": 0.01}
+
+
+@pytest.fixture
+def stopped(tiny):
+    """An engine in the midst of two requests, with its session."""
+    engine = Engine(target=str(tiny), **SETTINGS)
+    session = session_over(engine)
+    for seed, prompt in enumerate(("abcabcabcab", "hello hello hel")):
+        engine.add(prompt, SamplingParams(temperature=0.9, seed=seed, max_tokens=60))
+    session.next(7)
+    session.request = "r1"
+    return engine, session
+
+
+def told(session, folder):
+    """The session that a client has of it: one request, from a capture."""
+    path = folder / "context.jsonl"
+    path.write_text(context(session))
+    history = read_capture(str(path)).history
+    assert list(history.requests) == [session.request]
+    return Session(history, position=len(history.steps) - 1, request=session.request)
+
+
+@pytest.mark.parametrize("words", [["accept=0"], ["token=65"], ["temperature=0"], ["seed=9"]])
+def test_it_gives_what_a_fork_in_the_same_engine_gives(stopped, tiny, tmp_path, words):
+    engine, session = stopped
+    expected = EngineWhatIf(engine).fork(session, [*words, "tokens=20"])
+    beside = Beside(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
+    client = told(session, tmp_path)
+    found = beside.fork(client, [*words, "tokens=20"])
+    assert found.outputs == expected.outputs
+    assert found.changes == expected.changes
+    assert found.forced == expected.forced
+    assert found.describe(client.history.vocabulary) == expected.describe(session.history.vocabulary)
+
+
+def test_another_model_is_refused(stopped, tmp_path):
+    _, session = stopped
+    other = write_tiny_model(tmp_path / "other", seed=7)
+    beside = Beside(EngineConfig(target=str(other), **SETTINGS), lambda stage: None)
+    with pytest.raises(UserError, match="the models are not the same"):
+        beside.fork(told(session, tmp_path), ["accept=0"])
+
+
+def test_a_context_that_is_partly_known_is_refused(stopped, tiny, tmp_path):
+    _, session = stopped
+    client = told(session, tmp_path)
+    request = client.history.requests["r1"]
+    request.info = None
+    beside = Beside(EngineConfig(target=str(tiny), **SETTINGS), lambda stage: None)
+    with pytest.raises(UserError, match="only partly known"):
+        beside.fork(client, ["accept=0"])

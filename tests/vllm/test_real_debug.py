@@ -1,0 +1,163 @@
+"""Real vLLM stopped at a decision: SPECSCOPE_VLLM_PYTHON names its interpreter, with the plugin installed.
+
+SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_real_debug.py
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specscope.analyze.findings import Result
+from specscope.analyze.verify.trial import judge
+from specscope.errors import UserError
+from specscope.remote.vllm_console import AttachedCommands
+from specscope.trace.reading import read_capture
+from tests.vllm.test_real import HERE, PYTHON, model, speculation
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
+LOAD_SECONDS = 120
+PROMPTS = ["The capital of France is", "The best way to learn a language is"]
+
+
+class Vllm:
+    """A vLLM that waits for its prompts, with the debugger's socket."""
+
+    def __init__(self, folder, *, processes, tokens=80, timeout=None):
+        self.folder, self.socket, self.capture = folder, folder / "debug.sock", folder / "run.jsonl"
+        job = {
+            "model": model(),
+            "speculation": speculation("eagle3", 3),
+            "prompts": PROMPTS,
+            "params": {"max_tokens": tokens} | ({"temperature": 0} if processes else {"temperature": 0.8, "seed": 7}),
+            "go": str(folder / "go"),
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
+        environment |= {"SPECSCOPE_CAPTURE": str(self.capture), "SPECSCOPE_DEBUG_SOCKET": str(self.socket)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment["SPECSCOPE_TEST_PROCESSES"] = str(int(processes))
+        if timeout is not None:
+            environment["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = str(timeout)
+        self.log = (folder / "vllm.log").open("w+")
+        command = [PYTHON, "-P", str(HERE / "serving.py"), str(folder / "job.json"), str(folder / "out.json")]
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+
+    def attach(self):
+        end = time.monotonic() + LOAD_SECONDS
+        while True:
+            try:
+                return AttachedCommands(str(self.socket))
+            except UserError:  # it has not come so far
+                assert self.process.poll() is None, (self.folder / "vllm.log").read_text()[-2000:]
+                assert time.monotonic() < end
+                time.sleep(0.2)
+
+    def start(self):
+        (self.folder / "go").touch()
+
+    def outputs(self):
+        assert self.process.wait(300) == 0, (self.folder / "vllm.log").read_text()[-2000:]
+        return json.loads((self.folder / "out.json").read_text())
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def vllm(tmp_path):
+    made = []
+
+    def make(**settings):
+        made.append(Vllm(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def step_of(client):
+    """The step that vLLM runs, or has run last."""
+    found = re.match(r"step (\d+) ", client.run("where"))
+    return int(found[1]) if found else -1
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])
+def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
+    one = vllm(processes=processes)
+    client = one.attach()
+    client.run("break reject if p < 0.1")
+    one.start()
+    said = client.run("continue")
+    assert "breakpoint 1 (break reject if p < 0.1)" in said
+    assert ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" if processes else "without a limit") in said
+    assert float(client.run("print p")) < 0.1
+    node, at = int(client.run("print node")), step_of(client)
+    looked = client.run(f"node {node}")
+    assert "drafter, raw" in looked
+    assert "CONTRADICTION" not in looked
+    with pytest.raises(UserError, match="cannot go back"):
+        client.run("reverse-next")
+    time.sleep(0.5)
+    assert step_of(client) == at
+    assert "accepted by force" in client.run(f"force accept={node}")
+    client.run("delete")
+    client.run("next")
+    assert step_of(client) == at + 1
+    client.run("force token=42")
+    assert client.run("print forced") == "True"
+    with pytest.raises(UserError, match="another debugger is attached"):
+        AttachedCommands(str(one.socket))
+    client.run("quit")
+    outputs = one.outputs()
+    reader = read_capture(one.capture)
+    requests = list(reader.history.requests.values())
+    assert [[token for token, _ in request.output()] for request in requests] == outputs
+    marked = {p.index: p.verdict.forced.tolist() for p in requests[0].steps if p.verdict and len(p.verdict.forced)}
+    assert list(marked.values()) == [[node], [3]]
+    assert 42 in outputs[0]
+    trial = judge(reader.history, source="run")
+    assert [c.name for group in trial.groups for c in group.checks if c.result is Result.FAILED] == []
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])
+def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(vllm, processes):
+    one = vllm(processes=processes, tokens=400)
+    one.attach().close()
+    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.socket)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
+        console.stdin.write("break reject if p < 0.1\ncontinue\n")
+        console.stdin.flush()
+        one.start()
+        while "vLLM waits here" not in console.stdout.readline():
+            pass
+        time.sleep(1)
+        console.kill()
+        killed = time.monotonic()
+    client = one.attach()
+    first = step_of(client)
+    while step_of(client) < first + 2:
+        time.sleep(0.01)
+    assert time.monotonic() - killed < 1
+    assert client.run("info breakpoints") == "no breakpoints"
+    client.run("quit")
+    assert [len(output) for output in one.outputs()] == [400, 400]
+
+
+def test_it_goes_on_before_its_engine_gives_up(vllm):
+    one = vllm(processes=True, tokens=100, timeout=6)
+    client = one.attach()
+    client.run("break reject if p < 0.1")
+    one.start()
+    assert "gives up after 6 s" in client.run("continue")
+    time.sleep(4)
+    assert client.run("info breakpoints").startswith("vLLM went on by itself after 3 s")
+    client.run("quit")
+    assert [len(output) for output in one.outputs()] == [100, 100]
