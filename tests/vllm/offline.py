@@ -36,7 +36,8 @@ def main():
     if job.get("mend", True):
         mend()
     for fault in job.get("faults", ()):
-        from faults import FAULTS  # beside this file
+        sys.path.append(os.path.dirname(__file__))  # python -P leaves it out
+        from faults import FAULTS
 
         FAULTS[fault]()
     if job.get("gather"):  # as on a GPU, but that nothing has to come from anywhere
