@@ -36,8 +36,8 @@ def main():
     if job.get("mend", True):
         mend()
     for fault in job.get("faults", ()):
-        sys.path.append(os.path.dirname(__file__))  # python -P leaves it out
-        from faults import FAULTS
+        sys.path.insert(0, os.path.dirname(__file__))
+        from faults import FAULTS  # beside this file
 
         FAULTS[fault]()
     if job.get("gather"):  # as on a GPU, but that nothing has to come from anywhere
