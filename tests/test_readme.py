@@ -21,7 +21,7 @@ def test_every_flag_the_readme_names_exists():
     from specscope.cli.main import cli
 
     known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
-    known |= {"--help", "--version", "--no-deps", "--lf"}
+    known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + BENCHMARKS):
         assert flag in known, flag
 

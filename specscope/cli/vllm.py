@@ -39,7 +39,7 @@ class VllmRun:
     endpoint: str | None
     debug: str | None
     screen: bool
-    lean: bool
+    evidence: str  # full, lean or counts
     text: bool
 
 
@@ -49,7 +49,12 @@ class VllmRun:
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans there.")
 @click.option("--debug", metavar="SOCKET", help="Take the debugger's commands on this Unix socket.")
 @click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
-@click.option("--evidence", type=click.Choice(["full", "lean"]), default="full", help="Lean: no notes on parents.")
+@click.option(
+    "--evidence",
+    type=click.Choice(["full", "lean", "counts"]),
+    default="full",
+    help="Lean: no notes on parents. Counts: a server's own sums, by the second, and no evidence.",
+)
 @click.option("--no-text", is_flag=True, help="Leave out prompts and text.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
 def vllm(
@@ -70,7 +75,7 @@ def vllm(
 
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
-    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, lean=evidence == "lean", text=not no_text)
+    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, text=not no_text)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))
 
@@ -117,7 +122,8 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.CAPTURE: None if run.capture is None else str(Path(run.capture).resolve()),
         settings.ENDPOINT: endpoint or run.endpoint,
         settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
-        settings.EVIDENCE: "lean" if run.lean else "full",
+        settings.EVIDENCE: run.evidence,
+        settings.AGGREGATES: "1" if run.evidence == "counts" else None,
         settings.NO_TEXT: None if run.text else "1",
     }
     found = {name: value for name, value in os.environ.items() if name not in settings.ALL}

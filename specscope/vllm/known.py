@@ -121,8 +121,12 @@ def is_known(version: str) -> bool:
 
 
 def differences(module: ModuleType, version: str) -> list[str]:
-    """What the hooks would wrap in the module, and is not as they know it; one line each."""
-    return list(_compared(module.__name__, signatures(version)[module.__name__], lambda name: _live(module, name)))
+    """What the hooks would wrap in the module, and is not as they know it; one line each.
+
+    A function that somebody put there is passed over: what counts is how vLLM calls it, and that is as ever.
+    """
+    wanted = signatures(version)[module.__name__]
+    return list(_compared(module.__name__, wanted, lambda name: _live(module, name, wanted[name])))
 
 
 def differences_in_text(root: Path, version: str) -> list[str]:
@@ -144,12 +148,14 @@ def _compared(module: str, wanted: Signatures, read: Any) -> Iterator[str]:
             yield f"{module}.{name} takes ({', '.join(there)}), not ({', '.join(parameters)})"
 
 
-def _live(module: ModuleType, name: str) -> tuple[str, ...] | None:
+def _live(module: ModuleType, name: str, wanted: tuple[str, ...]) -> tuple[str, ...] | None:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
         return None
+    if found.__module__ != module.__name__:
+        return wanted
     parameters = inspect.signature(found).parameters.values()
     return tuple("*" * _stars(one) + one.name for one in parameters)
 

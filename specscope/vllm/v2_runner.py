@@ -59,7 +59,7 @@ class V2Hooks:
             output = original(runner, scheduler_output, *args, **kwargs)
             if witness is not None:
                 witness.phase("forward", began, time.time_ns())
-                self._listens = True
+            self._listens = witness is not None and scheduler_output.total_num_scheduled_tokens > 0
             return output
 
         return execute_model

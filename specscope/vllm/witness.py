@@ -66,6 +66,7 @@ class Witness:
     def begin(self, scheduled: Any) -> None:
         """A step begins. `scheduled`: vLLM's SchedulerOutput."""
         notes = getattr(scheduled, ATTRIBUTE, None) or SchedulerNotes()
+        notes.preempted += sorted((getattr(scheduled, "preempted_req_ids", None) or set()).difference(notes.preempted))
         self.finish(notes)
         step = self._running = _Step(notes, scheduled.total_num_scheduled_tokens)
         now = time.time_ns()

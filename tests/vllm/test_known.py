@@ -15,6 +15,8 @@ SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
 
 def module(**functions):
     made = types.ModuleType(known.REJECTION)
+    for one in (*functions.values(), RejectionSampler.forward):
+        one.__module__ = made.__name__
     vars(made).update(functions)
     return made
 
@@ -68,6 +70,13 @@ def test_what_differs_is_named():
     assert one.startswith(f"{known.REJECTION}.rejection_sample takes (draft_token_ids, ")
     gone = {name: one for name, one in ALL.items() if name != "generate_uniform_probs"}
     assert known.differences(module(**gone), "0.32.0") == [f"{known.REJECTION}.generate_uniform_probs is gone"]
+
+
+def test_a_function_of_somebody_else_s_is_passed_over():
+    """Another plugin, or a planted fault, may have put its own there: vLLM calls it as it calls its own."""
+    there = module(**ALL)
+    there.generate_uniform_probs = lambda *args: None
+    assert known.differences(there, "0.32.0") == []
 
 
 def test_other_versions_are_not_known():

@@ -3,12 +3,18 @@
 SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_real.py
 """
 
+import dataclasses
 import json
 import os
+import signal
+import socket
 import subprocess
+import time
+import urllib.request
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specscope.analyze.diagnose.causes import Cause
@@ -19,6 +25,7 @@ from specscope.bench.prompts import COPYING, PLAIN
 from specscope.cli.judges import audit_options
 from specscope.model.bundled import bundled_model
 from specscope.trace.reading import read_capture
+from tests.vllm.test_device import assert_same
 
 PYTHON = os.environ.get("SPECSCOPE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
@@ -41,7 +48,7 @@ def speculation(method, length):
     return {"method": method, "model": HEAD, "num_speculative_tokens": length}
 
 
-def run(folder, method, length, temperature, *, plugin=True, prompts=20, tokens=32, faults=()):
+def run(folder, method, length, temperature, *, plugin=True, prompts=20, tokens=32, faults=(), gather=False):
     """(the capture, what vLLM gave)."""
     folder.mkdir(exist_ok=True)
     capture, out = folder / "run.jsonl", folder / "out.json"
@@ -52,6 +59,7 @@ def run(folder, method, length, temperature, *, plugin=True, prompts=20, tokens=
         "seeds": list(range(1, prompts + 1)) if temperature else [None] * prompts,
         "params": {"temperature": temperature, "max_tokens": tokens},
         "faults": list(faults),
+        "gather": gather,
     }
     (folder / "job.json").write_text(json.dumps(job))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
@@ -108,3 +116,84 @@ def test_diagnose_names_a_fault_from_the_plugin_s_capture(tmp_path, fault, metho
     capture, _ = run(tmp_path, method, length, temperature, prompts=12, tokens=48, faults=[fault])
     found = diagnosed(read_capture(capture), method)
     assert found.suspects[0].cause is cause
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_what_a_gpu_would_gather_is_the_same_evidence(tmp_path, method):
+    """The same tensors, read where they are and gathered by batches. Varentropy is a difference, and rounds more."""
+    read, gathered = (
+        read_capture(run(tmp_path / str(gather), method, 3, 0.8, prompts=6, gather=gather)[0]).history
+        for gather in (False, True)
+    )
+    for one, other in zip(read.steps, gathered.steps, strict=True):
+        for here, there in zip(one.requests, other.requests, strict=True):
+            assert_same(_plain(here), _plain(there), f"step {one.step}")
+            np.testing.assert_allclose(_varentropies(here), _varentropies(there), rtol=1e-3, atol=1e-4)
+
+
+def _plain(part):
+    """Without its name, which vLLM makes up, and without varentropies."""
+    if part.parents is None:
+        return dataclasses.replace(part, request="")
+    none = {"varentropy": np.zeros(0), "q_varentropy": np.zeros(0), "final_varentropy": 0.0}
+    return dataclasses.replace(part, request="", parents=dataclasses.replace(part.parents, **none))
+
+
+def _varentropies(part):
+    told = part.parents
+    return [] if told is None else [*told.varentropy, *told.q_varentropy, told.final_varentropy]
+
+
+def test_aggregates_of_a_server_are_its_counters(tmp_path):
+    """`specscope vllm` of a server whose statistics are off: they are computed for us, and equal its /metrics."""
+    capture, port = tmp_path / "sums.jsonl", free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
+    environment |= {"SPECSCOPE_CAPTURE": str(capture), "SPECSCOPE_AGGREGATES": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    options = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--host", "127.0.0.1"]
+    options += ["--port", str(port), "--disable-log-stats", "--served-model-name", "it"]
+    options += ["--speculative-config", json.dumps(speculation("eagle3", 3))]
+    command = [PYTHON, "-P", "-m", "specscope.vllm.launch", "serve", model(), *options]
+    url = f"http://127.0.0.1:{port}"
+    with (
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server,
+    ):
+        try:
+            until_healthy(url, server)
+            asked = {"model": "it", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
+            for _ in range(2):
+                post(f"{url}/v1/completions", asked)
+            with urllib.request.urlopen(f"{url}/metrics") as page:
+                lines = page.read().decode().splitlines()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    told = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:spec_decode_num_")}
+    found = read_capture(capture).history.acceptance
+    assert found.drafts == told["vllm:spec_decode_num_drafts_total"] > 0
+    assert found.drafted == told["vllm:spec_decode_num_draft_tokens_total"]
+    assert found.accepted == told["vllm:spec_decode_num_accepted_tokens_total"]
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def until_healthy(url, server):
+    for _ in range(240):
+        assert server.poll() is None, "the server ended"
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    pytest.fail("the server did not start")
+
+
+def post(url, body):
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    urllib.request.urlopen(asked, timeout=120).close()

@@ -176,3 +176,36 @@ def test_steps_of_v2(hooked):
     assert (len(a.tree), a.prefill_tokens, a.method.unverified, b.method) == (1, 0, 2, None)
     assert [end.info.id for end in third.finished] == ["a"]
     assert witness.bytes > 0
+
+
+def test_a_request_that_was_preempted_comes_back_as_a_new_one(hooked):
+    """V2 forgets it, and is given its prompt and output as one prompt; it stays one request."""
+    runner_class, records, guard, _ = hooked
+    runner = runner_class()
+    runner.execute_model(scheduled({"a": 10, "b": 10}, new=("a", "b")))
+    step(runner, [0, 0], [[3], [4]], computed=(0, 0), fed=[10, 10])
+    again = scheduled({"a": 11, "b": 1}, new=("a",))
+    again.preempted_req_ids = {"a"}
+    runner.execute_model(again)
+    step(runner, [0, 0], [[5], [6]], computed=(0, 10), fed=[11, 1])
+    runner.execute_model(scheduled({}))
+    assert guard.errors == 0
+    first, second = records
+    assert (first.preempted, second.preempted) == (("a",), ())
+    assert [info.id for info in second.admitted] == []
+    a, b = second.requests
+    assert (a.preceded, b.preceded) == (Preceded.PREEMPTION, Preceded.NO_DRAFT)
+    assert (a.index, a.context_len, a.prefill_tokens) == (1, 0, 10)
+    assert (b.context_len, b.prefill_tokens) == (10, 0)
+
+
+def test_samplers_that_run_outside_of_a_step_are_not_listened_to(hooked):
+    """vLLM calls them to warm up, and after a step in which nothing was scheduled."""
+    runner_class, _, guard, witness = hooked
+    runner = runner_class()
+    runner.execute_model(scheduled({"a": 10}, new=("a",)))
+    runner.execute_model(scheduled({}))
+    step(runner, [0, 0], [[3], [4]])
+    runner.execute_model(None, None, True)
+    step(runner, [1, 0], [[3], [4]])
+    assert (guard.errors, witness.bytes) == (0, 0)

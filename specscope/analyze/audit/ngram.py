@@ -35,13 +35,19 @@ class Rule:
     earliest: bool = False  # vLLM continues the earliest occurrence, our engine the latest ones
 
 
-def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule) -> dict[tuple[int, ...], int]:
-    """The tree as its paths, each with its node: the different continuations of the longest suffix found."""
+def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int = 0) -> dict[tuple[int, ...], int]:
+    """The tree as its paths, each with its node: the different continuations of the longest suffix found.
+
+    `shift`: tokens by which they are taken too late, as a fault has it.
+    """
     for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
         kept: list[tuple[int, ...]] = []
         ends = _ends(tokens, size)
         for end in reversed(list(ends)) if rule.earliest else ends:
-            follows = tuple(tokens[end : end + depth])
+            begin = end + shift
+            if not 0 <= begin < len(tokens):
+                continue
+            follows = tuple(tokens[begin : begin + depth])
             if not any(other[: len(follows)] == follows for other in kept):
                 kept.append(follows)
                 if len(kept) == width:
@@ -73,7 +79,7 @@ def judge_ngram(
     steps = [(one, step) for one in contexts for step in one.steps if step.part.position + 1 + depth < most]
     if speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
         steps = [(one, step) for one, step in steps if not step.part.prefill_tokens]
-    rule = _told(speculation)
+    rule = told_rule(speculation)
     if rule is None:
         some = steps[:: max(1, len(steps) // 100)]
         agree = {sizes: sum(_tree(c, s, depth, width, Rule(*sizes)) == _paths(s) for c, s in some) for sizes in SIZES}
@@ -92,7 +98,7 @@ def judge_ngram(
     return f"{found}, and what followed the earliest occurrence" if rule.earliest else found
 
 
-def _told(speculation: Mapping[str, Any]) -> Rule | None:
+def told_rule(speculation: Mapping[str, Any]) -> Rule | None:
     """vLLM's rule, where its configuration is in the capture."""
     longest, shortest = speculation.get("prompt_lookup_max"), speculation.get("prompt_lookup_min")
     if not isinstance(longest, int) or not isinstance(shortest, int):

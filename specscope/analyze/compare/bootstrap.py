@@ -15,6 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from specscope.analyze.compare.result import Estimate
+from specscope.trace.records import ROUNDING
 from specscope.trace.tree import Doubles
 
 REPLICATES = 2000
@@ -74,7 +75,7 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
         spread = drawn[:, 1] / drawn[:, 3] - drawn[:, 0] / drawn[:, 2]
     error = float(np.std(spread[np.isfinite(spread)], ddof=1)) * math.sqrt(n / (n - 1))
     error = error if error > 1e-12 else 0.0
-    difference = b - a if abs(b - a) > 1e-12 else 0.0
+    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # two engines' q differ by so much
     t = t_quantile((1 + LEVEL) / 2, n - 1)
     p_value = (1.0 if difference == 0 else 0.0) if error == 0 else t_two_sided(difference / error, n - 1)
     return replace(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from specscope.analyze.audit.ngram import SIZES
+from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rule
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, Suspect
@@ -31,14 +29,19 @@ def shifted_lookup(case: Case) -> Suspect | None:
     if len(steps) < ENOUGH:
         return None
 
-    def fits(shift: int, sizes: tuple[int, int]) -> int:
-        drafted = (lookup(step.text[: step.after], depth, width, sizes, shift) for step in steps)
-        return sum(a == b for a, b in zip(drafted, recorded, strict=True))
+    told = told_rule(run.speculation)
+    rules = [Rule(*sizes) for sizes in SIZES] if told is None else [told]
 
-    right = max(fits(0, sizes) for sizes in SIZES)
+    def fits(shift: int, rule: Rule) -> int:
+        """Steps whose tree is what the text gives; with a shift, the end may be missing."""
+        drafted = (frozenset(lookup(step.text[: step.after], depth, width, rule, shift)) for step in steps)
+        pairs = zip(drafted, recorded, strict=True)
+        return sum(bool(b) and b <= a if shift else a == b for a, b in pairs)
+
+    right = max(fits(0, rule) for rule in rules)
     if right > 0.5 * len(steps):
         return None
-    count, shift = max((fits(shift, sizes), shift) for shift in SHIFTS for sizes in SIZES)
+    count, shift = max((fits(shift, rule), shift) for shift in SHIFTS for rule in rules)
     if count < max(ENOUGH, 0.5 * len(steps)) or count < 2 * right:
         return None
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
@@ -47,26 +50,6 @@ def shifted_lookup(case: Case) -> Suspect | None:
         f"without the shift, in {right:,}"
     )
     return Suspect(Cause.DRAFT_POSITION, CERTAIN, (said,), example=steps[0].reference())
-
-
-def lookup(tokens: Sequence[int], depth: int, width: int, sizes: tuple[int, int], shift: int) -> Paths:
-    """The paths of the tree of what follows the latest occurrences of the longest suffix, `shift` tokens on."""
-    longest, shortest = sizes
-    for size in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-        kept: list[tuple[int, ...]] = []
-        suffix = list(tokens[-size:])
-        for end in range(len(tokens) - 1, size - 1, -1):
-            begin = end + shift
-            if not 0 <= begin < len(tokens) or list(tokens[end - size : end]) != suffix:
-                continue
-            follows = tuple(tokens[begin : begin + depth])
-            if not any(other[: len(follows)] == follows for other in kept):
-                kept.append(follows)
-                if len(kept) == width:
-                    break
-        if kept:
-            return frozenset(one[: at + 1] for at in range(depth) for one in kept if len(one) > at)
-    return frozenset()
 
 
 def _paths(step: Step) -> Paths:

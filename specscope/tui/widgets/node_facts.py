@@ -66,7 +66,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     if step.method is not None and (told := about_draft(step.method, node)):
         facts.append(("drafter", ", ".join(told), "text"))
-    facts += _trial(verdict, node, outcome, ink)
+    facts += _trial(step.rule, verdict, node, outcome, ink)
     if step.lossy:
         facts.append(("rule", f"{printable(step.rule)}: not lossless", "warn"))
     if outcome is not Outcome.UNTRIED:
@@ -74,13 +74,14 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     return facts
 
 
-def _trial(verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
+def _trial(rule: str, verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
     """How the coin fell, and against what."""
     if outcome is Outcome.UNTRIED:
         return [("verdict", "untried: an ancestor was rejected, or an earlier sibling accepted", ink)]
     p, q, a, coin = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob, verdict.coin))
+    made = f"min(1, {p:.6g} / {q:.6g})" if rule != "block" else "h of the block rule"
     facts: list[Fact] = [
-        ("tried", f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}", "text"),
+        ("tried", f"a = {made} = {a:.6g}", "text"),
         ("verdict", f"{outcome.name.lower()}: coin {coin:.6g} {sign(verdict, node)} {a:.6g}", ink),
     ]
     if node in verdict.forced.tolist():

@@ -68,6 +68,17 @@ def test_the_same_figures_do_not_differ():
     assert (one.difference, one.low, one.high, one.p_value, one.significant) == (0.0, 0.0, 0.0, 1.0, False)
 
 
+def test_two_engines_rounding_is_no_difference():
+    """Sums of q that differ in their last bits, and all the same way: of two engines with the same decisions."""
+    nodes = np.arange(4.0, 24.0)
+    q = np.linspace(0.2, 0.9, 20) * nodes
+    one = estimates([Ratio("q", (q, q + 1e-7 * nodes), (nodes, nodes))], 20)[0]
+    assert not one.significant
+    assert one.difference == 0
+    other = estimates([Ratio("q", (q, q + 1e-3 * nodes), (nodes, nodes))], 20)[0]
+    assert other.significant
+
+
 def test_holm_takes_the_smallest_first_and_stops():
     p_values = [0.04, 0.001, 0.013, None, 0.5]
     found = holm([Estimate(str(p), 1.0, 1.0, p_value=p) for p in p_values], 0.05)
