@@ -67,6 +67,7 @@ class DebugServer:
         reader.start()
         try:
             with gate.lock:
+                self._debugger.catch_up()
                 commands = VllmCommands(self._debugger)
             _send(client, text=self._greeting(), refused=False)
             while not commands.quitting and (message := lines.get()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,6 +106,7 @@ class Debugger:
         self.gate, self.history = Gate(), History(limit=KEPT)
         self.limit = Limit(None)
         self._decision: Decision | None = None
+        self._untaken: deque[StepRecord] = deque(maxlen=KEPT)
 
     def judged(
         self,
@@ -135,12 +137,21 @@ class Debugger:
     def finished(self, record: StepRecord) -> None:
         """A step has ended, and its record is whole. It stops here for what is told only now."""
         with self.gate.lock:
+            self._untaken.append(record)
+            if not self.gate.is_open:
+                return  # nobody looks: this costs vLLM next to nothing
+            self.catch_up()
+            if self.gate.controlled and (record.finished or record.preempted):
+                self.gate.stand(replace(record, requests=()), self.limit.hold)
+
+    def catch_up(self) -> None:
+        """Take what was told while nobody looked."""
+        while self._untaken:
+            record = self._untaken.popleft()
             if self.history.steps and self.history.last_step == record.step:
                 self.history.replace_last(record)
             else:
                 self.history.append(record)
-            if self.gate.controlled and (record.finished or record.preempted):
-                self.gate.stand(replace(record, requests=()), self.limit.hold)
 
     # What the debugger asks, done on the worker's thread
 

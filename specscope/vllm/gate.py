@@ -57,6 +57,11 @@ class Gate:
             self.lock.notify_all()
 
     @property
+    def is_open(self) -> bool:
+        """Whether a debugger is there."""
+        return not self._closed
+
+    @property
     def stands(self) -> bool:
         """Whether vLLM waits at a step."""
         return self._standing is not None

@@ -274,6 +274,21 @@ def test_commands_of_a_breakpoint_run_where_it_stops(bench):
     assert said.count("forced: not lossless") == 2
 
 
+def test_what_ran_before_it_was_attached_is_known(bench):
+    one = bench(tokens=200)
+    one.vllm.pause = 0.005
+    one.vllm.thread.start()
+    for _ in range(2):  # and what ran while none was attached
+        until(lambda before=one.vllm.steps: one.vllm.steps > before + 12, 5)
+        client = one.attach()
+        client.run("next")
+        history = one.vllm.debugger.history
+        assert [record.step for record in history.steps] == list(range(one.vllm.steps + 1))
+        assert float(client.run("print tau")) > 1
+        assert "context: … " in client.run("node 0")
+        client.run("quit")
+
+
 def test_the_socket_is_this_users_alone(bench):
     mode = bench().path.stat().st_mode
     assert stat.S_ISSOCK(mode)
