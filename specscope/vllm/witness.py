@@ -47,8 +47,7 @@ class _Step:
     places: list[Place] = field(default_factory=list)
     judgements: Judgements | None = None
     budget: int | None = None  # drafts that it may verify, where that is limited
-    ended: list[Ended] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)  # by what the step gave, or while it ran
 
 
 class Witness:
@@ -106,7 +105,7 @@ class Witness:
             if not notes.ended:
                 return
             step = _Step(SchedulerNotes())
-        step.ended, step.preempted = notes.ended, notes.preempted
+        step.ended = notes.ended
         self._untold.append(step)
         self._tell()
 
@@ -150,7 +149,7 @@ class Witness:
     def _publish_step(self, step: _Step) -> None:
         parts = self._parts(step, self._requests)
         finished = tuple(self._end(one) for one in step.ended)
-        preempted = tuple(name for name in step.preempted if name in self._requests)
+        preempted = tuple(name for name in step.notes.preempted if name in self._requests)
         if not (parts or finished or preempted or step.admitted):
             return
         record = self._record(step, self._corrected(parts, finished), preempted, finished)

@@ -81,7 +81,7 @@ def test_what_comes_after_a_preemption_says_so():
     engine.lengths["a"] = 0
     engine.step({"a": []}, resumed=["a"], prompt=3)
     records = engine.rest()
-    assert records[1].preempted == ("a",)
+    assert [record.preempted for record in records] == [(), (), ("a",)]
     assert records[2].requests[0].preceded is Preceded.PREEMPTION
 
 

@@ -124,13 +124,14 @@ def positions(account: Account) -> Looked:
 
 def emitted(account: Account) -> Looked:
     """All that was committed is emitted, but for what lies behind the request's end."""
-    last = account.visits[-1]
+    last, end = account.visits[-1], account.visits[-1].request.end
+    dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
     for visit in account.visits:
         verdict, count = visit.part.verdict, visit.part.emitted
         if verdict is None:
             continue
         committed = verdict.accepted + 1
-        fine = count == committed or (visit is last and 0 < count < committed)
+        fine = count == committed or (visit is last and (dropped or count > 0) and count < committed)
         yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
 
 
