@@ -327,8 +327,7 @@ def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(bench, waits)
         text=True,
     )
     try:
-        until(lambda: not one.server._free.acquire(blocking=False) or one.server._free.release(), 20)
-        time.sleep(0.2)
+        until(lambda: one.vllm.debugger.gate.is_open, 60)
         one.vllm.pause = 0.005
         one.vllm.thread.start()
         for said in process.stdout:
@@ -473,17 +472,18 @@ def test_vllm_waits_without_the_interpreters_lock(bench):
 
 def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
     one = bench(tokens=200)
-    one.vllm.thread.start()
-    one.vllm.pause = 0.002
     script = tmp_path / "script"
     script.write_text(f"{REJECTION}\ncontinue\nwhere\nreverse-next\nforce token=3\n")
     command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.path), "--commands", str(script)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 2
-    assert "1 command failed, in line 4" in ran.stderr
-    assert "attached to a fake" in ran.stdout
-    assert "vLLM waits here" in ran.stdout
-    assert "(forced: not lossless)" in ran.stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
+        until(lambda: one.vllm.debugger.gate.is_open, 60)
+        one.vllm.thread.start()
+        out, err = console.communicate(timeout=60)
+    assert console.returncode == 2
+    assert "1 command failed, in line 4" in err
+    assert "attached to a fake" in out
+    assert "vLLM waits here" in out
+    assert "(forced: not lossless)" in out
     one.vllm.thread.join(20)
     assert len(one.vllm.contexts["r0"]) == 201
 
