@@ -32,14 +32,14 @@ def q_dropped():
 
 def one_late():
     """Drafts are for one position further on: the first one of each is lost."""
-    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    original = NgramProposer.propose
+    original = GPUModelRunner.propose_draft_token_ids
 
-    def propose(self, *args, **kwargs):
+    def propose_draft_token_ids(self, *args, **kwargs):
         return [tokens[1:] for tokens in original(self, *args, **kwargs)]
 
-    NgramProposer.propose = propose
+    GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
 
 
 def layers_one_lower():
