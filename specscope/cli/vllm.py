@@ -159,7 +159,7 @@ def _with_screen(run: VllmRun, command: Sequence[str], lifetime: Lifetime) -> in
     viewer = Viewer(control=attached)
     attached.viewer = viewer
     with tempfile.NamedTemporaryFile(prefix="specscope-vllm-", suffix=".log", delete=False) as log:
-        endpoint = f"http://127.0.0.1:{attached.listening.http_port}"
+        endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
         process = subprocess.Popen(
             command, env=environment(run, endpoint), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,

@@ -99,6 +99,7 @@ def witness(
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
+    from specscope.vllm.losses import Losses
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
@@ -111,7 +112,8 @@ def witness(
     bus = Bus()
     ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
     closers = sinks(settings, bus, run, vocabulary, ranks)
-    publish = bus.publish if debugger is None else _told(bus.publish, run, vocabulary, guard, debugger)
+    losses = Losses(bus)
+    publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
     made = Witness(run, vocabulary, publish, full=settings.full)
 
     scheduler.resting = made.rest
@@ -121,12 +123,12 @@ def witness(
         guard.safely(made.rest, None)
         if made.bytes:
             log.warning("specscope: %d bytes copied a step", made.bytes // max(made.steps, 1))
-        dropped = bus.dropped
+        lost = losses.count
         guard.safely(bus.close)
         for closer in closers:
             guard.safely(closer)
-        if dropped:
-            log.warning("specscope: %d steps were not recorded: the disk or the network was too slow", dropped)
+        if lost:
+            log.warning("specscope: %d steps or spans were lost", lost)
 
     atexit.register(close)
     log.warning("specscope: watching vLLM %s (process %d)", run.versions["vllm"], os.getpid())

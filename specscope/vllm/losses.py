@@ -1,0 +1,33 @@
+"""Losses: what does not reach its sinks is told as it happens; vLLM may end a worker before it can say anything."""
+
+from __future__ import annotations
+
+from specscope.trace.bus import Bus, Subscription
+from specscope.trace.records import StepRecord
+from specscope.vllm.guard import log
+
+
+class Losses:
+    """Publishes records to a bus, and tells the log of losses: the first, and whenever they have doubled."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._told = 0
+        self._broken: list[Subscription] = []
+
+    @property
+    def count(self) -> int:
+        """Steps that were dropped, and spans that were refused."""
+        return self._bus.dropped + sum(getattr(one.sink, "failed", 0) for one in self._bus.subscriptions)
+
+    def publish(self, record: StepRecord) -> None:
+        """Never waits, and never raises for a sink."""
+        self._bus.publish(record)
+        lost = self.count
+        if lost and lost >= 2 * self._told:
+            self._told = lost
+            log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
+        for one in self._bus.subscriptions:
+            if one.error is not None and one not in self._broken:
+                self._broken.append(one)
+                log.warning("specscope: nothing more is recorded there: %s", one.error)
