@@ -54,9 +54,10 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
         line += " by force"
     line += (
         f", {_tried('p', verdict.p[node], verdict.p_trial[node])} over "
-        f"{_tried('q', part.tree.q[node], verdict.q_trial[node])}: coin {verdict.coin[node]:.4f} {sign} "
-        f"a {verdict.accept_prob[node]:.4f}"
+        f"{_tried('q', part.tree.q[node], verdict.q_trial[node])}: "
     )
+    coin = f"coin {verdict.coin[node]:.4f} {sign} " if verdict.coin[node] else "no coin, "
+    line += f"{coin}a {verdict.accept_prob[node]:.4f}"
     return line + (
         f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in session.history.near_ties(part) else ""
     )

@@ -51,7 +51,7 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
             text += f" draft={draft[node]:.4f}"
         if outcome[node] != UNTRIED:
             text += f" a={accept[node]:.4f}"
-        text += f" u={coin[node]:.4f}" + (" forced" if node in forced else "")
+        text += (f" u={coin[node]:.4f}" if coin[node] else "") + (" forced" if node in forced else "")
         lines.append(text + final if node == end else text)
     if step.notes is not None and len(step.notes.dropped_token):
         lines.append(f"re-ranking dropped {len(step.notes.dropped_token)} more")

@@ -47,9 +47,16 @@ def sign(verdict: Verdict, node: int) -> str:
 
 
 def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, Ink]]:
-    """The line from 0 to 1 with its first part, a, thick, and the coin on it: on the thick part where it is below a."""
+    """The line from 0 to 1 with its first part, a, thick, and the coin on it: on the thick part where it is below a.
+
+    A coin of 0 is none, and is not drawn.
+    """
     if not (math.isfinite(a) and math.isfinite(coin)):  # a record that says nothing
         return [("─" * width, "rail")]
+    if not coin:  # none was tossed: a greedy request of another engine
+        won = round(min(max(a, 0.0), 1.0) * width)
+        line: Line = [("━" * won, "accepted"), ("─" * (width - won), "rail")]
+        return [part for part in line if part[0]]
     won, at = round(min(max(a, 0.0), 1.0) * width), min(int(min(max(coin, 0.0), 1.0) * width), width - 1)
     if coin < a:
         won = max(won, 1)
@@ -69,7 +76,8 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     if tried(verdict, node):
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
         ink = INKS[Outcome(int(verdict.outcome[node]))]
-        said = f"  {probability(coin)} {sign(verdict, node)} a {probability(a)}"
+        fell = f"{probability(coin)} {sign(verdict, node)}" if coin else "none "
+        said = f"  {fell} a {probability(a)}"
         lines.append([(left("coin", LABEL), "dim"), *mark_line(a, coin, room, ink), (said, "text")])
     return [*lines, *(bar_line(*each, room) for each in _bars(step, verdict, node))]
 

@@ -42,9 +42,14 @@ def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
     return [
         ("token", f"{show_token(look.vocabulary, verdict.token)}  #{verdict.token}", kind),
         ("kind", f"{kind}: {WHY[kind]}", kind),
-        ("drawn", f"p {verdict.final_p:.6g}, coin {verdict.final_coin:.6g} of the cumulative sum", "text"),
+        ("drawn", f"p {verdict.final_p:.6g}, {_final_coin(verdict)}", "text"),
         *_margin(verdict.final_margin, near),
     ]
+
+
+def _final_coin(verdict: Verdict) -> str:
+    coin = verdict.final_coin
+    return f"coin {coin:.6g} of the cumulative sum" if coin else "with no coin"
 
 
 def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: bool) -> list[Fact]:

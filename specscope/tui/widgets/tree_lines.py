@@ -12,7 +12,7 @@ from specscope.trace.draw import MARKS, branches
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
-from specscope.tui.text import Ink, Line, left, probability, right, show_token
+from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
 from specscope.tui.widgets.decision import INKS, mark_line, p_tried, q_tried, sign, tried
 
 FINAL_MARK = "»"
@@ -33,6 +33,11 @@ def _when(outcomes: tuple[Outcome, ...], value: Callable[[Verdict, int], float])
     return lambda step, v, n: probability(float(value(v, n))) if Outcome(int(v.outcome[n])) in outcomes else ""
 
 
+def coin_text(coin: float) -> str:
+    """A coin; 0 is none, of an engine that tosses none there."""
+    return probability(coin) if coin else NOTHING
+
+
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
 Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
@@ -41,7 +46,7 @@ P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
 Q_TRIAL = Column("q tried", 7, q_tried)
 P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
 Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = Column("coin", 5, _when(TRIED, lambda v, n: v.coin[n]))
+COIN = Column("coin", 5, lambda step, v, n: coin_text(float(v.coin[n])) if v.outcome[n] in TRIED else "")
 ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
 LINE = Column("coin on a line", 22, lambda step, v, n: "")  # drawn, not written; as wide as there is room, to LONGEST
@@ -200,7 +205,7 @@ def _cell(text: str, column: Column) -> str:
 def _final_cells(verdict: Verdict, columns: Sequence[Column]) -> str:
     """The final token was drawn, not tried: its p and its coin."""
     p = probability(verdict.final_p)
-    texts = {P: p, P_ALL: p, COIN: probability(verdict.final_coin)}
+    texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)
 
 
