@@ -63,9 +63,9 @@ class Call:
             draft_probs=draft_probs,
             target_rows=metadata.target_logits_indices,
             bonus_rows=metadata.bonus_logits_indices,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
+            temperature=_kept(sampling.temperature),
+            top_p=_kept(sampling.top_p),
+            top_k=_kept(sampling.top_k),
             cut=cut,
         )
 
@@ -108,6 +108,11 @@ def on_host(call: Call) -> Call:
     values: dict[str, Any] = {name: getattr(call, name) for name in call.__dataclass_fields__}
     values |= {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
     return Call(**values)
+
+
+def _kept(of_requests: Tensor | None) -> Tensor | None:
+    """A view of what vLLM writes anew for each batch, as it is now."""
+    return None if of_requests is None else of_requests.clone()
 
 
 def raw_row(logits: Tensor) -> RawRow:

@@ -7,19 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from specscope.trace.parents import ParentsBuilder, RawRow
+from specscope.trace.parents import Indices, ParentsBuilder, RawRow
 from specscope.trace.records import ParentNotes
-from specscope.trace.tree import Floats
-from specscope.vllm.call import Call, raw_row
+from specscope.trace.tree import Floats, Ints
+from specscope.vllm.call import Call
+from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
 
 
-def judge(call: Call, request: int, drafter: Sequence[Tensor], *, full: bool) -> Judged:
-    """Of a request's place in the batch. `drafter`: its logits [V] for each draft, or none."""
+def judge(
+    call: Call, request: int, drafter: Sequence[Tensor], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> Judged:
+    """Of a request's place in the batch. `drafter`: its logits [V] for each draft, or none.
+
+    `vocabulary`: what is known of the drafter's from earlier calls.
+    """
     first = sum(call.drafted[:request])
     told = call.draft_tokens[first : first + call.drafted[request]].tolist()
     tokens = np.array(told[: next((at for at, token in enumerate(told) if token < 0), len(told))], np.int32)
-    return assembled(_One(call, request, first, tokens, len(told), drafter[: len(tokens)], full).numbers())
+    one = _One(call, request, first, tokens, len(told), drafter[: len(tokens)], full)
+    one.vocabulary = vocabulary or one.vocabulary
+    return assembled(one.numbers())
 
 
 class _One:
@@ -44,6 +52,7 @@ class _One:
         self.tried = min(self.accepted + 1, len(tokens))
         self.greedy = call.greedy(request)
         self.forced = call.forced.get(request)
+        self.vocabulary = DraftVocabulary()
         self.q = None if self.greedy or call.draft_probs is None else call.draft_probs[first : first + len(tokens)]
 
     def numbers(self) -> Numbers:
@@ -145,19 +154,22 @@ class _One:
             if at < len(self.drafter):
                 prob[at] = self._drafter(found, at, raw)
         for at in range(self.tried, len(self.drafter)):
-            prob[at] = raw_row(self.drafter[at]).p(self.tokens[at : at + 1])[0]
+            own, known = self.vocabulary.read(self.drafter[at])
+            prob[at] = _of_draft(own, known, self.tokens[at : at + 1])
         final_p = self._final_p(None) if whole is None else float(whole[self.final])
         parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), drawn_from, final_p)
         return parents, prob if len(self.drafter) else None
 
     def _drafter(self, found: ParentsBuilder, at: int, raw: RawRow) -> float:
-        """What the drafter itself gave at a parent: its probability of the draft. Minus infinity: a token it lacks."""
-        logits = self.drafter[at]
-        own = raw_row(logits)
-        found.drafter(at, own, raw, None)
-        unknown = np.flatnonzero(own.weights == 0)
-        if len(unknown):
-            found.parent["outside"][at] = float(raw.p(unknown).sum())
-            if own.weights[found.parent["top"][at, 0]] == 0:
-                found.parent["choice_rank"][at] = 0
-        return float(own.p(self.tokens[at : at + 1])[0])
+        """What the drafter itself gave at a parent: its probability of the draft."""
+        own, known = self.vocabulary.read(self.drafter[at])
+        found.drafter(at, own, raw, known)
+        return _of_draft(own, known, self.tokens[at : at + 1])
+
+
+def _of_draft(own: RawRow, known: Indices | None, token: Ints) -> float:
+    """The drafter's probability of a token [1]; 0 of one that it does not know."""
+    if known is None:
+        return float(own.p(token)[0])
+    place = np.searchsorted(known, token)
+    return float(own.p(place)[0]) if place[0] < len(known) and known[place[0]] == token[0] else 0.0

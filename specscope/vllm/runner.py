@@ -11,6 +11,7 @@ from specscope.trace.tree import Ints
 from specscope.vllm.batch import Judgements, OnDevice, OnHost, Place
 from specscope.vllm.call import Call
 from specscope.vllm.device import gather
+from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.guard import Guard, wrap
 from specscope.vllm.judged import judge
 from specscope.vllm.numbers import NO_INTS
@@ -43,6 +44,7 @@ class RunnerHooks:
         self._debugger, self._listen, self._share = debugger, listen, share
         self._witness: Witness | None = None
         self._scores: DrafterScores | None = None
+        self._vocabulary = DraftVocabulary()
         self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
         self._asked = False  # whether a witness was to be made; only one rank has one
 
@@ -120,7 +122,7 @@ class RunnerHooks:
             place.match_length = self._scores.match_length(place.name)
         passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
         read = judge_here if call.logits.device.type == "cpu" else judge_there
-        witness.judged(there, read(call, passes, full=witness.full))
+        witness.judged(there, read(call, passes, full=witness.full, vocabulary=self._vocabulary))
         if self._debugger is not None:
             rows = {place.name: place.row for place in there}
             self._debugger.judged(witness, call, rows, passes, has_logprobs=output.logprobs_tensors is not None)
@@ -148,13 +150,20 @@ class RunnerHooks:
         return sample_tokens
 
 
-def judge_here(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+def judge_here(
+    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> Judgements:
     """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
-    found = {row: judge(call, row, [one[at] for one in some], full=full) for row, (some, at) in passes.items()}
+    found = {
+        row: judge(call, row, [one[at] for one in some], full=full, vocabulary=vocabulary)
+        for row, (some, at) in passes.items()
+    }
     return OnHost([found.get(row) for row in range(len(call.drafted))])
 
 
-def judge_there(call: Call, passes: Mapping[int, Passes], *, full: bool) -> Judgements:
+def judge_there(
+    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> Judgements:
     """Likewise of tensors on a device, to be read when they have come."""
     drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
     return OnDevice([gather(rows_of(call, drafter), full=full)])

@@ -1,0 +1,82 @@
+"""What the plugin costs real vLLM: on and off in turn, in one process. Not a test.
+
+    SPECSCOPE_CAPTURE=/tmp/run.jsonl /path/to/vllm/bin/python -P tests/vllm/overhead.py MODEL HEAD [ROUNDS]
+
+Off means that vLLM's own functions are put back, which the plugin's wrappers keep. Prints the ratio of tokens per
+second, on over off: the median of the rounds' ratios, and the middle half of them.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+PROMPTS = [
+    *("The capital of France is", "def fibonacci(n):\n    if n <", "Once upon a time there was a"),
+    *("Water boils at a temperature of", "List: one, two, three, one, two, three, one,", "The best way to learn is"),
+]
+
+
+def wrapped():
+    """(owner, name, the plugin's wrapper) of everything that it wraps."""
+    import vllm.v1.core.sched.scheduler as scheduler
+    import vllm.v1.sample.rejection_sampler as rejection
+    import vllm.v1.sample.sampler as plain
+    import vllm.v1.worker.gpu_model_runner as runner
+
+    owners = (scheduler.Scheduler, rejection, rejection.RejectionSampler, plain.Sampler, runner.GPUModelRunner)
+    found = [(owner, name, value) for owner in owners for name, value in list(vars(owner).items())]
+    return [(owner, name, value) for owner, name, value in found if hasattr(value, "__specscope__")]
+
+
+def main():
+    model, head = sys.argv[1:3]
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    sys.path.insert(0, os.path.dirname(__file__))
+    from offline import mend
+
+    mend()
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=model,
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=8,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        speculative_config={"method": "eagle3", "model": head, "num_speculative_tokens": 3},
+    )
+    hooks = wrapped()
+    print(f"{len(hooks)} functions wrapped")
+
+    def rate(batch, temperature, on):
+        for owner, name, value in hooks:
+            setattr(owner, name, value if on else value.__wrapped__)
+        params = SamplingParams(
+            temperature=temperature, max_tokens=48, ignore_eos=True, seed=7 if temperature else None
+        )
+        began = time.perf_counter()
+        outputs = llm.generate(PROMPTS[:batch], params, use_tqdm=False)
+        return sum(len(one.outputs[0].token_ids) for one in outputs) / (time.perf_counter() - began)
+
+    for batch, temperature in ((1, 0.0), (6, 0.0), (6, 0.8)):
+        rate(batch, temperature, on=True)
+        ratios = []
+        for at in range(4 * rounds):
+            sides = {on: rate(batch, temperature, on) for on in ((True, False) if at % 2 else (False, True))}
+            ratios.append(sides[True] / sides[False])
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"batch {batch}, temperature {temperature}: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
