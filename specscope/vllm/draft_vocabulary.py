@@ -20,7 +20,7 @@ class DraftVocabulary:
         row = logits.numpy() if logits.dtype.is_floating_point and logits.element_size() == 4 else None
         if row is None:  # no float32: read as it is
             return raw_row(logits), None
-        if self._known is None or row[self._known].max() < row.max():
+        if self._known is None or len(self._known) != np.count_nonzero(np.isfinite(row)):
             self._known = np.flatnonzero(np.isfinite(row))
         if len(self._known) == len(row):
             return raw_row(logits), None
