@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from specscope.trace.aggregate import Aggregate
-from specscope.trace.records import Phase, RunInfo, StepRecord
+from specscope.trace.interval import interval_record
+from specscope.trace.records import RunInfo, StepRecord
 from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"
@@ -142,21 +143,7 @@ class Sums:
             waiting=self._now.get("waiting"),
             kv_usage=None if kv is None else min(max(float(kv), 0.0), 1.0),
         )
-        record = StepRecord(
-            step=self.steps,
-            phases=(Phase("interval", began, max(self._since_ns, began)),),
-            running=aggregate.running or 0,
-            waiting=aggregate.waiting or 0,
-            blocks_used=0,
-            blocks_free=0,
-            speculation=True,
-            speculation_off="",
-            admitted=(),
-            requests=(),
-            preempted=(),
-            finished=(),
-            aggregate=aggregate,
-        )
+        record = interval_record(self.steps, began, max(self._since_ns, began), aggregate)
         self.steps += 1
         self.publish(record)
 

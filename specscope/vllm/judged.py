@@ -25,9 +25,10 @@ def judge(
     first = sum(call.drafted[:request])
     told = call.draft_tokens[first : first + call.drafted[request]].tolist()
     tokens = np.array(told[: next((at for at, token in enumerate(told) if token < 0), len(told))], np.int32)
-    one = _One(call, request, first, tokens, len(told), drafter[: len(tokens)], full)
-    one.vocabulary = vocabulary or one.vocabulary
-    return assembled(one.numbers())
+    own = drafter[: len(tokens)]
+    return assembled(
+        _One(call, request, first, tokens, len(told), own, vocabulary or DraftVocabulary(), full).numbers()
+    )
 
 
 class _One:
@@ -41,6 +42,7 @@ class _One:
         tokens: np.ndarray,
         told: int,
         drafter: Sequence[Tensor],
+        vocabulary: DraftVocabulary,
         full: bool,
     ) -> None:
         assert call.output is not None
@@ -52,7 +54,7 @@ class _One:
         self.tried = min(self.accepted + 1, len(tokens))
         self.greedy = call.greedy(request)
         self.forced = call.forced.get(request)
-        self.vocabulary = DraftVocabulary()
+        self.vocabulary = vocabulary
         self.q = None if self.greedy or call.draft_probs is None else call.draft_probs[first : first + len(tokens)]
 
     def numbers(self) -> Numbers:
