@@ -93,19 +93,24 @@ def _checked(
     return lambda module: guards[0].safely(check, module)
 
 
+def _rank() -> int | None:
+    """This worker's place in its tensor-parallel group; None before the last pipeline stage, which alone samples."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group if get_pp_group().is_last_rank else None
+
+
 def witness(
     runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-
     from specscope.vllm.losses import Losses
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
 
     shares_rows = getattr(runner, "batch_sharder", None) is not None  # V2 may have each rank sample its own requests
-    rank = get_tp_group().rank_in_group
-    if not get_pp_group().is_last_rank or (rank and not shares_rows):
+    rank = _rank()
+    if rank is None or (rank and not shares_rows):
         return None
     run = run_info(runner, "full" if settings.full else "lean")
     vocabulary = _vocabulary(runner)
@@ -171,13 +176,11 @@ def _told(publish: Any, run: Any, vocabulary: Any, guard: Guard, debugger: Debug
 
 def _listen(settings: Settings, guard: Guard, debugger: Debugger, runner: Any) -> None:
     """Open the debugger's socket, on the rank that tells what all of its engine's ranks do."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-
     from specscope.vllm.debug_server import DebugServer
     from specscope.vllm.debugger import limit_of
     from specscope.vllm.run_info import vllm_version
 
-    if settings.debug is None or not get_pp_group().is_last_rank or get_tp_group().rank_in_group:
+    if settings.debug is None or _rank() != 0:
         return
     path = _of_ranks(settings.debug, (runner.vllm_config.parallel_config.data_parallel_rank,))
     debugger.limit = limit_of(runner)
