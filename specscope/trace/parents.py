@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,26 @@ from specscope.trace.tree import Floats, Ints
 
 TOP = 4
 TINY = 2.0**-126
+FEW = 64  # tokens of a row
+SHORT = 1024  # numbers to sort
+LITTLE = 0.1  # of a row's mass
 Indices = NDArray[Any]
+Spread = tuple[float, float]  # entropy and varentropy, in nats
 
 
 class RawRow:
-    """A model's distribution after some tokens, before any rule. Not divided by its mass: few of its tokens are read.
+    """A model's distribution after some tokens, before any rule. Not divided by its mass: few tokens are read."""
 
-    In numpy, of which a row takes tens of microseconds: torch would wake its threads for each row, and wait for them.
-    """
+    def __init__(self, weights: Floats, mass: float) -> None:
+        self.weights = weights  # [V] not below 0; `top` writes into them, and puts them back
+        self._mass = mass  # their sum
 
-    def __init__(self, logits: Floats) -> None:
-        """`logits` float32 [V] are overwritten."""
-        logits -= logits.max()
-        np.exp(logits, out=logits)
-        self.weights = logits  # [V] e^(logit - the highest logit)
-        self._mass = logits.sum()
+    @staticmethod
+    def of(logits: Floats) -> RawRow:
+        """Of logits float32 [V]. In numpy: torch would wake its threads for each row, and wait for them."""
+        weights = logits - logits.max()
+        np.exp(weights, out=weights)
+        return RawRow(weights, weights.sum())
 
     def p(self, tokens: Indices) -> Floats:
         """Their probabilities."""
@@ -102,9 +108,9 @@ class ParentsBuilder:
             self.parent[name + "_p"] = np.zeros((parents, len(tokens)), np.float32)
         self.parent[name][at], self.parent[name + "_p"][at] = tokens, probs
 
-    def done(self, nodes: Ints, drawn_from: Floats | None, final_target_p: float) -> ParentNotes:
-        """`nodes` [k]: the parents; `drawn_from` [V]: what the final token was drawn from, None of a greedy target."""
-        entropy, varentropy = (0.0, 0.0) if drawn_from is None else spread(drawn_from)
+    def done(self, nodes: Ints, final: Spread, final_target_p: float) -> ParentNotes:
+        """`nodes` [k]: the parents; `final`: of what the final token was drawn from."""
+        entropy, varentropy = final
         return ParentNotes(
             node=nodes,
             **self.parent,
@@ -115,16 +121,37 @@ class ParentsBuilder:
         )
 
 
-def spread(row: Floats) -> tuple[float, float]:
-    """Entropy and varentropy of a row [V], in nats."""
-    logs = np.log(np.maximum(row, TINY))
+def spread(row: Floats) -> Spread:
+    """Of a row [V]."""
+    logs = np.maximum(row, TINY)
+    np.log(logs, out=logs)
     entropy = -float(row @ logs)
     logs *= logs
     return max(entropy, 0.0), max(float(row @ logs) - entropy * entropy, 0.0)
 
 
+def spread_without(whole: Spread, p: float) -> Spread | None:
+    """Of what is left of a row when one of its tokens, of probability `p`, is taken out and the rest normalised.
+
+    With m = 1 - p, A = H + p log p and B = V + H^2 - p log^2 p: the entropy is A/m + log m, and the varentropy
+    B/m - (A/m)^2. None where little is left: the error of a float32 sum is divided by m.
+    """
+    mass = 1 - p
+    if mass < LITTLE:
+        return None
+    log = math.log(max(p, TINY))
+    first = (whole[0] + p * log) / mass
+    second = (whole[1] + whole[0] ** 2 - p * log**2) / mass
+    return max(first + math.log(mass), 0.0), max(second - first**2, 0.0)
+
+
 def ranks(row: Floats, tokens: Indices) -> Indices:
     """The rank of each token in a row [V], from 1; 0 where its probability is 0."""
     values = row[tokens]
-    above = np.sort(row[row > values.min()])  # one pass over the row, however many tokens
-    return np.where(values > 0, 1 + len(above) - np.searchsorted(above, values, "right"), 0)
+    is_above = row > values.min()
+    if len(tokens) <= FEW and np.count_nonzero(is_above) > SHORT:  # a pass for each takes less than to sort so many
+        higher = np.array([np.count_nonzero(row > value) for value in values])
+    else:
+        above = np.sort(row[is_above])
+        higher = len(above) - np.searchsorted(above, values, "right")
+    return np.where(values > 0, 1 + higher, 0)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.parents import RawRow
 from specscope.trace.tree import Floats
 
 
@@ -73,10 +72,6 @@ class Call:
         """Whether the request has temperature 0."""
         return self.temperature is None or float(self.temperature[request]) == 0
 
-    def raw(self, row: int) -> RawRow:
-        """A row of `logits`."""
-        return raw_row(self.logits[row])
-
     def target(self, draft: int) -> Floats:
         """[V] p at a drafted row, after every rule."""
         if self.target_probs is not None:
@@ -113,14 +108,6 @@ def on_host(call: Call) -> Call:
 def _kept(of_requests: Tensor | None) -> Tensor | None:
     """A view of what vLLM writes anew for each batch, as it is now."""
     return None if of_requests is None else of_requests.clone()
-
-
-def raw_row(logits: Tensor) -> RawRow:
-    """A row of logits [V], copied to the host."""
-    row = logits.cpu()
-    if row.dtype is torch.bfloat16:  # the upper half of a float32; torch would wake its threads
-        return RawRow((row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32))
-    return RawRow(row.numpy().astype(np.float32))
 
 
 def _softmax(logits: Tensor) -> Floats:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
-from specscope.trace.parents import Indices, RawRow
-from specscope.vllm.call import raw_row
+from specscope.trace.parents import Indices
+from specscope.trace.tree import Floats
 
 
 class DraftVocabulary:
@@ -15,13 +14,11 @@ class DraftVocabulary:
     def __init__(self) -> None:
         self._known: Indices | None = None
 
-    def read(self, logits: Tensor) -> tuple[RawRow, Indices | None]:
-        """(A row [V] over the tokens that the drafter knows, these tokens; None where it knows all)."""
-        row = logits.numpy() if logits.dtype.is_floating_point and logits.element_size() == 4 else None
-        if row is None:  # no float32: read as it is
-            return raw_row(logits), None
-        if self._known is None or len(self._known) != np.count_nonzero(np.isfinite(row)):
-            self._known = np.flatnonzero(np.isfinite(row))
-        if len(self._known) == len(row):
-            return raw_row(logits), None
-        return RawRow(row[self._known]), self._known
+    def reduced(self, logits: Floats) -> tuple[Floats, Indices | None]:
+        """(Rows [., V] over the tokens that the drafter knows, these tokens; `logits` and None where it knows all)."""
+        finite = np.count_nonzero(logits[0] > -np.inf)  # one row tells of all: what a drafter knows is its own
+        if finite == logits.shape[1]:
+            return logits, None
+        if self._known is None or len(self._known) != finite:
+            self._known = np.flatnonzero(logits[0] > -np.inf)
+        return np.take(logits, self._known, axis=1), self._known

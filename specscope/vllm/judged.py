@@ -1,65 +1,63 @@
-"""Numbers of a request's part in a step, read on the host from the sampler's tensors, row by row."""
+"""Numbers of a request's part in a step, read on the host from the sampler's tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
 
-from specscope.trace.parents import Indices, ParentsBuilder, RawRow
+from specscope.trace.parents import ParentsBuilder, Spread, spread, spread_without
 from specscope.trace.records import ParentNotes
-from specscope.trace.tree import Floats, Ints
+from specscope.trace.tree import Floats
 from specscope.vllm.call import Call
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.numbers import NO_INTS, Judged, Numbers, assembled
+from specscope.vllm.raw_rows import RawRows, of_draft
+from specscope.vllm.scores import Passes
 
 
-def judge(
-    call: Call, request: int, drafter: Sequence[Tensor], *, full: bool, vocabulary: DraftVocabulary | None = None
-) -> Judged:
-    """Of a request's place in the batch. `drafter`: its logits [V] for each draft, or none.
+def judge(call: Call, request: int, drafter: Sequence[Tensor], *, full: bool) -> Judged:
+    """Of a request's place in the batch. `drafter`: its logits [V] for each draft, or none."""
+    return judge_batch(call, {request: ([row[None] for row in drafter], 0)}, full=full)[request]
+
+
+def judge_batch(
+    call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
+) -> dict[int, Judged]:
+    """Of the places that `passes` names: what the drafter gave for each.
 
     `vocabulary`: what is known of the drafter's from earlier calls.
     """
-    first = sum(call.drafted[:request])
-    told = call.draft_tokens[first : first + call.drafted[request]].tolist()
-    tokens = np.array(told[: next((at for at, token in enumerate(told) if token < 0), len(told))], np.int32)
-    own = drafter[: len(tokens)]
-    return assembled(
-        _One(call, request, first, tokens, len(told), own, vocabulary or DraftVocabulary(), full).numbers()
-    )
+    first = list(accumulate(call.drafted, initial=0))
+    told = call.draft_tokens.tolist()
+    parts = {row: _One(call, row, first[row], told[first[row] : first[row + 1]], passes[row]) for row in passes}
+    raw = RawRows(call, vocabulary or DraftVocabulary()) if full else None
+    return {row: assembled(part.numbers(raw)) for row, part in parts.items()}
 
 
 class _One:
     """One request while its numbers are read off."""
 
-    def __init__(
-        self,
-        call: Call,
-        request: int,
-        first: int,
-        tokens: np.ndarray,
-        told: int,
-        drafter: Sequence[Tensor],
-        vocabulary: DraftVocabulary,
-        full: bool,
-    ) -> None:
+    def __init__(self, call: Call, request: int, first: int, told: list[int], passes: Passes) -> None:
         assert call.output is not None
-        row = call.output[request]
-        self.call, self.request, self.first = call, request, first
-        self.tokens, self.told, self.drafter, self.full = tokens, told, drafter, full
-        self.accepted = min(int((row >= 0).sum()) - 1, len(tokens))
-        self.final = int(row[self.accepted])
-        self.tried = min(self.accepted + 1, len(tokens))
+        valid = next((at for at, token in enumerate(told) if token < 0), len(told))
+        out = call.output[request].tolist()
+        self.call, self.request, self.first, self.told = call, request, first, len(told)
+        self.tokens = np.array(told[:valid], np.int32)
+        self.passes, self.row = passes[0][:valid], passes[1]
+        self.accepted = min(sum(token >= 0 for token in out) - 1, valid)
+        self.final = out[self.accepted]
+        self.tried = min(self.accepted + 1, valid)
         self.greedy = call.greedy(request)
         self.forced = call.forced.get(request)
-        self.vocabulary = vocabulary
-        self.q = None if self.greedy or call.draft_probs is None else call.draft_probs[first : first + len(tokens)]
+        self.q = None if self.greedy or call.draft_probs is None else call.draft_probs[first : first + valid]
 
-    def numbers(self) -> Numbers:
+    def numbers(self, raw: RawRows | None) -> Numbers:
+        """`raw`: what was given before any rule; None for lean evidence."""
         p, q, mass, drawn_from, whole = self._distributions()
-        parents, prob = self._noted(drawn_from, whole)
+        parents, prob = (None, None) if raw is None else self._noted(raw, drawn_from, whole)
         return Numbers(
             tokens=self.tokens,
             accepted=self.accepted,
@@ -138,14 +136,14 @@ class _One:
         coins = self.call.coins[self.first : self.first + len(self.tokens)]
         return coins.numpy().astype(np.float64)
 
-    def _noted(self, drawn_from: Floats | None, whole: Floats | None) -> tuple[ParentNotes | None, Floats | None]:
+    def _noted(
+        self, rows: RawRows, drawn_from: Floats | None, whole: Floats | None
+    ) -> tuple[ParentNotes, Floats | None]:
         """What target and drafter gave at the tried parents, and the drafter's scores of its tokens."""
-        if not self.full:
-            return None, None
         found, prob = ParentsBuilder(len(self.tokens), self.tried), np.zeros(len(self.tokens), np.float32)
         for at in range(self.tried):
             child, token = np.array([at]), self.tokens[at : at + 1]
-            raw = self.call.raw(int(self.call.target_rows[self.first + at]))
+            raw = rows.target(self.first + at)
             found.raw(at, raw, child, token)
             if self.greedy:
                 found.chosen(at, self._choice(at), child, token)
@@ -153,25 +151,22 @@ class _One:
                 found.target(at, self.call.target(self.first + at), child, token)
             if self.q is not None:
                 found.drawn(at, self.q[at].numpy(), child, token)
-            if at < len(self.drafter):
-                prob[at] = self._drafter(found, at, raw)
-        for at in range(self.tried, len(self.drafter)):
-            own, known = self.vocabulary.read(self.drafter[at])
-            prob[at] = _of_draft(own, known, self.tokens[at : at + 1])
+            if at < len(self.passes):
+                own, known = rows.drafter(self.passes[at], self.row)
+                found.drafter(at, own, raw, known)
+        for at, logits in enumerate(self.passes):
+            prob[at] = of_draft(*rows.drafter(logits, self.row), self.tokens[at : at + 1])
         final_p = self._final_p(None) if whole is None else float(whole[self.final])
-        parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), drawn_from, final_p)
-        return parents, prob if len(self.drafter) else None
+        parents = found.done(np.arange(-1, self.tried - 1, dtype=np.int32), self._final(found, drawn_from), final_p)
+        return parents, prob if len(self.passes) else None
 
-    def _drafter(self, found: ParentsBuilder, at: int, raw: RawRow) -> float:
-        """What the drafter itself gave at a parent: its probability of the draft."""
-        own, known = self.vocabulary.read(self.drafter[at])
-        found.drafter(at, own, raw, known)
-        return _of_draft(own, known, self.tokens[at : at + 1])
-
-
-def _of_draft(own: RawRow, known: Indices | None, token: Ints) -> float:
-    """The drafter's probability of a token [1]; 0 of one that it does not know."""
-    if known is None:
-        return float(own.p(token)[0])
-    place = np.searchsorted(known, token)
-    return float(own.p(place)[0]) if place[0] < len(known) and known[place[0]] == token[0] else 0.0
+    def _final(self, found: ParentsBuilder, drawn_from: Floats | None) -> Spread:
+        """Of what the final token was drawn from."""
+        if drawn_from is None:
+            return 0.0, 0.0
+        known = None
+        if self.q is None and self.accepted < len(self.tokens):  # the last tried row without its draft
+            last = {name: float(found.parent[name][self.accepted]) for name in ("entropy", "varentropy")}
+            p = self.call.target(self.first + self.accepted)[self.tokens[self.accepted]]
+            known = spread_without((last["entropy"], last["varentropy"]), float(p))
+        return spread(drawn_from) if known is None else known

@@ -10,6 +10,13 @@ from specscope.trace.records import DraftNotes, FinalKind, Outcome, ParentNotes,
 from specscope.trace.tree import Doubles, DraftTree, Drawn, Floats, Ints
 
 NO_INTS, NO_FLOATS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+LONGEST = 1024  # drafts of a chain; vLLM allows 128
+_CHAIN = np.arange(-1, LONGEST, dtype=np.int32)  # each node's parent; from the second on, the nodes themselves
+_UNTRIED = np.full(LONGEST, Outcome.UNTRIED, np.uint8)
+_SAMPLED = np.full(LONGEST, Drawn.WITH_REPLACEMENT, np.uint8)
+_DETERMINISTIC = np.full(LONGEST, Drawn.DETERMINISTIC, np.uint8)
+for _shared in (_CHAIN, _SAMPLED, _DETERMINISTIC):
+    _shared.setflags(write=False)
 
 
 @dataclass(frozen=True)
@@ -53,38 +60,41 @@ class Numbers:
 
 
 def assembled(numbers: Numbers) -> Judged:
-    """Tree and verdict."""
+    """Tree and verdict. A chain is short: numpy's ways of working on whole arrays cost more here than they save."""
     n = len(numbers.tokens)
-    p, q = numbers.p, numbers.q
     tried = min(numbers.accepted + 1, n)
-    outcome = np.full(n, Outcome.UNTRIED, np.uint8)
+    outcome, accept, residual = _UNTRIED[:n].copy(), np.zeros(n), np.zeros(n)
     outcome[: numbers.accepted] = Outcome.ACCEPTED
     outcome[numbers.accepted : tried] = Outcome.REJECTED
-    accept = numbers.accept
-    if accept is None:
-        accept = np.minimum(1.0, p.astype(np.float64) / np.where(q > 0, q, 1)) * (q > 0)
-    residual = np.zeros(n)
     residual[numbers.accepted : tried] = numbers.mass
+    accept[:tried] = _ratios(numbers, tried) if numbers.accept is None else numbers.accept[:tried]
+    p_trial, q_trial = numbers.p.copy(), numbers.q.copy()
+    p_trial[tried:] = q_trial[tried:] = 0
     verdict = Verdict(
         outcome=outcome,
-        p=p,
-        p_trial=np.where(outcome == Outcome.UNTRIED, 0, p).astype(np.float32),
-        q_trial=np.where(outcome == Outcome.UNTRIED, 0, q).astype(np.float32),
-        accept_prob=np.where(outcome == Outcome.UNTRIED, 0.0, accept),
+        p=numbers.p,
+        p_trial=p_trial,
+        q_trial=q_trial,
+        accept_prob=accept,
         coin=numbers.coin,
         residual_mass=residual,
-        path=np.arange(numbers.accepted, dtype=np.int32),
+        path=_CHAIN[1 : numbers.accepted + 1],
         token=numbers.final,
         kind=numbers.kind,
         final_p=numbers.final_p,
         final_coin=0.0,  # drawn with noise over all tokens, and not with one coin
         forced=numbers.forced,
     )
-    drawn = Drawn.WITH_REPLACEMENT if numbers.sampled else Drawn.DETERMINISTIC
-    chain = np.arange(-1, n - 1, dtype=np.int32)
-    tree = DraftTree(numbers.tokens, chain, q, np.full(n, drawn, np.uint8))
+    drawn = _SAMPLED[:n] if numbers.sampled else _DETERMINISTIC[:n]
+    tree = DraftTree(numbers.tokens, _CHAIN[:n], numbers.q, drawn)
     notes = None if numbers.prob is None else _draft_notes(numbers.prob)
     return Judged(tree, verdict, numbers.parents, notes, numbers.invalid, numbers.confidence)
+
+
+def _ratios(numbers: Numbers, tried: int) -> list[float]:
+    """min(1, p / q); 0 where q is."""
+    pairs = zip(numbers.p[:tried].tolist(), numbers.q[:tried].tolist(), strict=True)
+    return [min(1.0, p / q) if q > 0 else 0.0 for p, q in pairs]
 
 
 def _draft_notes(prob: Floats) -> DraftNotes:

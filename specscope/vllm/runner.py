@@ -13,7 +13,7 @@ from specscope.vllm.call import Call
 from specscope.vllm.device import gather
 from specscope.vllm.draft_vocabulary import DraftVocabulary
 from specscope.vllm.guard import Guard, wrap
-from specscope.vllm.judged import judge
+from specscope.vllm.judged import judge_batch
 from specscope.vllm.numbers import NO_INTS
 from specscope.vllm.rows import rows_of
 from specscope.vllm.sampler import SamplerHooks
@@ -154,10 +154,7 @@ def judge_here(
     call: Call, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Judgements:
     """Of the rows that `passes` names, read at once. `passes`: what the drafter gave for each."""
-    found = {
-        row: judge(call, row, [one[at] for one in some], full=full, vocabulary=vocabulary)
-        for row, (some, at) in passes.items()
-    }
+    found = judge_batch(call, passes, full=full, vocabulary=vocabulary)
     return OnHost([found.get(row) for row in range(len(call.drafted))])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.trace.parents import ParentsBuilder, RawRow
+from specscope.trace.parents import ParentsBuilder, RawRow, spread
 from specscope.trace.records import FinalKind, ParentNotes, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn, Floats
 
@@ -54,17 +54,17 @@ def _notes(batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits
     p = _p(batch, part, above)
     parents = np.array(nodes, np.int32)
     if isinstance(p, int):
-        return found.done(parents, None, float(verdict.final_p))
+        return found.done(parents, (0.0, 0.0), float(verdict.final_p))
     drawn_from = _residual(batch, part, above) if verdict.kind is FinalKind.RECOVERED else p
-    return found.done(parents, drawn_from, float(p[verdict.token]))
+    return found.done(parents, spread(drawn_from), float(p[verdict.token]))
 
 
 def raw_row(logits: Tensor) -> RawRow:
     """A row of logits [V], on the host."""
     row = logits.cpu()
     if row.dtype is torch.bfloat16:  # the upper half of a float32; torch would wake its threads
-        return RawRow((row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32))
-    return RawRow(row.numpy().astype(np.float32))
+        return RawRow.of((row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32))
+    return RawRow.of(row.numpy().astype(np.float32, copy=False))
 
 
 def _tried(tree: DraftTree, verdict: Verdict) -> list[int]:
