@@ -16,6 +16,7 @@ from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import PARAM_TYPES, SamplingParams
+from specscope.trace.rules import RULES
 from specscope.trace.spans import SpanLevel
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -41,6 +42,11 @@ _ENGINE = [
         "--tree",
         metavar="TREE",
         help="Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.",
+    ),
+    click.option(
+        "--rule",
+        type=click.Choice(RULES),
+        help="How drafts are verified; block and traversal accept more sampled drafts.  [default: standard]",
     ),
     click.option(
         "--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."
@@ -185,7 +191,9 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
         "max_step_tokens",
         "max_context",
     )
-    given = {name: flags.pop(name) for name in (*names, "drafter", "evidence", "kv_memory", "threads", "adaptive")}
+    given = {
+        name: flags.pop(name) for name in (*names, "drafter", "rule", "evidence", "kv_memory", "threads", "adaptive")
+    }
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -42,6 +42,7 @@ FORK_TAKES = (
     ("drafter=NAME", "another drafter: eagle, ngram, draft_model, none or synthetic:RATES"),
     ("draft_model=MODEL", "another draft model or EAGLE head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
+    ("rule=RULE", "another rule of verification: standard, block, traversal or match"),
     ("accept=NODE", "accept node NODE of this step, whatever its coin"),
     ("reject=NODE", "reject node NODE of this step, whatever its coin"),
     ("coin=NODE:COIN", "give node NODE of this step another coin, a number between 0 and 1"),

@@ -215,4 +215,5 @@ def _run_info(
         draft_vocab=_draft_vocab(drafter),
         draft_tokens=_draft_tokens(drafter),
         evidence=evidence(config, target),
+        rule=config.rule,
     )

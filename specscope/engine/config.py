@@ -14,6 +14,7 @@ import specscope
 from specscope.errors import UserError
 from specscope.trace.checked import checked, short, whole
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
+from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.tree import ROOT
 
 DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
@@ -48,6 +49,7 @@ class EngineConfig:
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
     # for "eagle": the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
+    rule: str = STANDARD  # of verification: one of RULES
     adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
@@ -86,6 +88,7 @@ class EngineConfig:
             raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
         if self.evidence not in ("auto", "full", "lean"):
             raise UserError(f"evidence must be auto, full or lean, not {self.evidence!r}")
+        self._check_rule()
         for name, kind in _NUMBERS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
@@ -94,6 +97,16 @@ class EngineConfig:
         if self.adaptive and not isinstance(self.plan, DynamicPlan):
             raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
+
+    def _check_rule(self) -> None:
+        if self.rule not in RULES:
+            raise UserError(f"unknown rule {short(self.rule)}: use {', '.join(RULES)}")
+        if self.rule != STANDARD and self.synthetic_rates:
+            raise UserError(f"--rule {self.rule} with a synthetic drafter: its verdicts are forced, under no rule")
+        if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
+            raise UserError(
+                f"--rule block takes a chain, such as --tree 5; for the tree {self.plan} use --rule traversal"
+            )
 
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""

@@ -54,7 +54,9 @@ class Engine(GenerateMixin):
         self.changes = changes  # what is forced in it, where it is a fork
         self.runner = parts.runner
         self.drafter = parts.drafter
-        self.verifier = Verifier(self.runner.cache.backend, notes=parts.run_info.evidence == "full")
+        self.verifier = Verifier(
+            self.runner.cache.backend, notes=parts.run_info.evidence == "full", rule=self.config.rule
+        )
         self.tokenizer = parts.tokenizer
         self.vocabulary: Vocabulary = parts.vocabulary
         self._longest = max(map(len, self.vocabulary.pieces.values()), default=1)  # bytes of a token

@@ -81,10 +81,10 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
 
 def _beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
-    unknown = set(changes.engine) - {"drafter", "draft_model", "tree"}
+    unknown = set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}
     if unknown:
         raise UserError(
-            f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model and tree"
+            f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )
     settings = dict(changes.engine)
     if "drafter" in settings:  # what the old drafter had is not the new one's

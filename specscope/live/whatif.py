@@ -123,7 +123,7 @@ class EngineWhatIf(WhatIf):
             name, sign, value = word.partition("=")
             if not sign or not value:
                 raise UserError(f"{short(word)}: {USAGE}")
-            if name in ("drafter", "tree", "draft_model"):
+            if name in ("drafter", "tree", "draft_model", "rule"):
                 found["engine"][name] = value
             elif name in ("accept", "reject"):
                 found["outcomes"][position, self._node(value, part)] = name == "accept"

@@ -17,7 +17,7 @@ class Changes:
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters by name, the seed among them
-    engine: Mapping[str, Any] = field(default_factory=dict)  # drafter, draft_model, tree
+    engine: Mapping[str, Any] = field(default_factory=dict)  # drafter, draft_model, tree, rule
     outcomes: Mapping[tuple[int, int], bool] = field(default_factory=dict)  # (position, node): accepted or rejected
     coins: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (position, node): the coin, in (0, 1)
     tokens: Mapping[int, int] = field(default_factory=dict)  # position: the final token of that step

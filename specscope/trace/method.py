@@ -1,4 +1,4 @@
-"""MethodNotes: what drafters of some methods tell besides their tree; and which rules of verification are lossless."""
+"""MethodNotes: what drafters of some methods tell besides their tree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ import numpy as np
 
 from specscope.trace.equal import ArrayEq
 from specscope.trace.tree import Floats, Ints
-
-LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
-
-
-def is_lossy(rule: str) -> bool:
-    """Whether a rule of verification may emit tokens that are not distributed as the target's own."""
-    return rule.split(":")[0] == LOSSY
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,11 @@ class StaticPlan:
         """Nodes that a drafter that is a model runs: those that have children."""
         return len({above for above in self.shape.parent if above >= 0})
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings."""
+        return self.shape.is_chain
+
     def __str__(self) -> str:
         return f"top:{self.shape}" if self.top else str(self.shape)
 
@@ -73,6 +78,11 @@ class DynamicPlan:
     def max_fed(self) -> int:
         """Nodes that the drafter runs."""
         return self.top * (self.depth - 1)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings."""
+        return self.top == 1
 
     @property
     def candidates(self) -> int:

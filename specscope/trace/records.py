@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.equal import ArrayEq
-from specscope.trace.method import MethodNotes, is_lossy
+from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
+from specscope.trace.rules import MATCH, STANDARD, is_lossy, looks_ahead
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
@@ -81,6 +82,10 @@ class Verdict(ArrayEq):
     Arrays are over the nodes of the tree. A node that was not tried has 0 in p_trial, q_trial, accept_prob and
     residual_mass; `outcome` is what says so. DESIGN: with p_i, q_i at trial i, a node is accepted when
     coin < min(1, p_i / q_i); after a rejection residual_mass is the sum of max(p_i - q_i, 0) over the vocabulary.
+
+    The rule says how to read it. Under block and traversal (speculate/verify/traversal.py) a node is also accepted
+    where one below it is: `judged` names those whose own coin spoke, and accept_prob of the others is the ratio of
+    their path. Under match all children of a parent have one coin, which draws the parent's token.
     """
 
     outcome: NDArray[np.uint8]  # [n] an Outcome each
@@ -100,6 +105,15 @@ class Verdict(ArrayEq):
     final_margin: float = 1.0
     # Nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless.
     forced: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    rule: str = STANDARD  # the rule of verification; lossy:NAME where it is not lossless
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """[n] nodes whose own coin decided: of an accepted path that was found from its end, only the last."""
+        tried: NDArray[np.bool_] = self.outcome != Outcome.UNTRIED
+        if looks_ahead(self.rule):
+            tried[self.path[:-1]] = False
+        return tried
 
     @property
     def accepted(self) -> int:
@@ -110,11 +124,16 @@ class Verdict(ArrayEq):
     def margin(self) -> Doubles:
         """[n] how far the target's p would have to move for another outcome: |p_i - coin q_i|; 1 where nothing could.
 
-        Nothing could where the node was not tried or its outcome was forced, and where p was exactly 0 or 1.
+        Nothing could where no coin was tossed for the node or its outcome was forced, and where p was exactly 0 or 1.
+        Under block and traversal it is |a - coin|; under match `final_margin` is the least of all draws.
         """
         p = self.p_trial.astype(np.float64)
-        fixed = (self.outcome == Outcome.UNTRIED) | (p == 0) | (p == 1)
+        fixed = ~self.judged | (p == 0) | (p == 1)
         fixed[self.forced[self.forced < len(p)]] = True
+        if self.rule == MATCH:
+            return np.ones(len(p))
+        if looks_ahead(self.rule):
+            return np.where(fixed, 1.0, np.abs(self.accept_prob - self.coin))
         return np.where(fixed, 1.0, np.abs(p - self.coin * self.q_trial))
 
     def near_ties(self, dtype: str) -> list[int]:
@@ -215,7 +234,6 @@ class RequestStep(ArrayEq):
     emitted: int  # committed tokens that became output, after EOS, stop and length truncation
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
     sizing: str = ""  # why the tree has this size, where it is adaptive
-    rule: str = "standard"  # the rule of verification; lossy:NAME where it is not lossless
     preceded: Preceded | None = None  # None for a prefill chunk, and in captures of before
     # KV blocks of the target that the step wrote to: those of its table from slot `context_len` on
     blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -223,6 +241,11 @@ class RequestStep(ArrayEq):
     moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
     method: MethodNotes | None = None  # what the drafter's method tells besides; None for our own drafters
+
+    @property
+    def rule(self) -> str:
+        """The rule of its verdict."""
+        return STANDARD if self.verdict is None else self.verdict.rule
 
     @property
     def lossy(self) -> bool:
@@ -364,6 +387,7 @@ class RunInfo:
     evidence: str = ""  # full or lean; "" in captures of before
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
     speculation: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = STANDARD  # of verification, for whole runs
     text: bool = True  # False with --no-text: prompts and text are left out
 
     @property

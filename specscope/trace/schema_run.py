@@ -38,6 +38,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     draft_tokens: Annotated[str, Meta(max_length=MAX_TEXT)] = field(name="specscope.run.draft_tokens", default="")
     evidence: Short = field(name="specscope.run.evidence", default="")
     speculation: Short = field(name="specscope.run.speculation", default="{}")  # JSON: dict[str, Any]
+    rule: Name = field(name="specscope.run.rule", default="standard")
     text: bool = field(name="specscope.run.text")
 
     def __post_init__(self) -> None:

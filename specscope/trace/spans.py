@@ -315,5 +315,6 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.draft_vocab": run.draft_vocab,
         **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
         "specscope.run.evidence": run.evidence,
+        "specscope.run.rule": run.rule,
         "specscope.run.text": run.text,
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

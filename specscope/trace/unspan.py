@@ -283,12 +283,12 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
         final_coin=span.final_coin,
         final_margin=span.final_margin,
         forced=np.asarray(span.forced, np.int32),
+        rule=span.rule,
     )
     return dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
         notes=None if span.dropped is UNSET else _notes(span),
         sizing=span.sizing,
-        rule=span.rule,
         preceded=span.preceded,
         parents=_parents(span),
         method=schema_method.read(span.method, len(span.token)),

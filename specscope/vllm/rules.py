@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specscope.trace.method import LOSSY
+from specscope.trace.rules import LOSSY
 
 LOSSLESS = ("standard", "block")  # of `rejection_sample_method`; every other is not, or is not known to be
 ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass

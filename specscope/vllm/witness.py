@@ -199,7 +199,8 @@ class Witness:
             )
         prefill, verified = place.count - 1 - place.drafts, len(one.tree) + one.invalid
         context = request.context if place.ahead and not prefill and request.committed else place.context
-        verdict, preceded = one.verdict, request.preceded
+        verdict = dataclasses.replace(one.verdict, rule=rule_of(self.run.speculation))
+        preceded = request.preceded
         tokens = [*one.tree.token[verdict.path].tolist(), verdict.token]
         emitted = request.kept(tokens, self.run.max_context)
         request.emitted += emitted
@@ -216,7 +217,6 @@ class Witness:
             emitted=emitted,
             notes=one.notes,
             sizing=f"{one.invalid} invalid drafts left out" if one.invalid else "",
-            rule=rule_of(self.run.speculation),
             preceded=preceded,
             blocks=self._blocks(place, context, prefill + 1 + verified),
             parents=one.parents,

@@ -74,6 +74,7 @@ def verdicts(draw, tree):
         final_coin=draw(st.floats(0, 1)),
         final_margin=draw(st.floats(0, 1)),
         forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))),
+        rule=draw(st.sampled_from(["standard", "block", "match", "lossy:fly"])),
     )
 
 
@@ -229,7 +230,6 @@ def runs(draw, max_steps=4):
                     emitted=draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0,
                     notes=draw(st.none() | notes(tree)) if verdict is not None else None,
                     sizing=draw(clean_text) if verdict is not None else "",
-                    rule=draw(st.sampled_from(["standard", "block"])) if verdict is not None else "standard",
                     preceded=draw(st.none() | st.sampled_from(Preceded)) if verdict is not None else None,
                     blocks=draw(ints(draw(st.integers(0, 3)))),
                     moved=draw(ints(draw(st.integers(0, 2)), len(tree) - 1))

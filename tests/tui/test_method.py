@@ -38,7 +38,7 @@ def told(part):
         match_count=3,
         match_source="the prompt",
     )
-    return dataclasses.replace(part, rule="lossy:fly", method=method)
+    return dataclasses.replace(part, verdict=dataclasses.replace(part.verdict, rule="lossy:fly"), method=method)
 
 
 @pytest.fixture(scope="module")

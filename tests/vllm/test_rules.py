@@ -1,6 +1,6 @@
 import pytest
 
-from specscope.trace.method import is_lossy
+from specscope.trace.rules import is_lossy
 from specscope.vllm.rules import in_one_pass, rule_of
 
 

@@ -235,14 +235,16 @@ class Side:
         mine = {name: values[span] for name, values in self.nodes.items()}
         tree = DraftTree(mine["token"], mine["parent"].astype(np.int32), mine["q"], mine["drawn"])
         begin = int(at["first_path"])
+        arrays: dict[str, Any] = {name: mine[name] for name in _VERDICT}
         verdict = Verdict(
-            **{name: mine[name] for name in _VERDICT},
+            **arrays,
             path=self.path[begin : begin + int(at["accepted"])],
             token=int(at["token"]),
             kind=KINDS[at["kind"]],
             final_p=float(at["final_p"]),
             final_coin=float(at["final_coin"]),
             final_margin=float(at["final_margin"]),
+            rule=self.names[at["rule"]],
         )
         return RequestStep(
             request=self.requests[at["request"]].id,
@@ -253,7 +255,6 @@ class Side:
             tree=tree,
             verdict=verdict if at["judged"] else None,
             emitted=int(at["emitted"]),
-            rule=self.names[at["rule"]],
             preceded=None if at["preceded"] < 0 else PRECEDED[at["preceded"]],
         )
 

@@ -19,7 +19,7 @@ from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
 from specscope.analyze.walk import visits
 from specscope.trace.history import History
-from specscope.trace.method import is_lossy
+from specscope.trace.rules import is_lossy
 from specscope.trace.wording import plural
 
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance

@@ -27,4 +27,5 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
         final_p=read.final_p.numpy(),
         final_margin=read.final_margin.numpy(),
         recovered=read.recovered.numpy(),
+        coin=batch.trees.coin,
     ).verdicts(batch)

@@ -9,6 +9,7 @@ import numpy as np
 from specscope.kernels.flat_trees import ACCEPTED, UNTRIED
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.trace.records import FinalKind, Verdict
+from specscope.trace.rules import STANDARD
 from specscope.trace.tree import Doubles
 
 
@@ -26,12 +27,15 @@ class BatchEvidence:
     final_p: Doubles  # [B] the probability it was drawn with
     final_margin: Doubles  # [B]
     recovered: Doubles  # [B] whether it was drawn from a residual
+    coin: Doubles  # [R] as they were used; the final token's at roots
+    rule: str = STANDARD
 
     @staticmethod
-    def empty(batch: VerifyBatch) -> BatchEvidence:
+    def empty(batch: VerifyBatch, rule: str = STANDARD) -> BatchEvidence:
         """Nothing was tried."""
         rows, trees = len(batch.trees.parent), len(batch.inputs)
-        return BatchEvidence(*np.zeros((6, rows)), *np.zeros((4, trees)))
+        nodes, each = np.zeros((6, rows)), np.zeros((4, trees))
+        return BatchEvidence(*nodes, *each, batch.trees.coin.copy(), rule)  # type: ignore[call-arg]
 
     def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
         """A node was tried."""
@@ -44,9 +48,9 @@ class BatchEvidence:
     def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
         """One for each tree."""
         root = batch.trees.root.tolist()
-        return [self._verdict(one, i, slice(root[i] + 1, root[i + 1])) for i, one in enumerate(batch.inputs)]
+        return [self._verdict(one, i, root[i], slice(root[i] + 1, root[i + 1])) for i, one in enumerate(batch.inputs)]
 
-    def _verdict(self, one: VerifyInput, tree: int, nodes: slice) -> Verdict:
+    def _verdict(self, one: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
         outcome = self.outcome[nodes].astype(np.uint8)
         path = np.flatnonzero(outcome == ACCEPTED).astype(np.int32)
         forced = [node for node in one.forced if outcome[node] != UNTRIED]
@@ -59,13 +63,14 @@ class BatchEvidence:
             p_trial=self.p_trial[nodes].astype(np.float32),
             q_trial=self.q_trial[nodes].astype(np.float32),
             accept_prob=self.accept_prob[nodes].copy(),
-            coin=np.array(one.coin[1:]),
+            coin=self.coin[nodes].copy(),
             residual_mass=self.residual_mass[nodes].copy(),
             path=path,
             token=int(self.token[tree]),
             kind=FinalKind.RECOVERED if self.recovered[tree] else kind,
             final_p=float(self.final_p[tree]),
-            final_coin=float(one.coin[0]),
+            final_coin=float(self.coin[root]),
             final_margin=float(self.final_margin[tree]),
             forced=np.asarray(forced, dtype=np.int32),
+            rule=self.rule,
         )

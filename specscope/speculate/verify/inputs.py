@@ -49,6 +49,13 @@ class VerifyBatch:
         trees = [_tree(one, q) for one in inputs]
         return VerifyBatch(inputs, FlatTrees.build(trees), target, q)
 
+    def on_host(self) -> VerifyBatch:
+        """The same batch with its tensors on the host."""
+        if self.target.p.device.type == "cpu":
+            return self
+        target = TargetRows(self.target.choices.cpu(), self.target.p.cpu())
+        return VerifyBatch(self.inputs, self.trees, target, [row.cpu() for row in self.q])
+
     def by_row(self, by_tree: NDArray[Any]) -> NDArray[Any]:
         """[R] what is said of each tree [B], at each of its rows."""
         return np.repeat(by_tree, np.diff(self.trees.root))

@@ -15,6 +15,7 @@ from torch import Tensor
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
 from specscope.speculate.verify.inputs import VerifyBatch
+from specscope.speculate.verify.left import Left, Residual
 from specscope.trace.parents import ParentsBuilder, RawRow, spread
 from specscope.trace.records import FinalKind, ParentNotes, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn, Floats
@@ -22,16 +23,23 @@ from specscope.trace.tree import ROOT, DraftTree, Drawn, Floats
 Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logits [n + 1, V]
 
 
-def parent_notes(batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequence[Part]) -> list[ParentNotes]:
-    """One for each part of the batch that `step_batch` was made of."""
+def parent_notes(
+    batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequence[Part], drawn_from: Sequence[Left] | None = None
+) -> list[ParentNotes]:
+    """One for each part of the batch that `step_batch` was made of.
+
+    `drawn_from`: what the final tokens were drawn from; None: what the standard rule leaves.
+    """
     return [
-        _notes(batch, at, verdict, draft, logits)
+        _notes(batch, at, verdict, draft, logits, None if drawn_from is None else drawn_from[at])
         for at, (verdict, (_, draft, logits)) in enumerate(zip(verdicts, parts, strict=True))
     ]
 
 
-def _notes(batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor) -> ParentNotes:
-    """Of one part."""
+def _notes(
+    batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor, left: Left | None
+) -> ParentNotes:
+    """Of one part. `left`: what its final token was drawn from, where that is at hand."""
     tree = draft.tree
     nodes = _tried(tree, verdict)
     found = ParentsBuilder(len(tree), len(nodes))
@@ -55,7 +63,10 @@ def _notes(batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits
     parents = np.array(nodes, np.int32)
     if isinstance(p, int):
         return found.done(parents, (0.0, 0.0), float(verdict.final_p))
-    drawn_from = _residual(batch, part, above) if verdict.kind is FinalKind.RECOVERED else p
+    if isinstance(left, Residual):
+        drawn_from = left.row.cpu().numpy()
+    else:
+        drawn_from = _residual(batch, part, above) if verdict.kind is FinalKind.RECOVERED else p
     return found.done(parents, spread(drawn_from), float(p[verdict.token]))
 
 

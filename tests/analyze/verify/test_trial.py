@@ -1,6 +1,5 @@
 """A trial as a whole: exit codes, notes, the sample captures, any record that can be read."""
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -87,8 +86,8 @@ def test_the_level_is_passed_on():
 
 
 def test_notes_say_what_is_left_out(runs):
-    other = edited(runs["sampled"], lambda part: dataclasses.replace(part, rule="block"))
-    assert any("1 step under another rule (block)" in note for note in judge(other, source="x").notes)
+    other = edited(runs["sampled"], lambda part: replaced(part, verdict__rule="lossy:typical"))
+    assert any("1 step under another rule (lossy:typical)" in note for note in judge(other, source="x").notes)
     old = judge(Synthetic(notes=False).run(1, 30), source="x")
     assert any("much is skipped" in note for note in old.notes)
 

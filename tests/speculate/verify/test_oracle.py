@@ -1,8 +1,5 @@
 """Losslessness by exact enumeration, and every known mistake put in on purpose and caught."""
 
-import itertools
-from collections import defaultdict
-
 import numpy as np
 import pytest
 import torch
@@ -13,63 +10,11 @@ from specscope.speculate.verify.distribution import Dense, Point
 from specscope.trace.coins import Stream, coins
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
+from tests.speculate.verify import enumeration
+from tests.speculate.verify.enumeration import SHAPES, Model, dense, sampled_children, total_variation
 from tests.speculate.verify.oracle import judge, verify
 
 ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
-
-
-class Model:
-    """A random conditional distribution over a small vocabulary: one row for each prefix of tokens."""
-
-    def __init__(self, vocab: int, seed: int) -> None:
-        self.vocab = vocab
-        self.generator = np.random.default_rng(seed)
-        self.rows: dict[tuple[int, ...], np.ndarray] = {}
-
-    def __call__(self, prefix: tuple[int, ...]) -> np.ndarray:
-        if prefix not in self.rows:
-            self.rows[prefix] = self.generator.dirichlet(np.full(self.vocab, 0.5))
-        return self.rows[prefix]
-
-
-def dense(row: np.ndarray) -> Dense:
-    return Dense(torch.tensor(row, dtype=torch.float64))
-
-
-def sampled_children(q: np.ndarray, count: int, drawn: Drawn):
-    """Every way to draw `count` siblings from q in order: (tokens, probability)."""
-    if drawn == Drawn.DETERMINISTIC:
-        yield tuple(np.argsort(-q, kind="stable")[:count].tolist()), 1.0
-        return
-    for tokens in itertools.product(range(len(q)), repeat=count):
-        left, weight = q.copy(), 1.0
-        for token in tokens:
-            weight *= left[token]
-            if drawn == Drawn.WITHOUT_REPLACEMENT and weight:
-                left[token] = 0
-                left = left / left.sum() if left.sum() else left
-        if weight:
-            yield tokens, weight
-
-
-def draws(shape, q: Model, drawn: Drawn):
-    """Every token assignment of a tree with its probability: (tokens by node, weight)."""
-    nodes = [ROOT, *range(len(shape))]
-    inner = [node for node in nodes if shape.children(node)]
-
-    def go(at: int, tokens: dict[int, int], weight: float):
-        if at == len(inner):
-            yield dict(tokens), weight
-            return
-        node, path = inner[at], []
-        while node != ROOT:
-            path.insert(0, tokens[node])
-            node = shape.parent[node]
-        children = shape.children(inner[at])
-        for chosen, share in sampled_children(q(tuple(path)), len(children), drawn):
-            yield from go(at + 1, tokens | dict(zip(children, chosen, strict=True)), weight * share)
-
-    yield from go(0, {}, 1.0)
 
 
 def coin_outcomes(tree, p, q):
@@ -80,7 +25,7 @@ def coin_outcomes(tree, p, q):
         judgement = judge(tree, p, q, coin)
         fresh = next((node for node in judgement.outcome if node not in forced), None)
         if fresh is None:
-            yield weight, judgement
+            yield weight, judgement.path, judgement.left.probs.numpy()
             return
         accept = judgement.accept_prob[fresh]
         if accept > 0:
@@ -91,83 +36,24 @@ def coin_outcomes(tree, p, q):
     yield from explore({}, 1.0)
 
 
-def emitted(shape, p_model, q_model, drawn, rearrange=lambda tree, q: tree):
-    """Joint distribution of the first tokens, as many as the tree is deep plus one, by exact enumeration.
-
-    What a step does not emit is continued by the target itself.
-    """
-    length = shape.max_depth + 1
-    joint: dict[tuple[int, ...], float] = defaultdict(float)
-
-    def continue_by_target(prefix, weight):
-        if len(prefix) == length:
-            joint[prefix] += weight
-            return
-        for token, share in enumerate(p_model(prefix)):
-            continue_by_target((*prefix, token), weight * share)
-
-    for tokens, weight in draws(shape, q_model, drawn):
-        tree = DraftTree.build([tokens[i] for i in range(len(shape))], shape.parent, drawn=drawn)
-        paths = {ROOT: ()} | {i: tuple(tokens[j] for j in tree.path_to(i)) for i in range(len(tree))}
-        q = {n: dense(q_model(paths[n])) for n in paths if shape.children(n)}
-        tree = rearrange(tree, q)
-        paths = {ROOT: ()} | {i: tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree))}
-        p = [dense(p_model(paths[n])) for n in [ROOT, *range(len(tree))]]
-        for share, judgement in coin_outcomes(tree, p, {} if drawn == Drawn.DETERMINISTIC else q):
-            prefix = tuple(tree.token[judgement.path].tolist())
-            last = judgement.left.probs.numpy()
-            for token, final in enumerate(last / last.sum()):
-                continue_by_target((*prefix, token), weight * share * final)
-    return joint
-
-
-def total_variation(shape, seed, vocab, drawn, rearrange=lambda tree, q: tree):
-    p_model, q_model = Model(vocab, seed), Model(vocab, seed + 1000)
-    joint = emitted(shape, p_model, q_model, drawn, rearrange)
-    assert abs(sum(joint.values()) - 1) < 1e-9
-    truth = 0.0
-    for prefix in itertools.product(range(vocab), repeat=shape.max_depth + 1):
-        weight = np.prod([p_model(prefix[:i])[prefix[i]] for i in range(len(prefix))])
-        truth += abs(joint[prefix] - weight)
-    return truth / 2
-
-
-SHAPES = [
-    ("1", 5),
-    ("2x1", 5),
-    ("3x1", 5),
-    ("2", 4),
-    ("[(0,), (1,), (0, 0), (1, 0)]", 3),
-    ("[(0,), (0, 0), (0, 1)]", 3),
-]
-
-
 @pytest.mark.parametrize("drawn", list(Drawn), ids=lambda d: d.name.lower())
 @pytest.mark.parametrize(("text", "vocab"), SHAPES)
 def test_what_is_emitted_has_the_targets_distribution(text, vocab, drawn):
     """Total variation from the target, over every draw and coin outcome, for many random p and q."""
-    worst = max(total_variation(parse_tree(text), seed, vocab, drawn) for seed in range(6))
+    worst = max(total_variation(parse_tree(text), seed, vocab, drawn, coin_outcomes) for seed in range(6))
     assert worst < 1e-12
 
 
 def worst_of(shape="2x1", vocab=5, drawn=Drawn.WITHOUT_REPLACEMENT, rearrange=lambda tree, q: tree):
-    return max(total_variation(parse_tree(shape), seed, vocab, drawn, rearrange) for seed in range(6))
+    return max(total_variation(parse_tree(shape), seed, vocab, drawn, coin_outcomes, rearrange) for seed in range(6))
 
 
-def test_mistake_ratio_test_on_deterministic_top_k_is_caught():
-    def pretend_sampled(tree, q):
-        return DraftTree.build(tree.token, tree.parent, drawn=Drawn.WITHOUT_REPLACEMENT)
-
-    original = sampled_children
-
+def test_mistake_ratio_test_on_deterministic_top_k_is_caught(monkeypatch):
     def top_k(q, count, drawn):
-        yield from original(q, count, Drawn.DETERMINISTIC)
+        yield from sampled_children(q, count, Drawn.DETERMINISTIC)
 
-    globals()["sampled_children"] = top_k
-    try:
-        assert worst_of() > 0.05
-    finally:
-        globals()["sampled_children"] = original
+    monkeypatch.setattr(enumeration, "sampled_children", top_k)
+    assert worst_of() > 0.05
 
 
 def test_mistake_siblings_sorted_by_q_after_sampling_is_caught():

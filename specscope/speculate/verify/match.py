@@ -1,0 +1,65 @@
+"""Token matching: one token is drawn from the target at each node, and the walk goes on while a child is that token.
+
+Lossless whatever the drafts are, since every token is the target's own draw; q plays no part. A child x_i is the token
+with p_i(x_i), the target's probability of it once its elder siblings are not: the same chance that the standard rule
+gives deterministic siblings. A token that is no child is likewise a draw from what the children leave of p.
+
+The children of a node have one coin, the first one's, which draws a recovered token too; a bonus token has the final
+coin.
+"""
+
+from __future__ import annotations
+
+from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED
+from specscope.speculate.verify.evidence import BatchEvidence
+from specscope.speculate.verify.inputs import VerifyBatch
+from specscope.speculate.verify.left import Left, p_of_nodes, target_rows
+from specscope.trace.records import Verdict
+from specscope.trace.rules import MATCH
+
+
+def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
+    """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
+    trees, found = batch.trees, BatchEvidence.empty(batch, MATCH)
+    found.p[:] = p_of_nodes(batch)
+    children, at_row = trees.children(), target_rows(batch)
+    drawn_from = []
+    for tree, root in enumerate(trees.root[:-1].tolist()):
+        row, left, least, final = root, at_row[root], 1.0, int(trees.final[tree])
+        while children[row]:
+            accepted, left, token, margin = _draw(batch, children[row], left, found)
+            least = min(least, margin)
+            if accepted is None:
+                found.recovered[tree], found.coin[root] = True, trees.coin[children[row][0]]
+                break
+            row, left = accepted, at_row[accepted]
+        else:
+            token, _, margin = left.draw(float(trees.coin[root]))
+            least = min(least, margin)
+        token = token if final == NOBODY else final
+        found.final(tree, token, left.prob(token), least)
+        drawn_from.append(left)
+    return found.verdicts(batch), drawn_from
+
+
+def _draw(
+    batch: VerifyBatch, children: list[int], p: Left, found: BatchEvidence
+) -> tuple[int | None, Left, int, float]:
+    """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin)."""
+    trees, coin = batch.trees, float(batch.trees.coin[children[0]])
+    allowed = p
+    for child in children:
+        if trees.forced[child] == REJECTED:  # another token is drawn with the same coin
+            allowed, _ = allowed.reject(int(trees.token[child]), None)
+    token, _, margin = allowed.draw(coin)
+    left = p
+    for child in children:
+        own, forced = int(trees.token[child]), trees.forced[child]
+        accepted = token == own if forced == UNTRIED else forced == ACCEPTED
+        chance = left.prob(own)
+        found.trial(child, ACCEPTED if accepted else REJECTED, chance, 1.0, chance)
+        found.coin[child] = coin
+        if accepted:
+            return child, left, own, margin
+        left, found.residual_mass[child] = left.reject(own, None)
+    return None, left, token, margin

@@ -1,0 +1,21 @@
+"""The rules of verification, by name: which are lossless, and what a node's coin means under each."""
+
+from __future__ import annotations
+
+STANDARD = "standard"  # siblings one after the other from the root down, each by its own coin
+BLOCK = "block"  # chains: the longest prefix whose coin falls, from the last token to the first (Sun et al. 2024)
+TRAVERSAL = "traversal"  # the same for trees, from the leaves to the root (Weng et al. 2025, arXiv 2505.12398)
+MATCH = "match"  # one token is drawn from the target at each node, and the walk goes on while a child is that token
+RULES = (STANDARD, BLOCK, TRAVERSAL, MATCH)
+LOOK_AHEAD = (BLOCK, TRAVERSAL)  # a node is accepted as well where one below it is
+LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
+
+
+def is_lossy(rule: str) -> bool:
+    """Whether a rule may emit tokens that are not distributed as the target's own."""
+    return rule.split(":")[0] == LOSSY
+
+
+def looks_ahead(rule: str) -> bool:
+    """Whether a coin that fails does not yet reject: the nodes below were judged before."""
+    return rule in LOOK_AHEAD
