@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET
 from specscope.analyze.verify.sums import Sum
+from specscope.trace.records import FinishReason
 from specscope.trace.tree import Bools, Doubles, Drawn
 
 FLAT = 1e-4  # nats^2: a distribution of less varentropy is all but one token, and rounding outweighs chance
+WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself
 SPENT = 0.01  # of q: where less is left, what is said of the rest is rounding
 
 
@@ -24,13 +27,13 @@ class Chances:
 
     def free(self) -> Bools:
         """[S] steps whose coins were not known before."""
-        return self.c.fresh & self.c.standard
+        return self.c.fresh & self.c.told
 
     def acceptance(self) -> tuple[Indices, Doubles, Doubles]:
         """Nodes that chance decided: which, accepted minus a, and a (1 - a)."""
         c = self.c
         a = c.accept_prob
-        nodes = np.flatnonzero(c.tried & ~c.forced & self.free()[c.step] & (a > 0) & (a < 1))
+        nodes = np.flatnonzero(c.by_rule.judged & ~c.forced & self.free()[c.step] & (a > 0) & (a < 1))
         return nodes, c.accepted[nodes] - a[nodes], a[nodes] * (1 - a[nodes])
 
     def final_draws(self, recovered: bool) -> Sum:
@@ -39,6 +42,24 @@ class Chances:
         of_kind = (c.kind == RECOVERED) if recovered else (c.kind == BONUS) | (c.kind == TARGET)
         steps = np.flatnonzero(of_kind & self.free() & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
         return _surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
+
+    def _output(self) -> tuple[Bools, Bools]:
+        """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
+
+        Under rules that look ahead, how many tokens a step gives hangs on which they are. There only whole outputs
+        count, to where they ended by themselves: no token that was cut off, and no request that is not at its end.
+        """
+        c = self.c
+        finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
+        for s in np.flatnonzero(c.by_rule.ahead).tolist():
+            visit = c.visits[s]
+            end, emitted = visit.request.end, visit.part.emitted
+            if end is None or end.reason not in WHOLE:
+                emitted = 0
+            path = c.start[s] + c.verdicts[s].path
+            nodes[path[emitted:]] = False
+            finals[s] = emitted > len(path)
+        return nodes, finals
 
     def _untouched(self) -> Bools:
         """[rows] of free steps, where neither a child nor the final token was forced."""
@@ -53,10 +74,10 @@ class Chances:
     def emitted(self) -> Sum:
         """Surprisal of every committed token in the target's p at its place, whatever drew it; numbered by step."""
         c, e = self.c, self.c.parents
-        rows = self._untouched() & (e.at_row >= 0)
-        nodes = np.flatnonzero(c.accepted & rows[c.row])
-        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row])
-        others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row])
+        rows, (out, finals) = self._untouched() & (e.at_row >= 0), self._output()
+        nodes = np.flatnonzero(out & rows[c.row])
+        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
+        others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row] & finals)
         at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
         p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
         entropy = np.concatenate([e.entropy[at], e.final_entropy[others]])
@@ -68,9 +89,9 @@ class Chances:
     def top_token(self) -> Sum:
         """Whether the target's first choice came out, against its p; numbered by step."""
         c, e = self.c, self.c.parents
-        rows = self._untouched() & (e.at_row >= 0)
-        nodes = np.flatnonzero(c.accepted & rows[c.row])
-        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row])
+        rows, (out, finals) = self._untouched() & (e.at_row >= 0), self._output()
+        nodes = np.flatnonzero(out & rows[c.row])
+        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
         at = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
         token = np.concatenate([c.token[nodes], c.final[ends]])
         steps = np.concatenate([c.step[nodes], ends])

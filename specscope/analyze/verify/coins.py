@@ -7,9 +7,11 @@ import math
 import numpy as np
 
 from specscope.analyze.findings import Check, Result
-from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.analyze.verify.sums import Distance, Sum
-from specscope.trace.tree import Doubles
+from specscope.trace.records import FinalKind
+from specscope.trace.tree import Bools, Doubles
 
 ROOT_3 = math.sqrt(3)
 
@@ -20,7 +22,8 @@ def unequal(c: Columns) -> Check:
     if not c.has_coins:
         return Check(name, Result.SKIPPED, about, note="the capture has no coins")
     coin, step = _all(c)
-    coin, step = coin[coin > 0], step[coin > 0]
+    shared = c.by_rule.match[step]  # siblings have one coin there
+    coin, step = coin[(coin > 0) & ~shared], step[(coin > 0) & ~shared]
     order = np.lexsort((coin, step))
     same = np.flatnonzero((np.diff(coin[order]) == 0) & (np.diff(step[order]) == 0))
     count = np.bincount(step, minlength=len(c))
@@ -37,6 +40,17 @@ def unequal(c: Columns) -> Check:
     return Check(name, Result.FAILED, about, len(c), len(steps), c.at_step(int(steps[0])), detail)
 
 
+def of_nodes(c: Columns) -> Bools:
+    """[N] whether a coin was tossed for the node; under match the first sibling's is that of all."""
+    return (c.coin > 0) & ~(c.by_rule.match[c.step] & (c.sibling > 0))
+
+
+def of_finals(c: Columns) -> Bools:
+    """[S] likewise for the final token; under match a recovered token has its rejected siblings' coin."""
+    shared: Bools = c.by_rule.match & (c.kind == KINDS.index(FinalKind.RECOVERED))
+    return (c.final_coin > 0) & ~shared
+
+
 def _all(c: Columns) -> tuple[Doubles, Indices]:
     """Every coin with its step: the final one, then the nodes', step after step."""
     coin, step = np.zeros(c.rows), np.zeros(c.rows, np.int64)
@@ -47,14 +61,15 @@ def _all(c: Columns) -> tuple[Doubles, Indices]:
 
 def uniform(c: Columns) -> list[Distance]:
     """Those of nodes, and those that drew final tokens."""
-    finals = c.final_coin[c.fresh & (c.final_coin > 0)]  # 0: none was tossed
-    return [Distance.of(c.coin[c.fresh[c.step] & (c.coin > 0)]), Distance.of(finals)]
+    finals = c.final_coin[c.fresh & of_finals(c)]
+    return [Distance.of(c.coin[c.fresh[c.step] & of_nodes(c)]), Distance.of(finals)]
 
 
 def serial(c: Columns) -> Sum:
     """Each coin with the next of its step, as a correlation; numbered by step."""
     coin, step = _all(c)
-    pair = np.flatnonzero((np.diff(step) == 0) & c.fresh[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
+    free = c.fresh & ~c.by_rule.match
+    pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     product = 12 * (coin[pair] - 0.5) * (coin[pair + 1] - 0.5)
     return Sum.of(product, np.ones(len(pair)), 3.0, step[pair])
 
@@ -65,8 +80,8 @@ def against_draws(c: Columns) -> list[Sum]:
     A token drawn by inverting a cumulative sum rises with the coin that drew it: where one coin serves twice, its id
     tells. Numbered by step.
     """
-    nodes = np.flatnonzero(c.sampled & c.fresh[c.step] & (c.coin > 0))
-    first = np.flatnonzero(c.sampled & (c.sibling == 0) & c.fresh[c.step] & (c.final_coin > 0)[c.step])
+    nodes = np.flatnonzero(c.sampled & c.fresh[c.step] & of_nodes(c))
+    first = np.flatnonzero(c.sampled & (c.sibling == 0) & c.fresh[c.step] & of_finals(c)[c.step])
     first = first[c.row[first] == c.final_row[c.step[first]]]
     return [
         _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.findings import Reference
+from specscope.analyze.verify.arrays import Indices, join, levels, stack
+from specscope.analyze.verify.by_rule import ByRule
 from specscope.analyze.walk import Visit
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn
 
-Indices = NDArray[np.int64]
 KINDS = tuple(FinalKind)
 TREE = {"token": np.int64, "parent": np.int64, "q": np.float64, "drawn": np.uint8}
 VERDICT = {
@@ -35,20 +35,6 @@ VERDICT = {
 PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy", "choice_rank", "choice_q")
 NODE_NOTES = {"raw_p": np.float64, "rank": np.int64, "q_rank": np.int64}
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
-
-
-def _join(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
-    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
-
-
-def _stack(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
-    """Arrays of [k, t] one below the other, t the largest: filled with tokens -1, or probabilities 0."""
-    width = max((array.shape[1] for array in arrays), default=0)
-    out = np.full((sum(len(array) for array in arrays), width), -1 if dtype is np.int64 else 0, dtype)
-    for t in {array.shape[1] for array in arrays}:
-        rows = np.repeat([array.shape[1] == t for array in arrays], [len(array) for array in arrays])
-        out[rows, :t] = np.concatenate([array for array in arrays if array.shape[1] == t])
-    return out
 
 
 @dataclass(frozen=True)
@@ -77,8 +63,8 @@ class Columns:
         trees = [visit.part.tree for visit in found]
         verdicts = [verdict for visit in found if (verdict := visit.part.verdict) is not None]
         start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
-        columns = {name: _join([getattr(tree, name) for tree in trees], kind) for name, kind in TREE.items()}
-        columns |= {name: _join([getattr(one, name) for one in verdicts], kind) for name, kind in VERDICT.items()}
+        columns = {name: join([getattr(tree, name) for tree in trees], kind) for name, kind in TREE.items()}
+        columns |= {name: join([getattr(one, name) for one in verdicts], kind) for name, kind in VERDICT.items()}
         return Columns(found, start, **columns, ours=ours)
 
     # Steps
@@ -113,9 +99,14 @@ class Columns:
         return np.array([verdict.final_coin for verdict in self.verdicts], np.float64)
 
     @cached_property
-    def standard(self) -> Bools:
-        """[S] whether the standard rule judged it: under others a later coin can accept past one that fails."""
-        return np.array([visit.part.rule == "standard" for visit in self.visits], np.bool_)
+    def by_rule(self) -> ByRule:
+        """What the rule of each step makes of its coins and ratios."""
+        return ByRule.of([visit.part for visit in self.visits], ours=self.ours)
+
+    @cached_property
+    def told(self) -> Bools:
+        """[S] whether its rule is one that can be checked: lossless, with all that it goes by in the evidence."""
+        return self.by_rule.told
 
     @cached_property
     def params(self) -> list[SamplingParams]:
@@ -218,7 +209,7 @@ class Columns:
     @cached_property
     def sibling(self) -> Indices:
         """[N] its place among its siblings, from 0."""
-        return _levels(self.elder) - 1
+        return levels(self.elder) - 1
 
     @cached_property
     def q_left(self) -> Doubles:
@@ -233,7 +224,7 @@ class Columns:
     @cached_property
     def depth(self) -> Indices:
         """[N] the root's children at 1."""
-        return _levels(self.above)
+        return levels(self.above)
 
     @cached_property
     def tried(self) -> Bools:
@@ -259,7 +250,7 @@ class Columns:
     def on_path(self) -> Bools:
         """[N] whether the accepted path names it."""
         mask = np.zeros(len(self.token), np.bool_)
-        mask[_join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
+        mask[join([v.path + self.start[s] for s, v in enumerate(self.verdicts) if len(v.path)], np.int64)] = True
         return mask
 
     @cached_property
@@ -288,7 +279,7 @@ class Columns:
         prob = np.full(len(self.token), np.nan)
         noted = [s for s, visit in enumerate(self.visits) if visit.part.notes is not None]
         values = [notes.prob for s in noted if (notes := self.visits[s].part.notes) is not None]
-        prob[np.isin(self.step, noted)] = _join(values, np.float64)
+        prob[np.isin(self.step, noted)] = join(values, np.float64)
         return prob
 
     @cached_property
@@ -361,7 +352,7 @@ class Parents:
         found: list[ParentNotes] = [one for one in notes if one is not None]
         steps = np.flatnonzero(there)
         step = np.repeat(steps, [len(one.node) for one in found]) if found else np.zeros(0, np.int64)
-        row = columns.root_row[step] + 1 + _join([one.node for one in found], np.int64)
+        row = columns.root_row[step] + 1 + join([one.node for one in found], np.int64)
         at_row = np.full(columns.rows, -1)
         at_row[row] = np.arange(len(row))
         final = np.zeros((3, len(columns)))
@@ -370,17 +361,17 @@ class Parents:
         of_nodes = {}
         for name, kind in NODE_NOTES.items():
             of_nodes[name] = np.zeros(len(columns.token), kind)
-            of_nodes[name][there[columns.step]] = _join([getattr(one, name) for one in found], kind)
+            of_nodes[name][there[columns.step]] = join([getattr(one, name) for one in found], kind)
         kinds = {"choice": np.int64, "choice_rank": np.int64}
-        arrays = {n: _join([getattr(one, n) for one in found], kinds.get(n, np.float64)) for n in PARENT}
+        arrays = {n: join([getattr(one, n) for one in found], kinds.get(n, np.float64)) for n in PARENT}
         return Parents(
             step,
             row,
             **arrays,
-            top=_stack([one.top for one in found], np.int64),
-            top_p=_stack([one.top_p for one in found], np.float64),
-            draft_top=_stack([one.draft_top for one in found], np.int64),
-            draft_top_p=_stack([one.draft_top_p for one in found], np.float64),
+            top=stack([one.top for one in found], np.int64),
+            top_p=stack([one.top_p for one in found], np.float64),
+            draft_top=stack([one.draft_top for one in found], np.int64),
+            draft_top_p=stack([one.draft_top_p for one in found], np.float64),
             at_row=at_row,
             there=there,
             final_entropy=final[0],
@@ -388,12 +379,3 @@ class Parents:
             final_p=final[2],
             **of_nodes,
         )
-
-
-def _levels(above: Indices) -> Indices:
-    """How many steps up, by `above`, lead out of the array (-1): 1 for those at the top."""
-    level, at = np.zeros(len(above), np.int64), np.arange(len(above))
-    while (inside := at >= 0).any():
-        level += inside
-        at = np.where(inside, above[at], -1)
-    return level

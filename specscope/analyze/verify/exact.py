@@ -1,7 +1,8 @@
 """Every step by itself: the verdict's arithmetic, done again from what was recorded.
 
-Only steps of the standard rule, and of what was forced nothing that follows from being forced. p and q were float32:
-what is computed again from them may differ by rounding, which residuals magnify; `Tolerance` follows it through.
+Each by its rule (speculate/verify/ has them), and of what was forced nothing that follows from being forced. p and q
+were float32: what is computed again from them may differ by rounding, which residuals magnify, and that is followed
+through.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from specscope.analyze.findings import Check, Reference, Result
-from specscope.analyze.verify.columns import KINDS, Columns, Indices
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.trace.coins import Stream, coins_at
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import Bools, Doubles, Drawn
@@ -61,17 +63,23 @@ def found(
 
 
 def accept_probability(c: Columns) -> Check:
-    """min(1, p / q) at the trial."""
+    """min(1, p / q) at the trial; under rules that look ahead what is left of the ratio of the path."""
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
+    ahead = c.by_rule.ahead[c.step]
+    expected = np.where(ahead, c.by_rule.left, expected)
     bad = ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST)
     return found(
         "accept probability",
         "a = min(1, p / q), with p and q as tried",
         bad,
-        c.tried & c.standard[c.step],
+        np.where(ahead, c.by_rule.judged, c.tried) & c.told[c.step],
         c.at_node,
-        lambda i: f"a = {c.accept_prob[i]:.6g}, but p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}",
+        lambda i: (
+            f"a = {c.accept_prob[i]:.6g}, but the ratio of its path comes to {expected[i]:.6g}"
+            if ahead[i]
+            else f"a = {c.accept_prob[i]:.6g}, but p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
+        ),
     )
 
 
@@ -86,7 +94,7 @@ def outcomes(c: Columns) -> Check:
         name,
         about,
         bad,
-        c.tried & ~c.forced & c.standard[c.step],
+        c.by_rule.judged & ~c.forced & (c.told & ~c.by_rule.match)[c.step],
         c.at_node,
         lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
     )
@@ -94,7 +102,7 @@ def outcomes(c: Columns) -> Check:
 
 def trial_order(c: Columns) -> Check:
     """Below an accepted node or the root: one after the other until one is accepted; nowhere else."""
-    reached = (c.above < 0) | c.accepted[c.above]
+    reached = (c.above < 0) | np.where(c.by_rule.ahead[c.step], c.by_rule.open, c.accepted)[c.above]
     turn = (c.elder < 0) | c.rejected[c.elder]
     due = reached & turn
     if not len(c.token):
@@ -103,7 +111,7 @@ def trial_order(c: Columns) -> Check:
         "trial order",
         "siblings are tried in draw order until one is accepted, and only below accepted nodes",
         due != c.tried,
-        c.standard[c.step],
+        (c.told & ~(c.by_rule.ahead & forced_steps(c)))[c.step],
         c.at_node,
         lambda i: "was not tried when its turn came" if due[i] else "was tried out of turn",
     )
@@ -118,7 +126,7 @@ def target_at_trial(c: Columns) -> Check:
         "p at later trials",
         "p as tried follows from p, and after a rejection from the renormalised residual",
         bad,
-        c.tried & clear & c.standard[c.step],
+        c.tried & clear & _unforced_ratios(c),
         c.at_node,
         lambda i: f"p as tried is {c.p_trial[i]:.6g}, from p and the trials before it {expected[i]:.6g}",
     )
@@ -139,7 +147,8 @@ def _residual_p(c: Columns) -> tuple[Doubles, Doubles]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 q = np.where(c.sampled[elder], c.q[mine] / left, 0.0)
                 off = np.where(c.sampled[elder], q * (RELATIVE + WHOLE / left), 0.0)
-                lower = np.where(c.sampled[elder], np.maximum(p - q, 0), p)
+                scaled = c.by_rule.parent[elder] * p
+                lower = np.where(c.sampled[elder] & ~c.by_rule.match[c.step[elder]], np.maximum(scaled - q, 0), scaled)
                 p, slack = np.where(some, lower / mass, p), np.where(some, (slack + off + LEAST) / mass, slack)
             same = (c.token[elder] == c.token[mine]) & some
             p, slack = np.where(same, 0.0, p), np.where(same, LEAST, slack)
@@ -151,30 +160,32 @@ def draft_at_trial(c: Columns) -> Check:
     """q as drawn is q as tried: 1 for a point mass, renormalised where nothing was put back."""
     left = np.maximum(c.q_left, 1e-12)
     error = RELATIVE + WHOLE / left
-    expected = np.where(c.sampled, c.q / left, 1.0)
+    expected = np.where(c.sampled & ~c.by_rule.match[c.step], c.q / left, 1.0)
     bad = (np.abs(c.q_trial - expected) > error * expected + LEAST) | (c.q_trial <= 0) | (c.q_trial > 1 + 1e-4)
     return found(
         "q at trials",
         "q as tried is q over what earlier siblings left of it, and 1 where the draft is deterministic",
         bad,
-        c.tried & (error < HOPELESS) & c.standard[c.step],
+        c.tried & (error < HOPELESS) & c.told[c.step],
         c.at_node,
         lambda i: f"q as tried is {c.q_trial[i]:.6g}, from q = {c.q[i]:.6g} and what was left it is {expected[i]:.6g}",
     )
 
 
 def residual_mass(c: Columns) -> Check:
-    """Of a point mass 1 - p exactly; of a sampled node between what its token shows and 1 - p."""
-    mass, p, q = c.residual_mass, c.p_trial, c.q_trial
+    """Of a point mass 1 - p exactly; of a sampled node between what its token shows and 1 - p; p times its ratio."""
+    ratio = c.by_rule.parent
+    mass, p, q = c.residual_mass, ratio * c.p_trial, c.q_trial
     slack = WHOLE
-    high = 1 - p
-    low = np.where(c.sampled, q - p, high)
+    by_q = c.sampled & ~c.by_rule.match[c.step]
+    high = ratio - p + np.where(by_q, np.maximum(p - q, 0), 0)
+    low = np.where(by_q, ratio - 1 + np.maximum(q - p, 0), high)
     bad = (mass > high + slack) | (mass < low - slack)
     return found(
         "residual mass",
         "what is left of p after a rejection has the mass that p and q allow",
         bad,
-        c.rejected & c.standard[c.step],
+        c.rejected & _unforced_ratios(c),
         c.at_node,
         lambda i: (
             f"mass {mass[i]:.6g}, but p = {p[i]:.6g} and q = {q[i]:.6g} as tried allow {low[i]:.6g} to {high[i]:.6g}"
@@ -196,7 +207,7 @@ def siblings(c: Columns) -> Check:
         "siblings",
         "siblings are distinct tokens, and the target's probabilities of them sum to at most 1",
         bad,
-        c.standard[c.step] & distinct,
+        c.told[c.step] & distinct,
         c.at_node,
         lambda i: f"token {c.token[i]} came twice" if again[i] else f"siblings' p sum to {total[c.row[i]]:.6g}",
     )
@@ -212,7 +223,7 @@ def paths(c: Columns) -> Check:
         "paths",
         "the path holds every accepted node and no other",
         bad,
-        c.standard,
+        c.told,
         c.at_step,
         lambda s: f"path {c.verdicts[s].path.tolist()}, accepted {np.flatnonzero(c.verdicts[s].outcome == 1).tolist()}",
     )
@@ -228,7 +239,7 @@ def final_kinds(c: Columns) -> Check:
         "kind of final token",
         "bonus behind an accepted leaf, recovered behind a rejection, target where nothing was drafted",
         c.kind != expected,
-        c.standard,
+        c.told,
         c.at_step,
         lambda s: f"says {KINDS[c.kind[s]].value}, the verdict makes it {KINDS[expected[s]].value}",
     )
@@ -239,12 +250,13 @@ def final_tokens(c: Columns) -> Check:
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
+    same &= ~(c.by_rule.ahead[c.step] & c.sampled)  # what was rejected for its descendants' sake may still be drawn
     again[c.step[same]] = True
     return found(
         "final tokens",
         "the final token had a probability above 0, and was not rejected at the same place",
         bad | again,
-        c.standard & ~c.forced_final,
+        c.told & ~c.forced_final,
         c.at_step,
         lambda s: (
             f"token {c.final[s]} was rejected at this place but was drawn as the final token"
@@ -266,10 +278,13 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
     ends = np.cumsum(count)
     is_final = np.zeros(len(expected), np.bool_)
     is_final[ends - count] = True
+    final, of_node = expected[is_final], np.zeros(len(c.token))
+    of_node[c.known[c.step]] = expected[~is_final]
+    _share_coins(c, known, of_node, final)
     bad = np.zeros(len(c), np.bool_)
-    bad[known] = c.final_coin[known] != expected[is_final]
+    bad[known] = c.final_coin[known] != final
     nodes = np.flatnonzero(c.known[c.step])
-    bad[c.step[nodes[c.coin[nodes] != expected[~is_final]]]] = True
+    bad[c.step[nodes[c.coin[nodes] != of_node[nodes]]]] = True
     return found(
         name,
         about,
@@ -279,3 +294,26 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
         note="a coin that was set by hand in the debugger also fails this check" if bad.any() else "",
     )
+
+
+def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -> None:
+    """Under match: tried siblings have the first one's coin, and so has a token recovered behind them. In place."""
+    first = np.flatnonzero((c.sibling == 0) & c.by_rule.match[c.step])
+    of_row = np.zeros(c.rows)
+    of_row[c.row[first]] = of_node[first]
+    shared = c.by_rule.match[c.step] & c.tried
+    of_node[shared] = of_row[c.row[shared]]
+    recovered = c.by_rule.match[known] & (c.kind[known] == RECOVERED)
+    final[recovered] = of_row[c.final_row[known[recovered]]]
+
+
+def forced_steps(c: Columns) -> Bools:
+    """[S] in which an outcome was forced."""
+    found = np.zeros(len(c), np.bool_)
+    found[c.step[c.forced]] = True
+    return found
+
+
+def _unforced_ratios(c: Columns) -> Bools:
+    """[N] of steps that can be checked: where ratios count, those in which none follows from what was forced."""
+    return (c.told & ~(c.by_rule.ahead & forced_steps(c)))[c.step]

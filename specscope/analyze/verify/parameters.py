@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import LEAST, found
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.params import SamplingParams
@@ -53,7 +54,7 @@ class Nodes:
 
         shaped = np.array([params.penalised or bool(params.logit_bias) for params in c.params], np.bool_)[c.step]
         at = c.parents.at_row[c.row]
-        judged = (at >= 0) & (c.known & ~c.greedy)[c.step] & c.standard[c.step]
+        judged = (at >= 0) & (c.known & ~c.greedy)[c.step] & c.told[c.step]
         choice_p = c.parents.choice_p[at] if len(c.parents) else np.zeros(len(at))
         return Nodes(
             each("temperature", np.float64),

@@ -39,7 +39,7 @@ def likeliest_tokens(c: Columns) -> Check:
         "target's choice",
         "no drafted token is likelier than the target's first choice",
         bad,
-        told & c.standard[c.step],
+        told & c.told[c.step],
         c.at_node,
         lambda i: f"p = {c.p[i]:.6g}, the choice (token {c.parents.choice[at[i]]}) has {choice_p[i]:.6g}",
         note="" if len(c.parents) else LACKING,
@@ -58,7 +58,7 @@ def ranks(c: Columns) -> Check:
         "ranks",
         "a token of rank r has at most 1 / r of p, and rank 1 the most",
         bad,
-        told & c.standard[c.step],
+        told & c.told[c.step],
         c.at_node,
         lambda i: f"rank {rank[i]} with p = {c.p[i]:.6g}; rank {c.parents.q_rank[i]} in q with q = {c.q[i]:.6g}",
         note="" if len(c.parents) else LACKING,
@@ -85,7 +85,7 @@ def raw_probabilities(c: Columns) -> Check:
         "raw probabilities",
         "the target's raw probability of a drafted token agrees with its likeliest tokens",
         bad,
-        told & c.standard[c.step],
+        told & c.told[c.step],
         c.at_node,
         lambda i: f"raw p = {e.raw_p[i]:.6g}, likeliest {_listed(e.top[at[i]], e.top_p[at[i]])}",
         note=note,
@@ -112,7 +112,7 @@ def drafters_own(c: Columns) -> Check:
         "drafter's likeliest",
         "what the drafter gave its tokens and the target's choice agrees with its likeliest tokens",
         bad,
-        told & c.standard[e.step],
+        told & c.told[e.step],
         lambda k: c.at_step(int(e.step[k])),
         lambda k: (
             f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; the target's choice {e.top[k, 0]} has "
@@ -135,7 +135,7 @@ def entropies(c: Columns) -> Check:
         "entropies",
         "the entropy of p fits the likeliest token's share",
         bad,
-        c.standard[e.step],
+        c.told[e.step],
         lambda k: c.at_step(int(e.step[k])),
         lambda k: f"entropy {e.entropy[k]:.6g} nats where the likeliest token has {e.choice_p[k]:.6g}",
         note="" if len(e) else LACKING,
@@ -163,7 +163,7 @@ def greedy_tokens(c: Columns) -> Check:
         "greedy tokens",
         "at temperature 0 every p is 0 or 1, and the target's first choice comes out",
         bad,
-        c.greedy & c.standard,
+        c.greedy & c.told,
         c.at_step,
         lambda s: f"final p {c.final_p[s]:.6g}, p {np.round(c.verdicts[s].p, 6).tolist()}",
         note="" if c.greedy.any() else "no request was greedy",
@@ -178,7 +178,7 @@ def final_entropies(c: Columns) -> Check:
         "entropy of the final draw",
         "the entropy of what the final token was drawn from fits that token's share",
         bad,
-        e.there & c.standard & ~c.forced_final,
+        e.there & c.told & ~c.forced_final,
         c.at_step,
         lambda s: f"entropy {e.final_entropy[s]:.6g} nats, the token had {c.final_p[s]:.6g}",
         note="" if e.there.any() else LACKING,
@@ -189,8 +189,8 @@ def final_shares(c: Columns) -> Check:
     """What the final token was drawn with, from its p: over the mass that rejections left, less what q took."""
     e = c.parents
     left = np.ones(c.rows)
-    gone = c.rejected & (c.residual_mass > 0)
-    np.multiply.at(left, c.row[gone], c.residual_mass[gone])
+    gone = c.rejected & (c.residual_mass > 0) & (c.by_rule.parent > 0)
+    np.multiply.at(left, c.row[gone], c.residual_mass[gone] / c.by_rule.parent[gone])
     left = left[c.final_row]
     most = np.where(c.greedy, e.final_p, e.final_p / left)
     exact = ~c.children_at(c.sampled & c.rejected)[c.final_row]
@@ -200,7 +200,7 @@ def final_shares(c: Columns) -> Check:
         "share of the final token",
         "the final token was drawn with its p, over the mass that rejections left",
         bad,
-        e.there & c.standard & ~c.forced_final & (slack < HOPELESS),
+        e.there & c.told & ~c.forced_final & (slack < HOPELESS),
         c.at_step,
         lambda s: f"drawn with {c.final_p[s]:.6g}, from its p of {e.final_p[s]:.6g} it would be {most[s]:.6g}",
         note="" if e.there.any() else LACKING,

@@ -11,8 +11,9 @@ import numpy as np
 
 from specscope.analyze.findings import Check, Reference, Result
 from specscope.analyze.verify import coins
+from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.chances import Chances
-from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.parents import LACKING
 from specscope.analyze.verify.sums import Distance, Sum, holm
 

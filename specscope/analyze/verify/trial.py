@@ -10,6 +10,7 @@ import numpy as np
 
 from specscope.analyze.findings import Check, Exit, Result
 from specscope.analyze.verify.accounting import accounting_checks
+from specscope.analyze.verify.by_rule import left_out
 from specscope.analyze.verify.coins import unequal
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.drafted import draft_vocabulary
@@ -108,10 +109,10 @@ def _notes(history: History, c: Columns) -> list[str]:
             "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
             "made with --evidence lean): much is skipped"
         )
-    others = sorted({visit.part.rule for visit in c.visits} - {"standard"})
+    others = left_out([visit.part for visit in c.visits], c.told)
     if others:
-        count, names = int((~c.standard).sum()), ", ".join(others)
-        notes.append(f"{plural(count, 'step')} under another rule ({names}) left out: only `standard` is checked")
+        count, names = int((~c.told).sum()), ", ".join(others)
+        notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
     if any(map(is_lossy, others)):
         notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
     forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
