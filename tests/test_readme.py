@@ -22,6 +22,7 @@ def test_every_flag_the_readme_names_exists():
 
     known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
     known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
+    known |= {"--otlp-traces-endpoint", "--enable-trace"}  # vLLM's and SGLang's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + BENCHMARKS):
         assert flag in known, flag
 

@@ -241,7 +241,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
         from specscope.tui.program import run_app
 
         file, start = split_reference(file)
-        reader = CaptureReader(file)
+        reader = CaptureReader(file, others_alone=True)
         need_terminal(f"specscope report {file}")
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)

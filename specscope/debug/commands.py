@@ -17,6 +17,7 @@ from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
+from specscope.debug.show_spans import spans
 from specscope.debug.show_stop import place_text, why_text
 from specscope.debug.show_view import view_text
 from specscope.debug.stops import Stop, StopReason
@@ -251,6 +252,7 @@ class Commands(PointCommands):
             "step": show.step,
             "kv": show.kv,
             "drafter": show.drafter,
+            "spans": spans,
             "names": show.names,
         }
         found = [name for name in kinds if text and name.startswith(text)]

@@ -13,8 +13,9 @@ from specscope.debug.passive import Passive
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.remote.listener import ENGINES, Listening, RunUpdate, Unreadable, listen
+from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate, Unreadable, listen
 from specscope.trace.checked import short, whole
+from specscope.trace.engine_spans import OtherSpans
 from specscope.trace.history import KEPT, History, weight
 from specscope.trace.wording import plural
 
@@ -65,11 +66,13 @@ class Attached(Passive):
         super().__init__()
         self.viewer: Viewer | None = None
         self.runs: dict[str, _KeptRun] = {}
+        self.others = OtherSpans()  # of other services; every run's history has them
         self._shown = ""
-        self._heard: deque[RunUpdate | Unreadable] = deque()
+        self._heard: deque[RunUpdate | OtherUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
         self._lock = threading.Lock()  # guards it
         self._lost: Counter[str] = Counter()  # records of each run that were dropped here
+        self._lost_others = 0  # spans of other services, likewise
         self._closing = False
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -95,10 +98,9 @@ class Attached(Passive):
         try:
             while True:
                 message = self._pipe.recv()
-                if isinstance(message, RunUpdate):
+                if isinstance(message, RunUpdate | OtherUpdate):
                     if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
-                        self._lost[message.run] += len(message.records)
-                        message = dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
+                        message = self._emptied(message)
                     with self._lock:
                         self._bytes += message.weight
                 self._heard.append(message)
@@ -106,17 +108,30 @@ class Attached(Passive):
             if not self._closing:
                 self.error = "the listener's process ended"
 
+    def _emptied(self, message: RunUpdate | OtherUpdate) -> RunUpdate | OtherUpdate:
+        """What is left of a message for which there is no room; what goes is counted."""
+        if isinstance(message, OtherUpdate):
+            with self._lock:
+                self._lost_others += len(message.spans)
+            return dataclasses.replace(message, spans=(), weight=0)
+        self._lost[message.run] += len(message.records)
+        return dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
+
     def poll(self, history: History) -> bool:
         """Take in what has come; True where there was anything."""
+        history.others = self.others
         changed = False
         while self._heard:
             message = self._heard.popleft()
             changed = True
             if isinstance(message, Unreadable):
                 self.news.append(Notice(message.text))
+                continue
+            with self._lock:
+                self._bytes -= message.weight
+            if isinstance(message, OtherUpdate):
+                self._take_others(message)
             else:
-                with self._lock:
-                    self._bytes -= message.weight
                 self._take(message, history)
         if changed:
             self._trim()
@@ -133,6 +148,20 @@ class Attached(Passive):
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # it has no steps left to drop
 
+    def _take_others(self, heard: OtherUpdate) -> None:
+        """Keep spans of other services; the first are news."""
+        first = not len(self.others)
+        for span in heard.spans:
+            self.others.add(span)
+        for why in heard.unreadable:
+            self.others.faults.add("a span of another service", why)
+        self.news += [Notice(text) for text in self.others.faults.news()]
+        with self._lock:
+            lost, self._lost_others = self._lost_others, 0
+        self.others.lose(lost)
+        if first and heard.spans:
+            self.news.append(Notice(f"spans of another service: {heard.spans[0].service} (w shows them)"))
+
     def _take(self, heard: RunUpdate, history: History) -> None:
         if heard.run not in self.runs:
             if heard.info is None:
@@ -140,7 +169,7 @@ class Attached(Passive):
             first = not self.runs
             if len(self.runs) >= ENGINES:
                 del self.runs[next(iter(self.runs))]
-            self.runs[heard.run] = _KeptRun(history if first else History())
+            self.runs[heard.run] = _KeptRun(history if first else History(others=self.others))
             if first:
                 self._shown = heard.run
             else:
@@ -174,8 +203,9 @@ class Attached(Passive):
 
     @property
     def progress(self) -> tuple[str, float | None]:
-        """Where it listens."""
-        return f"listening on {self.where}", None
+        """Where it listens, and what it has heard where no engine is among it."""
+        others = f"; {plural(len(self.others), 'span')} of other services: press w" if len(self.others) else ""
+        return f"listening on {self.where}{others}", None
 
 
 def checked_address(text: str, flag: str) -> tuple[str, int]:

@@ -18,9 +18,11 @@ from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.remote.otlp import Received
 from specscope.remote.receiver import Receiver
+from specscope.trace.engine_spans import EngineSpan, is_ours
 from specscope.trace.faults import Faults
 from specscope.trace.history import weight
 from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.schema import DamagedError
 from specscope.trace.unspan import Decoder, run_info
 
 WAITING = 50_000  # spans that may wait to be decoded before the oldest exports are dropped
@@ -50,6 +52,15 @@ class RunUpdate:
     special: frozenset[int] = frozenset()
     lost: int = 0  # records and exports that are known to be missing, in all
     weight: int = 0  # bytes of the records, roughly
+
+
+@dataclass(frozen=True)
+class OtherUpdate:
+    """Spans of other services."""
+
+    spans: tuple[EngineSpan, ...]
+    unreadable: tuple[str, ...] = ()  # why others could not be read
+    weight: int = 0  # bytes of them, roughly
 
 
 @dataclass(frozen=True)
@@ -132,12 +143,16 @@ class _Listener:
     def run(self) -> None:
         """Until the screen closes the pipe."""
         while not self._pipe.poll():
-            by_run: dict[str, list[Received]] = {}
+            by_run: dict[str | None, list[Received]] = {}  # None: of other services
             for span in self._next():
-                by_run.setdefault(str(span.resource.get("specscope.run.id", "")), []).append(span)
+                name = str(span.resource.get("specscope.run.id", "")) if is_ours(span.resource) else None
+                by_run.setdefault(name, []).append(span)
             for name, its in by_run.items():
                 try:
-                    self._tell(name, its)
+                    if name is None:
+                        self._tell_others(its)
+                    else:
+                        self._tell(name, its)
                 except (EOFError, OSError):
                     raise
                 except Exception as error:  # one bad export must not stop it
@@ -161,6 +176,17 @@ class _Listener:
             self._pipe.send(Unreadable(text))
         while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
             del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
+
+    def _tell_others(self, spans: Sequence[Received]) -> None:
+        """Spans of other services go to the screen as they are: what belongs together is worked out there."""
+        kept: list[EngineSpan] = []
+        bad: list[str] = []
+        for span in spans:
+            try:
+                kept.append(span.other())
+            except DamagedError as error:
+                bad.append(str(error))
+        self._pipe.send(OtherUpdate(tuple(kept), tuple(bad), sum(span.weight for span in kept)))
 
     def _wonder(self, why: str) -> None:
         """Spans that belong to no run."""

@@ -19,6 +19,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMes
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from specscope.trace import otlp_json
+from specscope.trace.engine_spans import EngineSpan, engine_span
 from specscope.trace.otlp_raw import RawArray, RawRequest, RawResourceSpans, RawScalars, RawScopeSpans
 
 PROTOBUF = "application/x-protobuf"
@@ -38,6 +39,7 @@ class Received:
     resource: Mapping[str, Any]  # its attributes; one for all spans of a resource
     raw: bytes | msgspec.Raw
     is_json: bool
+    scope: str = ""  # the name of its instrumentation scope
 
     @property
     def size(self) -> int:
@@ -53,6 +55,13 @@ class Received:
         span = self.message()
         attributes = otlp_json.plain(span.attributes) if self.is_json else _plain(span.attributes)
         return span.name, span.start_time_unix_nano, span.end_time_unix_nano, attributes
+
+    def other(self) -> EngineSpan:
+        """What is kept of it as a span of another service. Raises DamagedError."""
+        span = self.message()
+        trace_id, own, above = (_bytes(one).hex() for one in (span.trace_id, span.span_id, span.parent_span_id))
+        name, start, end, attributes = self.read()
+        return engine_span((trace_id, own, above), name, self.resource, self.scope, (start, end), attributes)
 
 
 def parse(body: bytes, kind: str = PROTOBUF) -> list[Received]:
@@ -74,9 +83,9 @@ def _proto_spans(body: bytes) -> Iterator[Received]:
         resource = _plain(ResourceMessage.FromString(by_resource.resource).attributes)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = RawScopeSpans.FromString(raw_scope)
-            ScopeMessage.FromString(by_scope.scope)
+            scope = ScopeMessage.FromString(by_scope.scope).name
             for raw in bounds.of(by_scope.spans):
-                yield bounds.check(Received(resource, raw, is_json=False))
+                yield bounds.check(Received(resource, raw, is_json=False, scope=scope))
 
 
 def _json_spans(body: bytes) -> Iterator[Received]:
@@ -85,8 +94,10 @@ def _json_spans(body: bytes) -> Iterator[Received]:
         by_resource = otlp_json.read_resource(raw_resource)
         resource = otlp_json.plain(by_resource.resource.attributes) if by_resource.resource else {}
         for raw_scope in bounds.of(by_resource.scope_spans):
-            for raw in bounds.of(otlp_json.read_scope(raw_scope).spans):
-                yield bounds.check(Received(resource, raw, is_json=True))
+            by_scope = otlp_json.read_scope(raw_scope)
+            scope = by_scope.scope.name if by_scope.scope else ""
+            for raw in bounds.of(by_scope.spans):
+                yield bounds.check(Received(resource, raw, is_json=True, scope=scope))
 
 
 class _Bounds:

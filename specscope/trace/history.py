@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specscope.trace.engine_spans import OtherSpans
 from specscope.trace.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
@@ -131,6 +132,7 @@ class History:
     rewinds: int = 0  # times that steps were taken back
     limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
     gone: int = 0  # steps that went so
+    others: OtherSpans = field(default_factory=OtherSpans, compare=False, repr=False)  # of vLLM itself, of SGLang, ...
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
 

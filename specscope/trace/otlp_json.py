@@ -6,12 +6,13 @@ declared, its spans are decoded one by one, and those that fail are named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
+from specscope.trace.engine_spans import EngineSpan, engine_span, is_ours
 from specscope.trace.schema import DamagedError, plain_error
 
 DRAWING = "specscope.drawing"  # left out: it can be drawn again
@@ -140,6 +141,18 @@ class RawRequest(Struct, rename="camel"):
     resource_spans: list[Raw] = field(default_factory=list)
 
 
+class OtherSpan(Struct, rename="camel"):
+    """Span, as much of it as is kept of another service's."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
+    name: str = ""
+    start_time_unix_nano: int = 0
+    end_time_unix_nano: int = 0
+    attributes: list[Pair] = field(default_factory=list)
+
+
 class _Dated(Struct, rename="camel"):
     attributes: list[Pair] = field(default_factory=list)
     dropped_attributes_count: int = 0
@@ -192,6 +205,7 @@ _line = msgspec.json.Decoder(_Line, strict=False)
 _raw_line = msgspec.json.Decoder(_RawLine, strict=False)
 _raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
 _value = msgspec.json.Decoder(Value, strict=False)
+_other_span = msgspec.json.Decoder(OtherSpan, strict=False)
 
 # Of an export: each raises what msgspec raises, or RecursionError. They stand for protobuf's messages.
 read_request: Callable[[bytes], Any] = msgspec.json.Decoder(RawRequest, strict=False).decode
@@ -236,6 +250,31 @@ def _one(raw: Raw) -> SpanMessage | DamagedError:
     except _BAD as error:
         return DamagedError(f"{name}: {plain_error(error)}")
     return SpanMessage(span.name, span.start_ns, span.end_ns, pairs)
+
+
+def read_others(line: bytes) -> Iterator[EngineSpan | DamagedError]:
+    """The spans of a line that are not ours; one that cannot be read is a DamagedError."""
+    for raw_resource in read_request(line).resource_spans:
+        by_resource = read_resource(raw_resource)
+        resource = plain(by_resource.resource.attributes) if by_resource.resource else {}
+        if is_ours(resource):
+            continue
+        for raw_scope in by_resource.scope_spans:
+            by_scope = read_scope(raw_scope)
+            for raw in by_scope.spans:
+                yield _other(raw, resource, by_scope.scope.name if by_scope.scope else "")
+
+
+def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | DamagedError:
+    try:
+        span = _other_span.decode(raw)
+        ids = (span.trace_id, span.span_id, span.parent_span_id)
+        times = (span.start_time_unix_nano, span.end_time_unix_nano)
+        return engine_span(ids, span.name, resource, scope, times, plain(span.attributes))
+    except DamagedError as error:
+        return error
+    except _BAD as error:
+        return DamagedError(plain_error(error))
 
 
 def plain(pairs: Sequence[Pair]) -> dict[str, Any]:

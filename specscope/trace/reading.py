@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from specscope.errors import UserError
 from specscope.trace.checked import whole
+from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
-from specscope.trace.otlp_json import Spans, plain, read_line
+from specscope.trace.otlp_json import Spans, plain, read_line, read_others
 from specscope.trace.records import StepRecord
-from specscope.trace.schema import DamagedError
+from specscope.trace.schema import DamagedError, plain_error
 from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
@@ -31,8 +33,13 @@ class CaptureReader:
     `warnings` says what was, and how much is missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
-        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
+    def __init__(
+        self, path: str | os.PathLike[str], history: History | None = None, *, others_alone: bool = False
+    ) -> None:
+        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records.
+
+        `others_alone`: also read a file with spans of other services and no run of ours.
+        """
         self.path = Path(path)
         self.name = printable(str(self.path))
         self.warnings: list[str] = []
@@ -48,8 +55,12 @@ class CaptureReader:
             self.size = found.st_size
         except OSError as error:
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+        self._others_alone = others_alone
         self._lines = self._records()
-        self._append(next(self._lines, []))  # the resource at least: refuses what is no capture
+        for records in self._lines:  # up to the run's resource: refuses what is no capture
+            self._append(records)
+            if self.history.run is not None:
+                break
 
     def read(self, seconds: float | None = None) -> bool:
         """Read for about so long, or to the end; True where there is more."""
@@ -88,16 +99,31 @@ class CaptureReader:
         yield self._decoder.flush()
 
     def _line(self, line: bytes, number: int) -> list[StepRecord]:
-        """The records that one line completes. The first line must tell of the run; any other may be left out."""
+        """The records that one line completes. The first line that is ours must tell of the run; others may be lost."""
         try:
-            return [record for resource, spans in read_line(line) for record in self._part(resource, spans)]
+            parts = read_line(line)
+            if not all(is_ours(resource) for resource, _ in parts):
+                self._keep_others(line)
+            return [record for resource, spans in parts if is_ours(resource) for record in self._part(resource, spans)]
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
-            if self.history.run is None:
+            if self.history.run is None and not len(self.history.others):
                 raise UserError(f"{self.name} is not a capture: specscope capture writes them ({error})") from None
             self._decoder.faults.add(f"line {number}", str(error))
             return []
+
+    def _keep_others(self, line: bytes) -> None:
+        """The spans of other services in a line: vLLM's own, SGLang's, a client's."""
+        others = self.history.others
+        try:
+            for span in read_others(line):
+                if isinstance(span, DamagedError):
+                    others.faults.add("a span of another service", str(span))
+                else:
+                    others.add(span)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            others.faults.add("spans of another service", plain_error(error))
 
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
@@ -120,8 +146,18 @@ class CaptureReader:
         self._file.close()
         decoder, history = self._decoder, self.history
         history.dropped = decoder.lost
-        if history.run is None:
+        others = history.others
+        if history.run is None and (len(others) or others.faults.total) and not self._others_alone:
+            services = ", ".join(others.services[:3]) or "none of them can be read"
+            raise UserError(
+                f"{self.name} holds only spans of other services ({services}) and no specscope run: "
+                "specscope replay shows them on a timeline (key w)"
+            )
+        if history.run is None and not len(others):
             raise UserError(f"{self.name} is not a capture: it is empty")
+        if others.dropped:
+            self.warnings.append(f"{plural(others.dropped, 'span')} of other services left out, the oldest: too many")
+        self.warnings += others.faults.lines()
         if decoder.summaries and not history.acceptance.steps:
             raise UserError(f"{self.name} holds spans of level `steps`; replay and report need level `trees`")
         self.warnings += decoder.faults.lines()

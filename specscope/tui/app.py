@@ -209,6 +209,7 @@ class ScopeApp(Moves):
                 history.rewinds,
                 history.dropped,
                 len(history.requests),
+                history.others.changes,
             ),
             *(engine, self.lost, self.playing, viewer.points, id(viewer.node_view), self.pending.shown),
         )

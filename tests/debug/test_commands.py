@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from specscope.debug.stops import StopReason
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.trace.history import History
+from specscope.trace.reading import CaptureReader, read_capture
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
 
@@ -529,3 +531,26 @@ def test_what_was_accepted_is_said_of_nodes_and_depth(either):
     either.run("until nodes == 4")
     part = either.session.part
     assert f"accepted {part.verdict.accepted} of 4 nodes, depth {part.verdict.accepted} of 2" in either.run("where")
+
+
+DATA = Path(__file__).parents[1] / "data" / "vllm"
+
+
+def test_spans_of_other_services_are_a_table():
+    history = read_capture(DATA / "spans.jsonl").history
+    commands = Commands(Session(history=history))
+    first, second = history.requests
+    said = commands.run("info spans").splitlines()
+    assert said[0] == f"Request {first}"
+    assert said[1].split() == ["name", "service", "start", "ms", "took", "ms"]
+    assert said[2].split() == ["llm_request", "unknown_service:python", "0.00", "1,148.24"]
+    assert said[3].startswith("  request chatcmpl-")
+    commands.run(f"request {second}")
+    assert "The client sent no traceparent" in commands.run("info spans")
+    assert "No spans of other services" in Commands(Session()).run("info spans")
+    reader = CaptureReader(DATA / "sglang_spans.jsonl", others_alone=True)
+    while reader.read():
+        pass
+    alone = Commands(Session(history=reader.history)).run("info spans")
+    assert "Scheduler [TP 0] [PP 0]" in alone
+    assert "No specscope records belong to this trace" in alone
