@@ -88,6 +88,7 @@ def _config(run: RunInfo, target: str | None, draft_model: str | None) -> Engine
         drafter=run.drafter,
         draft_model=draft,
         tree=run.tree or None,
+        rule=run.rule,
         dtype=run.dtype,
         max_context=run.max_context,
     )

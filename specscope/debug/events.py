@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from specscope.trace.decided import BELOW, coin_sign
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
 from specscope.trace.tree import ROOT
@@ -74,8 +75,9 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "q": (float, "the probability with which the drafter drew it; 1 if deterministic"),
     "p_tried": (float, "p when the node was tried: in the residual after rejected siblings"),
     "q_tried": (float, "q when the node was tried, likewise"),
-    "a": (float, "the node's acceptance probability"),
-    "u": (float, "the node's coin: a uniform random number; the node is rejected if u >= a"),
+    "a": (float, "the node's acceptance probability; the ratio of its path if its coin decided nothing"),
+    "u": (float, "the node's coin: a uniform random number; under the standard rule it is rejected if u >= a"),
+    "ahead": (bool, "whether it was accepted because a node below it was (rules block and traversal)"),
     "margin": (float, "how far p would have to move for another outcome at the node"),
     "residual": (float, "mass of the residual after the node was rejected"),
     "draft": (float, "the drafter's own probability, before sampling rules"),
@@ -328,6 +330,9 @@ class Evidence(Mapping[str, object]):
 
     def _u(self) -> float:
         return self._number(self._part.verdict.coin)  # type: ignore[union-attr]
+
+    def _ahead(self) -> bool:
+        return coin_sign(self._part.verdict, self.node) == BELOW  # type: ignore[arg-type]
 
     def _residual(self) -> float:
         return self._number(self._part.verdict.residual_mass)  # type: ignore[union-attr]

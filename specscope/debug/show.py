@@ -9,9 +9,11 @@ import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
+from specscope.trace.decided import coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
+from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo, Verdict
+from specscope.trace.rules import MATCH
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import about_method, accepted_text, ending, plural
@@ -49,18 +51,26 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
     )
     if outcome is Outcome.UNTRIED:
         return line
-    sign = "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
     if node in verdict.forced.tolist():
         line += " by force"
-    line += (
-        f", {_tried('p', verdict.p[node], verdict.p_trial[node])} over "
-        f"{_tried('q', part.tree.q[node], verdict.q_trial[node])}: "
-    )
-    coin = f"coin {verdict.coin[node]:.4f} {sign} " if verdict.coin[node] else "no coin, "
-    line += f"{coin}a {verdict.accept_prob[node]:.4f}"
+    line += f", {_tried('p', verdict.p[node], verdict.p_trial[node])}"
+    if verdict.rule != MATCH:  # it makes no use of q
+        line += f" over {_tried('q', part.tree.q[node], verdict.q_trial[node])}"
+    line += ": "
+    line += _coin(verdict, node)
     return line + (
         f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in session.history.near_ties(part) else ""
     )
+
+
+def _coin(verdict: Verdict, node: int) -> str:
+    """What decided, by the rule."""
+    sign, coin, a = coin_sign(verdict, node), verdict.coin[node], verdict.accept_prob[node]
+    if sign == "↓":
+        return f"accepted with node {verdict.path[-1]} below it, ratio {a:.4f}"
+    if sign in "=≠":
+        return f"coin {coin:.4f} drew {'it' if sign == '=' else 'another token'}, with a chance of {a:.4f}"
+    return f"coin {coin:.4f} {sign} a {a:.4f}" if coin else f"no coin, a {a:.4f}"
 
 
 def _tried(name: str, drawn: float, tried: float) -> str:

@@ -24,7 +24,9 @@ from specscope.speculate.sampling import distributions, probabilities, scaled, s
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
+from specscope.trace.ratios import ratios
 from specscope.trace.records import ROUNDING, Outcome, RequestStep, Verdict
+from specscope.trace.rules import MATCH, looks_ahead
 from specscope.trace.tree import ROOT, Drawn
 
 
@@ -183,18 +185,23 @@ def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Distribution,
 def _left(
     seen: PartTensors, above: int, p: Distribution, before: int | None = None
 ) -> tuple[Distribution, Dense | None]:
-    """p and q less what rejected children took (DESIGN, "Verification"): all of them, or those before one.
+    """p and q less what rejected children took, by the step's rule: all of them, or those before one.
 
     With all of them p is what the final token was drawn from. No q where the children are deterministic.
     """
-    tree = seen.draft.tree
+    tree, verdict = seen.draft.tree, seen.verdict
     q = seen.draft.q.get(above)
+    if verdict is not None and verdict.rule == MATCH:
+        q = None
+    ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
         if child == before:
             break
         if q is None or tree.drawn[child] == Drawn.DETERMINISTIC:
             p, _ = p.without(int(tree.token[child]))
             continue
+        if ahead is not None and isinstance(p, Dense):
+            p = Dense(p.probs * float(ahead[child]))
         p, _ = p.residual(q)
         if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
             q, _ = q.without(int(tree.token[child]))

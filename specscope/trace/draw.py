@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.rules import looks_ahead
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import acceptance
@@ -33,7 +34,8 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
     A node shows p, q and its coin u, and where it was tried its acceptance probability a. Where q is a point mass,
-    `draft` is the probability that the drafter gave the token.
+    `draft` is the probability that the drafter gave the token. A node that was accepted because one below it was (rules
+    that look ahead) shows the ratio of its path instead of a.
     """
     verdict, tree = step.verdict, step.tree
     if verdict is None:
@@ -45,12 +47,13 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     accept, coin = verdict.accept_prob.tolist(), verdict.coin.tolist()
     draft = [] if step.notes is None else step.notes.prob.tolist()
     drawn, forced = tree.drawn.tolist(), verdict.forced.tolist()
+    judged = verdict.judged.tolist() if looks_ahead(verdict.rule) else [True] * len(tree)
     for node, lead in branches(tree):
         text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  p={p[node]:.4f} q={q[node]:.4f}"
         if draft and drawn[node] == DETERMINISTIC:
             text += f" draft={draft[node]:.4f}"
         if outcome[node] != UNTRIED:
-            text += f" a={accept[node]:.4f}"
+            text += f" a={accept[node]:.4f}" if judged[node] else f" ratio={accept[node]:.4f}"
         text += (f" u={coin[node]:.4f}" if coin[node] else "") + (" forced" if node in forced else "")
         lines.append(text + final if node == end else text)
     if step.notes is not None and len(step.notes.dropped_token):

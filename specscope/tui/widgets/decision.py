@@ -1,8 +1,8 @@
 """A decision as a picture: the coin as a mark on the line from 0 to 1, of which a is won; p and q as bars. Pure.
 
 The names mean the same on every screen. `p` and `q` are the probabilities as drawn, before any trial; `p tried` and
-`q tried` those at the trial, after earlier siblings were rejected: a = min(1, p tried / q tried). They are shown where
-they differ.
+`q tried` those at the trial, after earlier siblings were rejected: a = min(1, p tried / q tried) under the standard
+rule. They are shown where they differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specscope.trace.decided import coin_sign
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, Drawn
 from specscope.tui.text import Ink, Line, bar, left, line_width, probability
@@ -41,9 +42,9 @@ def q_tried(step: RequestStep, verdict: Verdict, node: int) -> str:
     return text if tried(verdict, node) and text != probability(float(step.tree.q[node])) else ""
 
 
-def sign(verdict: Verdict, node: int) -> str:
-    """How the coin fell: below a, or not."""
-    return "<" if verdict.coin[node] < verdict.accept_prob[node] else "≥"
+def coin_on_line(verdict: Verdict, node: int) -> float:
+    """The coin, where it was held against a; 0 where the rule has another use for it."""
+    return float(verdict.coin[node]) if coin_sign(verdict, node) in "<≥" else 0.0
 
 
 def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, Ink]]:
@@ -75,10 +76,11 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     lines: list[Line] = []
     if tried(verdict, node):
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
-        ink = INKS[Outcome(int(verdict.outcome[node]))]
-        fell = f"{probability(coin)} {sign(verdict, node)}" if coin else "none "
-        said = f"  {fell} a {probability(a)}"
-        lines.append([(left("coin", LABEL), "dim"), *mark_line(a, coin, room, ink), (said, "text")])
+        ink, sign = INKS[Outcome(int(verdict.outcome[node]))], coin_sign(verdict, node)
+        fell = "below" if sign == "↓" else probability(coin) if coin else "none "
+        said = f"  {fell} {sign if coin else ''} a {probability(a)}"
+        line = mark_line(a, coin_on_line(verdict, node), room, ink)
+        lines.append([(left("coin", LABEL), "dim"), *line, (said, "text")])
     return [*lines, *(bar_line(*each, room) for each in _bars(step, verdict, node))]
 
 

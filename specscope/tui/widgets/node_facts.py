@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from specscope.trace.decided import coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
+from specscope.trace.ratios import ratios
 from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.rules import MATCH, looks_ahead
 from specscope.trace.tree import ROOT, Drawn
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import about_draft
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, folded, left, show_token
-from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision, sign
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision
 from specscope.tui.widgets.output import feed, feed_prompt, feed_step
 from specscope.tui.widgets.wrap import Wrapper
 
@@ -71,7 +74,7 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     if step.method is not None and (told := about_draft(step.method, node)):
         facts.append(("drafter", ", ".join(told), "text"))
-    facts += _trial(step.rule, verdict, node, outcome, ink)
+    facts += _trial(step, verdict, node, outcome, ink)
     if step.lossy:
         facts.append(("rule", f"{printable(step.rule)}: not lossless", "warn"))
     if outcome is not Outcome.UNTRIED:
@@ -79,21 +82,41 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     return facts
 
 
-def _trial(rule: str, verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
+def _trial(step: RequestStep, verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
     """How the coin fell, and against what."""
     if outcome is Outcome.UNTRIED:
         return [("verdict", "untried: an ancestor was rejected, or an earlier sibling accepted", ink)]
-    p, q, a, coin = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob, verdict.coin))
-    made = f"min(1, {p:.6g} / {q:.6g})" if rule != "block" else "h of the block rule"
     facts: list[Fact] = [
-        ("tried", f"a = {made} = {a:.6g}", "text"),
-        ("verdict", f"{outcome.name.lower()}: coin {coin:.6g} {sign(verdict, node)} {a:.6g}", ink),
+        ("tried", _made(step, verdict, node), "text"),
+        ("verdict", f"{outcome.name.lower()}: {_fell(verdict, node)}", ink),
     ]
     if node in verdict.forced.tolist():
         facts.append(("forced", "by the user: this step is not lossless", "warn"))
     if outcome is Outcome.REJECTED:
         facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", "text"))
     return facts
+
+
+def _made(step: RequestStep, verdict: Verdict, node: int) -> str:
+    """What a comes from."""
+    p, q, a = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
+    if step.rule == MATCH:
+        return f"a = {a:.6g}, the target's p of it once its elder siblings are not"
+    if not looks_ahead(step.rule):
+        return f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}"
+    found = ratios(step.tree, verdict)
+    ratio = f"ratio of its path min(1, {found.parent[node]:.6g} * {p:.6g} / {q:.6g}) = {found.own[node]:.6g}"
+    return ratio if not verdict.judged[node] or a == found.own[node] else f"{ratio}; a = {a:.6g} was left of it"
+
+
+def _fell(verdict: Verdict, node: int) -> str:
+    """How the coin stands to a, by the rule."""
+    sign, coin, a = coin_sign(verdict, node), float(verdict.coin[node]), float(verdict.accept_prob[node])
+    if sign == "↓":
+        return f"node {int(verdict.path[-1])} below it was"
+    if sign in "=≠":
+        return f"coin {coin:.6g} drew {'this token' if sign == '=' else 'another'} from the target's p"
+    return f"coin {coin:.6g} {sign} {a:.6g}"
 
 
 def _margin(margin: float, near: bool) -> list[Fact]:

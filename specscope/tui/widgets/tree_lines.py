@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len
 
+from specscope.trace.decided import coin_sign
 from specscope.trace.draw import MARKS, branches
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
-from specscope.tui.widgets.decision import INKS, mark_line, p_tried, q_tried, sign, tried
+from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, p_tried, q_tried, tried
 
 FINAL_MARK = "»"
 Cell = Callable[[RequestStep, Verdict, int], str]
@@ -46,7 +47,7 @@ P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
 Q_TRIAL = Column("q tried", 7, q_tried)
 P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
 Q_ALL = Column("q tried", 7, _when(TRIED, lambda v, n: v.q_trial[n]))
-COIN = Column("coin", 5, lambda step, v, n: coin_text(float(v.coin[n])) if v.outcome[n] in TRIED else "")
+COIN = Column("coin", 5, lambda step, v, n: coin_text(float(v.coin[n])) if v.judged[n] else "")
 ACCEPT = Column("a", 7, lambda step, v, n: _accept(v, n))
 RESIDUAL = Column("residual", 8, _when((Outcome.REJECTED,), lambda v, n: v.residual_mass[n]))
 LINE = Column("coin on a line", 22, lambda step, v, n: "")  # drawn, not written; as wide as there is room, to LONGEST
@@ -78,7 +79,7 @@ def _accept(v: Verdict, n: int) -> str:
     """`< 0.812`: what the coin had to stay below, with the sign of how it fell."""
     if not tried(v, n):
         return ""
-    return f"{sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
+    return f"{coin_sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ def tree_lines(
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             line += [(_cells(step, verdict, row.node, columns), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
-                a, coin, wide = float(verdict.accept_prob[row.node]), float(verdict.coin[row.node]), columns[-1].width
+                a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
+                wide = columns[-1].width
                 line[-1] = (line[-1][0][:-wide], ink)
                 line += mark_line(a, coin, wide, row.ink)
         lines.append(line)
