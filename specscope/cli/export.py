@@ -6,6 +6,7 @@ import click
 
 from specscope.cli.captures import reading_bar
 from specscope.cli.streams import say, warn
+from specscope.trace.wording import plural
 
 
 @click.command()
@@ -30,4 +31,5 @@ def export(captures: tuple[str, ...], output: str) -> None:
         written = write(captures, output, progress)
     for warning in written.warnings:
         warn(warning)
-    say(f"wrote {output}: " + ", ".join(f"{count:,} {name}" for name, count in written.rows.items() if count))
+    told = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
+    say(f"wrote {output}: {', '.join(told)}")

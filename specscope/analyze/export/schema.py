@@ -41,6 +41,7 @@ _STEP = [
     _column("index", INT, "the request's own step number, from 0; prefill chunks count too"),
 ]
 _NO_END = "where the request did not end in the capture"
+_NO_INFO = "where its admission is missing"
 _NO_PARENTS = "with lean evidence, and in captures that have none"
 _NOT_TRIED = "where the parent's children were not tried, " + _NO_PARENTS
 _UNTRIED = "where the node was not tried, and where p was not recorded"
@@ -78,7 +79,7 @@ REQUESTS = [
     _column("request", NAME, "id of the request"),
     _column("branch", INT, "branch on which it ended; where it did not end, the one of its last step"),
     _column("current", BOOL, "whether that is on the way to the end of the run's last branch"),
-    _column("arrival_ns", LONG, "when it came in: ns since 1970", "where its admission is missing"),
+    _column("arrival_ns", LONG, "when it came in: ns since 1970", _NO_INFO),
     _column("admitted_ns", LONG, "when it was admitted to the batch: ns since 1970", "where it never was"),
     _column("finished_ns", LONG, "when it ended: ns since 1970", _NO_END),
     _column("reason", NAME, "why it ended: eos, stop, length, cancelled or error", _NO_END),
@@ -92,7 +93,7 @@ REQUESTS = [
     _column("output_tokens", INTS, "token ids of the output", _NO_END),
     _column("output_length", LONG, "tokens of the output", _NO_END),
     *(
-        _column(name, kind, f"sampling parameter {name}", "where its admission is missing")
+        _column(name, kind, f"sampling parameter {name}", _NO_INFO)
         for name, kind in (
             ("temperature", DOUBLE),
             ("top_k", LONG),
@@ -108,7 +109,7 @@ REQUESTS = [
             ("ignore_eos", BOOL),
         )
     ),
-    _column("labels", pa.map_(pa.string(), pa.string()), "what else the prompt's line held", "as above"),
+    _column("labels", pa.map_(pa.string(), pa.string()), "what else the prompt's line held", _NO_INFO),
     _column("traceparent", TEXT, "the caller's span, as W3C trace context has it", "where there is none"),
 ]
 
