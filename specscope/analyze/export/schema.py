@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-import specscope
-
-MARK = (
-    b"specscope.table"  # in the metadata of each file: its table's name. What has it may be replaced by a later export
-)
+MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 
 NAME = pa.dictionary(pa.int32(), pa.string())  # text that comes again and again
 TEXT, BOOL, INT, LONG = pa.string(), pa.bool_(), pa.int32(), pa.int64()
@@ -260,7 +256,7 @@ INTERVALS = [
 ]
 
 SCHEMAS = {
-    name: pa.schema(columns, metadata={MARK: name, "specscope.version": specscope.__version__})
+    name: pa.schema(columns, metadata={MARK: name})
     for name, columns in {
         "runs": RUNS,
         "requests": REQUESTS,

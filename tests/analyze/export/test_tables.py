@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.reading import read_capture
+from specscope.trace.records import ParentNotes
 from tests.analyze.export import expected
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -152,6 +154,41 @@ def test_evidence_that_is_absent_is_null(tmp_path):
     other = next(row for row in read(tmp_path / "tables", "nodes") if row["step"] == 3)
     assert other["coin"] is not None
     assert other["p"] is not None
+
+
+def test_zeros_that_stand_for_nothing_are_null(tmp_path):
+    """The rank of a token that has no p, and q of deterministic nodes; without a model's drafter what it would give."""
+    records = samples.records()
+    (part,) = records[2].requests
+    one, none = np.array([0.5], np.float32), np.zeros((1, 0), np.int32)
+    parents = ParentNotes(
+        node=np.array([-1], np.int32),
+        top=np.array([[20]], np.int32),
+        top_p=one[None],
+        choice=np.array([20], np.int32),
+        choice_p=one,
+        **dict.fromkeys(("entropy", "varentropy", "choice_q", "outside"), one),
+        **dict.fromkeys(("q_entropy", "q_varentropy"), one * 0),
+        draft_top=none,
+        draft_top_p=none.astype(np.float32),
+        choice_rank=np.array([0], np.int32),
+        raw_p=np.array([0.25, 0], np.float32),
+        rank=np.zeros(2, np.int32),
+        q_rank=np.zeros(2, np.int32),
+        final_entropy=0.5,
+        final_varentropy=0.25,
+        final_target_p=0.125,
+    )
+    records[2] = dataclasses.replace(records[2], requests=(dataclasses.replace(part, parents=parents),))
+    path = write(tmp_path / "run.jsonl", records, read_capture(TRACES / "planted.jsonl").history.vocabulary)
+    export([str(path)], str(tmp_path / "tables"))
+    first, second = (row for row in read(tmp_path / "tables", "nodes") if row["step"] == 2)
+    assert (first["raw_p"], first["parent_choice"], first["parent_entropy"]) == (0.25, 20, 0.5)
+    unknown = ["rank", "q_rank", "parent_q_entropy", "parent_q_varentropy", "parent_choice_rank", "parent_choice_q"]
+    assert {first[name] for name in [*unknown, "parent_outside"]} == {None}
+    assert {second[name] for name in [*unknown, "raw_p", "parent_choice", "parent_entropy"]} == {None}
+    final = next(row for row in read(tmp_path / "tables", "finals") if row["step"] == 2)
+    assert (final["entropy"], final["varentropy"], final["target_p"]) == (0.5, 0.25, 0.125)
 
 
 def test_full_evidence_is_there(tmp_path):
