@@ -164,9 +164,7 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
     """From `start_ns` to `budget`, in the order of schema.STEPS."""
-    took: dict[str, int] = {}
-    for phase in record.phases:
-        took[phase.name] = took.get(phase.name, 0) + phase.end_ns - phase.start_ns
+    took = {phase.name: phase.end_ns - phase.start_ns for phase in record.phases}
     return (
         record.start_ns,
         record.end_ns - record.start_ns,

@@ -52,7 +52,7 @@ class Tables:
     def _write(self, name: str) -> None:
         waiting = self._waiting[name]
         if waiting:
-            self._writers[name].write_table(pa.Table.from_batches(waiting).unify_dictionaries())
+            self._writers[name].write_table(pa.Table.from_batches(waiting))
             waiting.clear()
 
     def finish(self) -> None:

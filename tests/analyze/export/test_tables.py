@@ -156,6 +156,23 @@ def test_evidence_that_is_absent_is_null(tmp_path):
     assert other["p"] is not None
 
 
+def test_p_is_known_where_the_final_token_was_forced(tmp_path):
+    """A forced token may have a p of 0; what the engine computed is there all the same."""
+    records = samples.records()
+    (part,) = records[2].requests
+    verdict = dataclasses.replace(part.verdict, final_p=0.0, forced=np.array([1, 2], np.int32))
+    records[2] = dataclasses.replace(records[2], requests=(dataclasses.replace(part, verdict=verdict),))
+    path = write(tmp_path / "run.jsonl", records, read_capture(TRACES / "planted.jsonl").history.vocabulary)
+    export([str(path)], str(tmp_path / "tables"))
+    nodes = [row for row in read(tmp_path / "tables", "nodes") if row["step"] == 2]
+    assert [(row["forced"], row["p"] is None, row["margin"]) for row in nodes] == [
+        (False, False, nodes[0]["margin"]),
+        (True, False, 1.0),
+    ]
+    final = next(row for row in read(tmp_path / "tables", "finals") if row["step"] == 2)
+    assert (final["p"], final["forced"]) == (0.0, True)
+
+
 def test_zeros_that_stand_for_nothing_are_null(tmp_path):
     """The rank of a token that has no p, and q of deterministic nodes; without a model's drafter what it would give."""
     records = samples.records()
