@@ -1,16 +1,17 @@
-"""The blocks of EXAMPLES.md and what they print. `python -m tests.analyze.export.examples` writes the outputs anew."""
+"""The blocks of EXAMPLES.md and what they print. `python -m tests.analyze.export.examples` writes the outputs anew.
+
+With --print it prints them as JSON. The test runs it so: DuckDB complains of leaks when an interpreter ends that has
+run many other tests.
+"""
 
 import contextlib
 import io
+import json
 import re
 import shlex
+import sys
 import tempfile
 from pathlib import Path
-
-import duckdb
-import pandas as pd
-
-from tests.test_bad_input import run_here
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "specscope" / "analyze" / "export" / "EXAMPLES.md"
@@ -19,6 +20,8 @@ BLOCK = re.compile(r"```(\w+)\n(.*?)```\n", re.S)
 
 def printed(page):
     """(block, what it prints) of each block that is run, in the order of the page, in a folder of its own."""
+    import pandas as pd
+
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pd.option_context("display.width", 110):
         Path("traces").symlink_to(ROOT / "traces")
         names = {}
@@ -28,6 +31,8 @@ def printed(page):
 
 
 def shell(text, _):
+    from tests.test_bad_input import run_here
+
     for line in text.splitlines():
         name, *words = shlex.split(line, comments=True)
         assert name == "specscope"
@@ -38,6 +43,8 @@ def shell(text, _):
 
 
 def sql(text, _):
+    import duckdb
+
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         duckdb.sql(text).show(max_width=110)
@@ -75,4 +82,7 @@ def rewritten(page):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text()))
+    if sys.argv[1:] == ["--print"]:
+        print(json.dumps(list(printed(PAGE.read_text()))))
+    else:
+        PAGE.write_text(rewritten(PAGE.read_text()))

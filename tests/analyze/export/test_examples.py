@@ -1,15 +1,21 @@
 """EXAMPLES.md: each block runs, and prints what stands behind it."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
-from tests.analyze.export.examples import BLOCK, PAGE, printed, shown
+from tests.analyze.export.examples import BLOCK, PAGE, shown
 
 TEXT = PAGE.read_text()
 
 
 @pytest.fixture(scope="module")
 def run():
-    return list(printed(TEXT))
+    words = [sys.executable, "-m", "tests.analyze.export.examples", "--print"]
+    done = subprocess.run(words, capture_output=True, cwd=PAGE.parents[3], check=True)
+    return [tuple(pair) for pair in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("at", range(sum(language != "text" for language, _ in BLOCK.findall(TEXT))))
