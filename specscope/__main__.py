@@ -23,6 +23,7 @@ EXTRAS = {
     **dict.fromkeys(("textual", "platformdirs", "grpc"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
+    "pyarrow": "export",
     "textual_serve": "web",
 }
 

@@ -642,6 +642,11 @@ def judges() -> list[Case]:
     cases = [Case("judge", (*verb, "c"), {"c": content}, "c") for verb in verbs for content in FILES]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe"):
         cases += [Case("judge", (*verb, name), {}) for verb in verbs]
+    start = ("export", PLANTED, "-o", "tables")
+    cases += [Case("export", (*start, "c"), {"c": content}, "c") for content in FILES]
+    for name in (".", "./none", "/dev/zero", "/proc/self/mem", "pipe", PLANTED):
+        cases.append(Case("export", (*start, name)))
+    cases += [Case("export", ("export", *words)) for words in ((), ("-o", "tables"), (PLANTED,), (PLANTED, "-o"))]
     cases += [Case("watch", ("watch", "c", "--headless"), {"c": content}, "c") for content in FILES]
     for name in (".", "./none", "/dev/zero", "/proc/self/mem", "http://", "ftp://x", "http://[", "http://127.0.0.1:1"):
         cases.append(Case("watch", ("watch", name, "--headless")))
@@ -710,6 +715,9 @@ def outputs() -> list[Case]:
         Case("figures", ("bench", "cpu", f"--json={x}"), held)
         for x in ("", ".", "good.txt", "other.jsonl", "c.jsonl", "no/x")
     ]
+    folders = ("", ".", "sub", "c.jsonl", "c.jsonl/x", "none/tables", "loop", "dangling", "pipe", "/dev/null", "/proc")
+    folders = (*folders, "/proc/tables", "n" * 300, "a\ud800b/x", "\udcff/x")
+    cases += [Case("export folder", ("export", "c.jsonl", f"--output={x}"), held) for x in folders]
     train = ("train", "eagle3", "--target", "./nothing", "--data", "good.txt")
     cases += [
         Case("folder", (*train, f"--output={x}"), held) for x in ("", ".", "good.txt", "sub", "soft", "good.txt/x")

@@ -12,7 +12,7 @@ from specscope.trace.reading import read_capture
 TRACES = Path(__file__).parent.parent / "traces"
 
 
-@pytest.mark.parametrize("name", ["eagle.jsonl", "ngram.jsonl", "sampled.jsonl"])
+@pytest.mark.parametrize("name", ["eagle.jsonl", "ngram.jsonl", "sampled.jsonl", "evidence.jsonl"])
 def test_a_sample_capture_is_whole_and_valid(name):
     path = TRACES / name
     assert path.stat().st_size < 1_200_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,21 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
             f"{file} cannot be {what}: the capture holds counts only ({', '.join(sorted(sources))} reports no trees); "
             "use replay, report or compare"
         )
+
+
+@contextmanager
+def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
+    """A bar of the reading, where somebody looks, else None. It is given how much has been read, 0 to 1."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import print_json, text_console, write_page
+from specscope.cli.captures import print_json, reading_bar, text_console, write_page
 from specscope.cli.streams import need_terminal, warn
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
@@ -91,7 +89,7 @@ def compare(
         need_terminal(f"specscope compare {' '.join(captures)}")
     asked = [limit for text in limits for limit in parse(text)]
     try:
-        with _bar() as progress:
+        with reading_bar("reading") as progress:
             sides = read_sides(a, b, progress)
     except NoStepsError:
         if not _counts(a, b, as_json=as_json, more=bool(limits or html or screen)):
@@ -183,21 +181,6 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
         if twice is not None:
             raise UserError(f"{twice} is given twice for side {name}")
     return a, b
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float], None] | None]:
-    """Progress of the reading, where somebody looks."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
 
 
 def _print_text(found: Comparison) -> None:

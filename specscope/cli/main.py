@@ -13,6 +13,7 @@ from specscope.cli.bench import bench
 from specscope.cli.captures import print_json, read_branch, text_console, write_page
 from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
+from specscope.cli.export import export
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -55,6 +56,7 @@ def cli(context: click.Context) -> None:
       specscope verify run.jsonl                   check that it is consistent
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope diagnose run.jsonl                 name what is wrong with it
+      specscope export run.jsonl -o tables         write it as Parquet tables
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
       specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
     """
@@ -348,6 +350,7 @@ def doctor(*, step: bool) -> None:
 cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(diagnose)
+cli.add_command(export)
 cli.add_command(train)
 cli.add_command(verify)
 cli.add_command(vllm)

@@ -1,0 +1,1 @@
+"""Records as Parquet tables, for pandas and SQL."""

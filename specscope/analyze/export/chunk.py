@@ -1,0 +1,182 @@
+"""Steps, nodes and final tokens of some engine steps, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from specscope.analyze.export.nodes import Nodes
+from specscope.analyze.export.schema import NAME, SCHEMAS
+from specscope.analyze.export.writer import Tables
+from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.trace.vocabulary import Vocabulary
+
+MOST_STEPS, MOST_NODES = 4096, 50_000  # that are held as Python objects
+PHASES = ("schedule", "draft", "forward", "verify", "commit")
+DEPTH_AT = SCHEMAS["steps"].get_field_index("depth") - SCHEMAS["steps"].get_field_index("start_ns")
+
+
+def clean(text: str) -> str:
+    """The text in valid UTF-8: a lone surrogate becomes its escape."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def some(text: str) -> str | None:
+    """The text, where there is one."""
+    return clean(text) if text else None
+
+
+def repeated(text: str, rows: int) -> pa.Array:
+    """A column that holds the same text everywhere."""
+    return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([text], pa.string()))
+
+
+def knows_p(verdict: Verdict, nodes: int) -> bool:
+    """Whether p was recorded: no token is drawn whose probability is 0, unless it was forced."""
+    return verdict.final_p != 0 or nodes in verdict.forced
+
+
+class Chunk:
+    """Takes engine steps of one run; `flush` writes their rows."""
+
+    def __init__(
+        self, run: str, capture: str, vocabulary: Vocabulary, prompt_length: Callable[[str], int | None]
+    ) -> None:
+        """`prompt_length`: tokens of a request's prompt, None where they are not known."""
+        self._of = (run, capture)
+        self._vocabulary = vocabulary
+        self._prompt_length = prompt_length
+        self._begin()
+
+    def _begin(self) -> None:
+        self._keys: list[tuple[Any, ...]] = []  # a row of `steps` each: the columns from `step` to `index`
+        self._steps: list[tuple[Any, ...]] = []  # and the others, without `depth`
+        self._finals: list[tuple[Any, ...]] = []
+        self._judged: list[int] = []  # the row in `steps` of each of `_finals`
+        self._nodes = Nodes()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be flushed."""
+        return len(self._keys) >= MOST_STEPS or self._nodes.count >= MOST_NODES
+
+    def add(self, record: StepRecord, current: bool) -> None:
+        """One engine step. `current`: it is on the way to the end of the run."""
+        engine = _engine_columns(record)
+        for part in record.requests:
+            self._keys.append((record.step, record.branch, current, clean(part.request), part.index))
+            self._steps.append((*engine, *self._step_columns(part)))
+            self._nodes.add(part)
+            if part.verdict is not None:
+                self._judged.append(len(self._keys) - 1)
+                self._finals.append(self._final_columns(part, part.verdict))
+
+    def _step_columns(self, part: RequestStep) -> tuple[Any, ...]:
+        """From `context_len` on, in the order of schema.STEPS."""
+        verdict, notes, method = part.verdict, part.notes, part.method
+        length = None if verdict is None else self._prompt_length(part.request)
+        return (
+            part.context_len,
+            part.prefill_tokens,
+            None if length is None else part.position + 1 - length,
+            None if part.preceded is None else part.preceded.value,
+            clean(part.drafter),
+            clean(part.rule),
+            some(part.sizing),
+            len(part.tree),
+            None if notes is None else len(notes.dropped_token),
+            None if notes is None else notes.cached,
+            None if verdict is None else verdict.accepted,
+            part.emitted,
+            None if verdict is None else verdict.kind.value,
+            None if verdict is None else len(verdict.forced) > 0,
+            *(
+                (None,) * 5
+                if method is None
+                else (
+                    method.one_pass,
+                    method.unverified,
+                    method.match_length,
+                    method.match_count,
+                    some(method.match_source),
+                )
+            ),
+        )
+
+    def _final_columns(self, part: RequestStep, verdict: Verdict) -> tuple[Any, ...]:
+        """From `token` on, in the order of schema.FINALS; `piece` comes later."""
+        parents, nodes = part.parents, len(part.tree)
+        return (
+            verdict.token,
+            verdict.kind.value,
+            part.emitted > verdict.accepted,
+            nodes in verdict.forced,
+            verdict.final_p if knows_p(verdict, nodes) else None,
+            verdict.final_coin or None,
+            verdict.final_margin,
+            None if parents is None else parents.final_entropy,
+            None if parents is None else parents.final_varentropy,
+            None if parents is None else parents.final_target_p,
+        )
+
+    def flush(self, tables: Tables) -> None:
+        """Write the rows that were added, and begin again."""
+        if self._keys:
+            depth, columns = self._nodes.columns(self._pieces)
+            keys = self._key_columns()
+            steps = _columns(self._steps)
+            steps.insert(DEPTH_AT, depth)
+            tables.add("steps", [*self._run(len(self._keys)), *keys, *steps], len(self._keys))
+            rows = pa.array(self._nodes.step())
+            tables.add("nodes", [*self._run(len(rows)), *(key.take(rows) for key in keys), *columns], len(rows))
+            rows = pa.array(self._judged, pa.int64())
+            finals = _columns(self._finals)
+            if finals:
+                finals.insert(1, self._pieces(np.array(finals[0], np.int32)))
+            tables.add("finals", [*self._run(len(rows)), *(key.take(rows) for key in keys), *finals], len(rows))
+        self._begin()
+
+    def _run(self, rows: int) -> list[pa.Array]:
+        return [repeated(text, rows) for text in self._of]
+
+    def _key_columns(self) -> list[pa.Array]:
+        kinds = (pa.int64(), pa.int32(), pa.bool_(), NAME, pa.int32())
+        return [pa.array(column, kind) for column, kind in zip(_columns(self._keys), kinds, strict=True)]
+
+    def _pieces(self, tokens: NDArray[Any]) -> pa.Array:
+        """The texts of token ids."""
+        known, codes = np.unique(tokens, return_inverse=True)
+        pieces = [self._vocabulary.piece(token) for token in known.tolist()]
+        lacks = np.array([piece is None for piece in pieces], np.bool_)[codes]
+        texts = ["" if piece is None else piece.decode("utf-8", "backslashreplace") for piece in pieces]
+        return pa.DictionaryArray.from_arrays(
+            pa.array(codes.astype(np.int32), mask=lacks), pa.array(texts, pa.string())
+        )
+
+
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    return list(zip(*rows, strict=True))
+
+
+def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
+    """From `start_ns` to `budget`, in the order of schema.STEPS."""
+    took = {phase.name: phase.end_ns - phase.start_ns for phase in record.phases}
+    return (
+        record.start_ns,
+        record.end_ns - record.start_ns,
+        *(took.get(name) for name in PHASES),
+        [one.end_ns - one.start_ns for one in record.passes],
+        list(record.device_ns),
+        len(record.requests),
+        record.running,
+        record.waiting,
+        record.blocks_used,
+        record.blocks_free,
+        record.speculation,
+        some(record.speculation_off),
+        record.budget,
+    )

@@ -1,0 +1,155 @@
+"""Captures to tables, record by record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from specscope.analyze.export.chunk import Chunk, clean, some
+from specscope.analyze.export.requests import MOST, Requests
+from specscope.analyze.export.streamed import Progress, Streamed, find_path, size, stream
+from specscope.analyze.export.writer import Tables, check_folder, open_tables
+from specscope.errors import UserError
+from specscope.trace.aggregate import Aggregate
+from specscope.trace.reading import CaptureReader
+from specscope.trace.records import RunInfo, StepRecord
+
+COUNTS = ("drafts", "drafted", "accepted", "emitted", "running", "waiting")
+
+
+@dataclass
+class Exported:
+    """What was written."""
+
+    rows: dict[str, int]  # of each table
+    warnings: list[str] = field(default_factory=list)  # what is damaged or missing in the captures
+
+
+def export(captures: Sequence[str], folder: str, progress: Progress | None = None) -> Exported:
+    """Write the tables of some captures into a folder. Raises UserError; then nothing is written."""
+    progress = progress or (lambda share: None)
+    check_folder(folder)
+    real = [os.path.realpath(name) for name in captures]
+    for at, name in enumerate(captures):
+        if real[at] in real[:at]:
+            raise UserError(f"{name} is given twice")
+        CaptureReader(name)  # one that is none is refused before anything is done
+    sizes = [size(name) for name in captures]
+    warnings: list[str] = []
+    with open_tables(folder) as tables:
+        for at, name in enumerate(captures):
+            before = sum(sizes[:at])
+            one = _Export(name, tables, _part_of(progress, before / sum(sizes), sizes[at] / sum(sizes)))
+            warnings += one.warnings
+    return Exported(tables.rows, warnings)
+
+
+def _part_of(progress: Progress, start: float, share: float) -> Progress:
+    """The progress of a part of the whole."""
+    return lambda done: progress(start + share * done)
+
+
+class _Export:
+    """One capture. Made, it has written its rows."""
+
+    def __init__(self, name: str, tables: Tables, progress: Progress) -> None:
+        self._tables = tables
+        self._name = clean(os.fsencode(name).decode("utf-8", "backslashreplace"))
+        path = find_path(name, _part_of(progress, 0, 0.5))
+        self._path = path
+        self._steps = 0
+        self._intervals: list[tuple[Any, ...]] = []
+        self._history = Streamed(self._take)
+        self._begun: tuple[Chunk, Requests] | None = None
+        reader = CaptureReader(name, self._history)
+        stream(reader, progress if path is None else _part_of(progress, 0.5, 0.5))
+        self.warnings = reader.warnings
+        self._finish()
+
+    def _parts(self) -> tuple[RunInfo, Chunk, Requests]:
+        """The run, and what takes its records; made with the first of them, when the run is known."""
+        run = self._history.run
+        assert run is not None  # CaptureReader sees to it
+        if self._begun is None:
+            vocabulary = self._history.vocabulary
+            requests = Requests(run.run_id, self._name, vocabulary, self._path is not None)
+            self._begun = (Chunk(run.run_id, self._name, vocabulary, requests.prompt_length), requests)
+        return run, *self._begun
+
+    def _take(self, record: StepRecord) -> None:
+        run, chunk, requests = self._parts()
+        current = self._path is None or self._path.holds(record.step)
+        self._steps += 1
+        requests.add(record, current)
+        chunk.add(record, current)
+        if record.aggregate is not None:
+            self._intervals.append((run.run_id, self._name, *_interval(record, record.aggregate)))
+        if chunk.is_full or requests.is_full or len(self._intervals) >= MOST:
+            self._flush()
+
+    def _flush(self) -> None:
+        _, chunk, requests = self._parts()
+        chunk.flush(self._tables)
+        requests.flush(self._tables)
+        self._tables.add_rows("intervals", self._intervals)
+        self._intervals.clear()
+
+    def _finish(self) -> None:
+        run, _, requests = self._parts()
+        self._flush()
+        requests.finish(self._tables)
+        vocabulary, of = self._history.vocabulary, (run.run_id, self._name)
+        self._tables.add_rows(
+            "tokens",
+            [
+                (*of, token, vocabulary.pieces[token].decode("utf-8", "backslashreplace"), token in vocabulary.special)
+                for token in sorted(vocabulary.pieces)
+            ],
+        )
+        told = (self._steps, self._history.dropped, [clean(text) for text in self.warnings])
+        self._tables.add_rows("runs", [(*of, *_run(run), *told)])
+
+
+def _run(run: RunInfo) -> tuple[Any, ...]:
+    """From `target` to `text`, in the order of schema.RUNS."""
+    return (
+        *(clean(text) for text in (run.target, run.revision, run.drafter)),
+        some(run.draft_model),
+        some(run.tree),
+        *(clean(text) for text in (run.device, run.dtype, run.backend)),
+        run.seed,
+        run.eos_tokens,
+        run.max_context,
+        run.blocks,
+        run.block_size,
+        orjson.dumps(dict(run.params)).decode(),
+        [(clean(name), clean(text)) for name, text in run.versions.items()],
+        [clean(name) for name in run.aux_layers],
+        run.draft_vocab or None,
+        some(run.evidence),
+        orjson.dumps(dict(run.speculation)).decode(),
+        run.text,
+    )
+
+
+def _interval(record: StepRecord, told: Aggregate) -> tuple[Any, ...]:
+    """From `step` on, in the order of schema.INTERVALS."""
+    return (
+        record.step,
+        record.start_ns,
+        record.end_ns,
+        clean(told.source),
+        some(told.engine),
+        some(told.request),
+        *(getattr(told, name) for name in COUNTS),
+        told.accepted_at,
+        told.proposed_at,
+        told.kv_usage,
+        [(clean(name), value) for name, value in told.averages.items()],
+        told.reset,
+        told.rounded,
+    )

@@ -1,0 +1,194 @@
+"""Drafted nodes of some steps, as columns: arrays that are put together, so that no node is a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from specscope.trace.records import Outcome, ParentNotes, RequestStep
+from specscope.trace.tree import MAX_NODES, Bools, Drawn, Ints
+
+Array = NDArray[Any]
+TREE = ("token", "parent", "q", "drawn")
+VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+PER_NODE = ("raw_p", "rank", "q_rank")
+OF_PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+OF_DRAFTER = ("choice_rank", "choice_q", "outside")  # of a parent too, where the drafter is a model
+TYPES = {
+    **dict.fromkeys(("token", "parent", "rank", "q_rank", "choice", "choice_rank", "module"), np.int32),
+    **dict.fromkeys(("drawn", "outcome"), np.uint8),
+    **dict.fromkeys(("accept_prob", "coin", "residual_mass"), np.float64),
+}  # of all others: float32
+OUTCOMES = [outcome.name.lower() for outcome in Outcome]
+DRAWN = [drawn.name.lower() for drawn in Drawn]
+
+
+class Nodes:
+    """Takes steps one after the other; `columns` gives the columns of schema.NODES behind the keys."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sizes: list[int] = []  # nodes of each step
+        self._held: dict[str, list[Array]] = {}
+        self._has: dict[str, list[bool]] = {name: [] for name in ("p", "notes", "confidence", "module")}
+        self._forced: list[Array] = []  # nodes, counted over all steps
+        self._parents: list[Array] = []  # where each parent stands, see _place
+        self._has_drafter: list[Array] = []  # of each parent: whether the drafter is a model
+
+    def add(self, part: RequestStep) -> None:
+        """The next step, which may have no nodes."""
+        n, verdict = len(part.tree), part.verdict
+        self._sizes.append(n if verdict is not None else 0)
+        if verdict is None or not n:
+            for known in self._has.values():
+                known.append(False)
+            return
+        for name in TREE:
+            self._hold(name, getattr(part.tree, name))
+        for name in VERDICT:
+            self._hold(name, getattr(verdict, name))
+        if len(verdict.forced):
+            self._forced.append(verdict.forced[verdict.forced < n].astype(np.int64) + self.count)
+        self._has["p"].append(verdict.final_p != 0 or n in verdict.forced)
+        notes, method = part.notes, part.method
+        self._maybe("notes", None if notes is None else {"prob": notes.prob, "score": notes.score}, n)
+        for name in ("confidence", "module"):
+            told = None if method is None else getattr(method, name)
+            self._maybe(name, {name: told} if told is not None and len(told) == n else None, n)
+        if part.parents is None:
+            for name in PER_NODE:
+                self._hold(name, None, n)
+        else:
+            self._add_parents(part.parents)
+        self.count += n
+
+    def _add_parents(self, parents: ParentNotes) -> None:
+        for name in PER_NODE:
+            self._hold(name, getattr(parents, name))
+        for name in (*OF_PARENT, *OF_DRAFTER):
+            self._hold(name, getattr(parents, name))
+        k = len(parents.node)
+        self._parents.append(_place(len(self._sizes) - 1, parents.node))
+        self._has_drafter.append(np.full(k, parents.draft_top.shape[1] > 0))
+
+    def _hold(self, name: str, values: Array | None, n: int = 0) -> None:
+        """Values, or n zeros in their place."""
+        kind = TYPES.get(name, np.float32)
+        self._held.setdefault(name, []).append(np.zeros(n, kind) if values is None else values)
+
+    def _maybe(self, what: str, columns: dict[str, Array] | None, n: int) -> None:
+        """Columns that not every step has."""
+        self._has[what].append(columns is not None)
+        for name in ("prob", "score") if what == "notes" else (what,):
+            self._hold(name, None if columns is None else columns[name], n)
+
+    def step(self) -> Array:
+        """[N] the step of each node, counted from the first that was added."""
+        return np.repeat(np.arange(len(self._sizes)), self._sizes)
+
+    def _whole(self, name: str) -> Array:
+        kind, parts = TYPES.get(name, np.float32), self._held.get(name)
+        return np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, kind)
+
+    def _known(self, what: str) -> Bools:
+        """[N] whether the node's step tells it."""
+        return np.repeat(np.array(self._has[what], np.bool_), self._sizes)
+
+    def columns(self, pieces: Callable[[Array], pa.Array]) -> tuple[Ints, list[pa.Array]]:
+        """(the depth of each step's tree, the columns of its nodes). `pieces` gives the texts of tokens."""
+        a = {name: self._whole(name) for name in (*TREE, *VERDICT, *PER_NODE)}
+        step, first = self.step(), np.cumsum(self._sizes) - self._sizes
+        depth = depths(np.where(a["parent"] < 0, -1, a["parent"] + first[step]))
+        deepest = np.zeros(len(self._sizes), np.int32)
+        np.maximum.at(deepest, step, depth)
+        forced = np.zeros(self.count, np.bool_)
+        if self._forced:
+            forced[np.concatenate(self._forced)] = True
+        has_p, tried, deterministic = self._known("p"), a["outcome"] != Outcome.UNTRIED, a["drawn"] == 0
+        judged = has_p & tried
+        margin, has_margin = _margin(a, forced)
+        at, given = self._parent_rows(step, a["parent"])
+        number = np.arange(self.count) - first[step]
+        columns = [
+            pa.array(number.astype(np.int32)),
+            pa.array(a["parent"]),
+            pa.array(depth),
+            pa.array(a["token"]),
+            pieces(a["token"]),
+            _coded(DRAWN, a["drawn"]),
+            pa.array(a["q"]),
+            _coded(OUTCOMES, a["outcome"]),
+            pa.array(forced),
+            _where(has_p, a["p"]),
+            *(_where(judged, a[name]) for name in ("p_trial", "q_trial", "accept_prob")),
+            _where(a["coin"] != 0, a["coin"]),
+            _where(has_p & (a["outcome"] == Outcome.REJECTED), a["residual_mass"]),
+            _where(judged & has_margin, margin),
+            *(_where(self._known("notes"), self._whole(name)) for name in ("prob", "score")),
+            *(_where(self._known(name), self._whole(name)) for name in ("confidence", "module")),
+            _where(given, a["raw_p"]),
+            *(_where(given & (a[name] > 0), a[name]) for name in ("rank", "q_rank")),
+            *(self._of_parent(name, at, given) for name in OF_PARENT[:4]),
+            *(self._of_parent(name, at, given & ~deterministic) for name in OF_PARENT[4:]),
+            *(self._of_parent(name, at, self._of_model(at, given)) for name in OF_DRAFTER),
+        ]
+        return deepest, columns
+
+    def _parent_rows(self, step: Array, parent: Array) -> tuple[Array, Bools]:
+        """[N] the row of each node's parent among those that were tried, and whether it was."""
+        if not self._parents:
+            return np.zeros(len(step), np.int64), np.zeros(len(step), np.bool_)
+        there = np.concatenate(self._parents)
+        if not len(there):
+            return np.zeros(len(step), np.int64), np.zeros(len(step), np.bool_)
+        wanted = _place(step, parent)
+        order = np.argsort(there)
+        at = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
+        return at, there[at] == wanted
+
+    def _of_parent(self, name: str, at: Array, given: Bools) -> pa.Array:
+        values = self._whole(name)
+        return _where(given, values[at] if len(values) else np.zeros(len(at), values.dtype))
+
+    def _of_model(self, at: Array, given: Bools) -> Bools:
+        if not given.any():
+            return given
+        known: Bools = np.concatenate(self._has_drafter)[at]
+        return given & known
+
+
+def _place(step: Array | int, node: Array) -> Array:
+    """One number for a node (or the root) of a step."""
+    place: Array = np.asarray(step, np.int64) * (MAX_NODES + 1) + node + 1
+    return place
+
+
+def _margin(a: dict[str, Array], forced: Bools) -> tuple[Array, Bools]:
+    """[N] as Verdict.margin has it, and whether it is known: not without a coin, unless nothing could change it."""
+    p = a["p_trial"].astype(np.float64)
+    fixed = forced | (p == 0) | (p == 1)
+    return np.where(fixed, 1.0, np.abs(p - a["coin"] * a["q_trial"])), fixed | (a["coin"] != 0)
+
+
+def _where(known: Bools, values: Array) -> pa.Array:
+    """A column that is null where it is not known."""
+    return pa.array(values, mask=~known)
+
+
+def _coded(texts: list[str], codes: Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(texts))
+
+
+def depths(above: Array) -> Ints:
+    """Depth of each node, 1 where it has no node above it. `above`: the index of its parent, -1 for the root."""
+    depth = np.ones(len(above), np.int32)
+    at = np.flatnonzero(above >= 0)
+    while len(at):  # a level deeper each time: as often as the deepest tree has levels
+        deeper = depth[above[at]] + 1
+        at = at[deeper != depth[at]]
+        depth[at] = depth[above[at]] + 1
+    return depth

@@ -1,0 +1,119 @@
+"""Rows of the table `requests`: one for each time that a request ended, and one for each that did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specscope.analyze.export.chunk import clean, some
+from specscope.analyze.export.writer import Tables
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestEnd, RequestInfo, StepRecord
+from specscope.trace.vocabulary import Vocabulary
+
+MOST = 1024  # rows that are held as Python objects
+PARAMS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@dataclass
+class _Known:
+    """A request that has not ended, or may not have ended on the run's last branch."""
+
+    info: RequestInfo | None = None
+    branch: int = 0  # of its last step
+    current: bool = False  # whether some of it is on the way to the run's end
+    ended: bool = False
+    ended_there: bool = False  # on the way to the run's end
+
+
+class Requests:
+    """Takes a run's records in order; `flush` writes the rows of those that ended, `finish` the others' too."""
+
+    def __init__(self, run: str, capture: str, vocabulary: Vocabulary, branched: bool) -> None:
+        """`branched`: the run was taken back, so that a request may run and end again."""
+        self._of = (run, capture)
+        self._vocabulary = vocabulary
+        self._branched = branched
+        self._rows: list[tuple[Any, ...]] = []
+        self._known: dict[str, _Known] = {}
+        self._lengths: dict[str, int] = {}  # tokens of each prompt
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be flushed."""
+        return len(self._rows) >= MOST
+
+    def prompt_length(self, request: str) -> int | None:
+        """Tokens of a request's prompt, None where they are not known."""
+        return self._lengths.get(request) or None
+
+    def add(self, record: StepRecord, current: bool) -> None:
+        """One engine step. `current`: it is on the way to the end of the run."""
+        for info in record.admitted:
+            self._seen(info.id, record.branch, current).info = info
+            self._lengths[info.id] = len(info.prompt_tokens)
+        for part in record.requests:
+            self._seen(part.request, record.branch, current)
+        for end in record.finished:
+            name = end.info.id
+            self._rows.append(self._row(name, record.branch, current, end.info, end))
+            if self._branched:
+                known = self._seen(name, record.branch, current)
+                known.ended, known.ended_there = True, known.ended_there or current
+            else:
+                self._known.pop(name, None)
+
+    def _seen(self, name: str, branch: int, current: bool) -> _Known:
+        known = self._known.setdefault(name, _Known())
+        known.branch, known.current = branch, known.current or current
+        return known
+
+    def flush(self, tables: Tables) -> None:
+        """Write the rows that there are."""
+        tables.add_rows("requests", self._rows)
+        self._rows.clear()
+
+    def finish(self, tables: Tables) -> None:
+        """Those that did not end as well; of those that ended on a branch that was left, only what goes on."""
+        for name, known in self._known.items():
+            if not known.ended or (known.current and not known.ended_there):
+                self._rows.append(self._row(name, known.branch, known.current, known.info, None))
+        self.flush(tables)
+
+    def _row(
+        self, name: str, branch: int, current: bool, info: RequestInfo | None, end: RequestEnd | None
+    ) -> tuple[Any, ...]:
+        """In the order of schema.REQUESTS."""
+        return (
+            *self._of,
+            clean(name),
+            branch,
+            current,
+            *((None, None) if info is None else (info.arrival_ns, info.admitted_ns or None)),
+            *((None,) * 4 if end is None else (end.finished_ns, end.reason.value, some(end.stop), some(end.error))),
+            *((None,) * 4 if info is None else _prompt(info)),
+            *((None,) * 3 if end is None else self._output(end)),
+            *((None,) * 12 if info is None else _params(info.params)),
+            None if info is None else [(clean(key), clean(value)) for key, value in info.labels.items()],
+            None if info is None else some(info.traceparent),
+        )
+
+    def _output(self, end: RequestEnd) -> tuple[Any, ...]:
+        tokens = end.output.tolist()
+        return self._vocabulary.text(tokens), tokens, len(tokens)
+
+
+def _prompt(info: RequestInfo) -> tuple[Any, ...]:
+    tokens = info.prompt_tokens.tolist()
+    return some(info.title), some(info.prompt), tokens or None, len(tokens) or None
+
+
+def _params(params: SamplingParams) -> tuple[Any, ...]:
+    return (
+        *(getattr(params, name) for name in PARAMS),
+        list(params.logit_bias.items()),
+        params.seed,
+        params.max_tokens,
+        [clean(text) for text in params.stop],
+        params.ignore_eos,
+    )

@@ -1,0 +1,35 @@
+"""`specscope export`: captures as Parquet tables."""
+
+from __future__ import annotations
+
+import click
+
+from specscope.cli.captures import reading_bar
+from specscope.cli.streams import say, warn
+from specscope.trace.wording import plural
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the tables.")
+def export(captures: tuple[str, ...], output: str) -> None:
+    """Write captures as Parquet tables, for pandas, DuckDB and whatever else reads them.
+
+    \b
+      specscope export run.jsonl -o tables
+      duckdb -c "SELECT depth, outcome, count(*) FROM 'tables/nodes.parquet' GROUP BY ALL"
+
+    DIR holds runs, requests, steps (one row for each request and step), nodes (one for each drafted token), finals
+    (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts only). The
+    columns `capture`, `step` and `request` join them. Each column's description is in the files.
+
+    DIR must be new, empty, or an older export, which is replaced. Needs pip install 'specscope[export]'.
+    """
+    from specscope.analyze.export.exporting import export as write
+
+    with reading_bar("exporting") as progress:
+        written = write(captures, output, progress)
+    for warning in written.warnings:
+        warn(warning)
+    told = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
+    say(f"wrote {output}: {', '.join(told)}")

@@ -1,0 +1,62 @@
+"""A long capture: in under a minute, and its records are not kept."""
+
+import subprocess
+import sys
+import time
+import weakref
+
+import pyarrow.parquet as pq
+import pytest
+
+from specscope.analyze.export import exporting
+from specscope.analyze.export.streamed import Streamed
+from specscope.bench.replay import lengthen
+from tests.bad_inputs import PLANTED
+
+STEPS, SECONDS, MEGABYTES = 100_000, 60, 1000
+MEASURED = """
+import resource, sys
+from specscope.analyze.export.exporting import export
+export([sys.argv[1]], sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def measured(capture, folder):
+    """(seconds, peak MB) of an export in a process of its own."""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", MEASURED, capture, folder], capture_output=True, text=True, check=True)
+    return time.monotonic() - start, float(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps(tmp_path):
+    lengthen(PLANTED, tmp_path / "long.jsonl", STEPS)
+    seconds, megabytes = measured(str(tmp_path / "long.jsonl"), str(tmp_path / "tables"))
+    assert pq.read_metadata(tmp_path / "tables" / "steps.parquet").num_rows == STEPS
+    assert seconds < SECONDS
+    assert megabytes < MEGABYTES
+
+
+def test_records_are_let_go(tmp_path, monkeypatch):
+    """Of two thousand no more are held at any time than a few lines of the capture have."""
+    held, most = 0, 0
+
+    def gone():
+        nonlocal held
+        held -= 1
+
+    class Counting(Streamed):
+        def append(self, record):
+            nonlocal held, most
+            held += 1
+            most = max(most, held)
+            weakref.finalize(record, gone)
+            super().append(record)
+
+    monkeypatch.setattr(exporting, "Streamed", Counting)
+    lengthen(PLANTED, tmp_path / "long.jsonl", 2000)
+    written = exporting.export([str(tmp_path / "long.jsonl")], str(tmp_path / "tables"))
+    assert written.rows["steps"] == 2000
+    assert 0 < most < 100
+    assert held <= 1

@@ -1,0 +1,116 @@
+"""`specscope export`: folders, interruption, what is missing; tests/analyze/export has the tables themselves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specscope.analyze.export.schema import SCHEMAS
+from specscope.bench.replay import lengthen
+from tests.bad_inputs import PLANTED
+from tests.test_bad_input import run_here
+
+SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")
+NAMES = sorted(f"{name}.parquet" for name in SCHEMAS)
+
+
+def test_it_writes_and_says_what(tmp_path):
+    folder = tmp_path / "tables"
+    code, out, err = run_here(["export", PLANTED, SAMPLED, "-o", str(folder)])
+    assert (code, out) == (0, "")
+    assert err == f"wrote {folder}: 2 runs, 4 requests, 52 steps, 274 nodes, 52 finals, 153 tokens\n"
+    assert sorted(os.listdir(folder)) == NAMES
+    assert len(set(pq.read_table(folder / "steps.parquet")["capture"].to_pylist())) == 2
+
+
+def test_an_older_export_is_replaced(tmp_path):
+    for capture, steps in ((SAMPLED, 41), (PLANTED, 11)):
+        (tmp_path / "steps.parquet.part").write_bytes(b"PAR1 of a run that was killed")
+        assert run_here(["export", capture, "-o", str(tmp_path)])[0] == 0
+        assert pq.read_metadata(tmp_path / "steps.parquet").num_rows == steps
+        assert sorted(os.listdir(tmp_path)) == NAMES
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "steps.parquet", "nodes.parquet.part", "mine.parquet", "steps.csv"])
+def test_other_files_are_not_touched(tmp_path, name):
+    """Whatever they are called: a table that somebody else wrote too."""
+    assert run_here(["export", PLANTED, "-o", str(tmp_path)])[0] == 0
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"x": [1]}), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    code, _, err = run_here(["export", SAMPLED, "-o", str(tmp_path)])
+    assert code == 2
+    assert err == (
+        f"specscope: error: {tmp_path} holds '{name}', which is no table of an older export: give another folder\n"
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_capture_that_is_none_behind_a_good_one(tmp_path):
+    (tmp_path / "c").write_text("{}")
+    code, _, err = run_here(["export", PLANTED, str(tmp_path / "c"), "-o", str(tmp_path / "tables")])
+    assert code == 2
+    assert "is not a capture" in err
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    code, _, err = run_here(["export", PLANTED, "-o", str(tmp_path / "tables")])
+    assert (code, err) == (2, f"specscope: error: cannot write {tmp_path}/tables: No space left on device\n")
+    assert not (tmp_path / "tables").exists()
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path):
+    code = "import sys; sys.modules['pyarrow'] = None\nfrom specscope.__main__ import main\nmain()"
+    words = [sys.executable, "-c", code, "export", PLANTED, "-o", str(tmp_path / "tables")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "specscope: error: this needs pyarrow: pip install 'specscope[export]'\n"
+    assert not (tmp_path / "tables").exists()
+
+
+def test_the_command_line_starts_without_pyarrow():
+    code = "import sys, specscope.cli.main; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_warnings_are_printed(tmp_path):
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(Path(SAMPLED).read_bytes()[:-20_000])
+    code, _, err = run_here(["export", str(cut), "-o", str(tmp_path / "tables")])
+    assert code == 0
+    assert "specscope: warning: " in err
+    assert "was cut off" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("older", [False, True])
+def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):
+    """In a new folder nothing, in that of an older export that one."""
+    folder, long = tmp_path / "tables", tmp_path / "long.jsonl"
+    lengthen(PLANTED, long, 6000)
+    if older:
+        assert run_here(["export", PLANTED, "-o", str(folder)])[0] == 0
+    process = subprocess.Popen([sys.executable, "-m", "specscope", "export", str(long), "-o", str(folder)])
+    deadline = time.monotonic() + 30
+    while not (folder / "runs.parquet.part").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait(20) == 128 + number
+    if older:
+        assert sorted(os.listdir(folder)) == NAMES
+        assert pq.read_metadata(folder / "steps.parquet").num_rows == 11
+    else:
+        assert not folder.exists()
