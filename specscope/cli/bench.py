@@ -148,6 +148,18 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
 
 
+@bench.command("rules")
+@paired
+def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare the rules of verification: acceptance length and tokens/s.
+
+    Greedy and at temperature 0.8; a chain, a static tree and a dynamic one, or --tree.
+    """
+    from specscope.bench.rules import run_rules
+
+    run_rules(engine_config(flags), rounds, json_file)
+
+
 @bench.command("waiting")
 @paired
 def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401

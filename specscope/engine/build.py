@@ -35,6 +35,7 @@ from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import RunInfo
+from specscope.trace.rules import STANDARD
 from specscope.trace.tokens import read_vocabulary
 from specscope.trace.vocabulary import Vocabulary
 
@@ -78,6 +79,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
         ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
+    if backend is Backend.TRITON and config.rule != STANDARD:
+        ran_by += f", rule {config.rule} on the host"
+        progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
     return Parts(
         runner=runner,
         drafter=drafter,

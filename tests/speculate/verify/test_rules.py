@@ -10,13 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.model.backend import Backend
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.speculate.verify.left import Residual
+from specscope.speculate.verify.verifier import Verifier
+from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.rules import BLOCK, MATCH, TRAVERSAL
 from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
+from tests.kernels import DEVICE
 from tests.speculate.verify.enumeration import SHAPES, Model, dense, draws, total_variation
 from tests.speculate.verify.test_oracle import coin_outcomes
 from tests.speculate.verify.test_verify import random_input
@@ -278,3 +283,22 @@ def test_what_lies_below_a_path_of_ratio_0_is_not_tried():
     (found,), (left,) = traversal.verify(batch_of(tree, p, {}, [0.5] * 4))
     assert found.outcome.tolist() == [Outcome.REJECTED, Outcome.UNTRIED, Outcome.ACCEPTED]
     assert isinstance(left, Residual)
+
+
+@pytest.mark.parametrize("rule", [BLOCK, TRAVERSAL, MATCH])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_verifier_on_the_device_judges_these_rules_on_the_host(rule, temperature):
+    """The target's rows come from the backend's kernels; verdicts and notes are those of the host's own backend."""
+    logits = 2 * torch.randn(4, 11, generator=torch.Generator().manual_seed(5))
+    tree = DraftTree.build([int(logits[0].argmax()), 4, 3], [ROOT, 0, 1])
+    context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=temperature, seed=3))
+    found = []
+    for backend in Backend:
+        where = DEVICE if backend is Backend.TRITON else "cpu"
+        ((verdict, notes),) = Verifier(backend, notes=True, rule=rule).verify(
+            [(context, Draft(tree), logits.to(where))]
+        )
+        assert verdict.rule == rule
+        found.append((verdict.path.tolist(), verdict.token, notes.final_entropy))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
