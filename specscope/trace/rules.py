@@ -7,6 +7,11 @@ BLOCK = "block"  # chains: the longest prefix whose coin falls, from the last to
 TRAVERSAL = "traversal"  # the same for trees, from the leaves to the root (Weng et al. 2025, arXiv 2505.12398)
 MATCH = "match"  # one token is drawn from the target at each node, and the walk goes on while a child is that token
 RULES = (STANDARD, BLOCK, TRAVERSAL, MATCH)
+ABOUT = {
+    BLOCK: "from the last token to the first: the longest prefix whose coin falls below its ratio",
+    TRAVERSAL: "from the leaves to the root: a node is also accepted if one below it is",
+    MATCH: "one token drawn from p decides for all children of a node",
+}
 LOOK_AHEAD = (BLOCK, TRAVERSAL)  # a node is accepted as well where one below it is
 LOSSY = "lossy"  # a rule that is not lossless is called lossy:NAME
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from specscope.trace.decided import coin_sign
 from specscope.trace.records import Outcome, RequestStep, Verdict
+from specscope.trace.rules import MATCH
 from specscope.trace.tree import ROOT, Drawn
 from specscope.tui.text import Ink, Line, bar, left, line_width, probability
 
@@ -37,7 +38,9 @@ def p_tried(verdict: Verdict, node: int) -> str:
 
 
 def q_tried(step: RequestStep, verdict: Verdict, node: int) -> str:
-    """q at the trial, where it is another number than q as drawn; else nothing."""
+    """q at the trial, where it is another number than q as drawn; else nothing. Matching makes no use of q."""
+    if verdict.rule == MATCH:
+        return ""
     text = probability(float(verdict.q_trial[node]))
     return text if tried(verdict, node) and text != probability(float(step.tree.q[node])) else ""
 

@@ -6,7 +6,7 @@ from specscope.trace.decided import coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.ratios import ratios
 from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.rules import MATCH, looks_ahead
+from specscope.trace.rules import ABOUT, MATCH, looks_ahead
 from specscope.trace.tree import ROOT, Drawn
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import about_draft
@@ -75,6 +75,8 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     if step.method is not None and (told := about_draft(step.method, node)):
         facts.append(("drafter", ", ".join(told), "text"))
     facts += _trial(step, verdict, node, outcome, ink)
+    if step.rule in ABOUT:
+        facts.append(("rule", f"{step.rule}: {ABOUT[step.rule]}", "text"))
     if step.lossy:
         facts.append(("rule", f"{printable(step.rule)}: not lossless", "warn"))
     if outcome is not Outcome.UNTRIED:

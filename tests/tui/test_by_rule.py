@@ -1,0 +1,48 @@
+"""Decisions under rules other than the standard one, where they are shown."""
+
+import pytest
+
+from specscope.speculate.verify import match, traversal
+from specscope.trace.draw import draw_tree
+from specscope.trace.records import RequestStep
+from specscope.trace.rules import MATCH, TRAVERSAL
+from specscope.trace.tree import ROOT, DraftTree
+from specscope.trace.vocabulary import Vocabulary
+from specscope.tui.widgets.decision import decision
+from specscope.tui.widgets.tree_lines import tree_lines
+from tests.speculate.verify.enumeration import dense
+from tests.speculate.verify.test_rules import batch_of
+
+TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
+P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
+COINS = {TRAVERSAL: [0.5, 0.99, 0.4, 0.5], MATCH: [0.5, 0.7, 0.4, 0.1]}
+
+
+@pytest.fixture(params=[TRAVERSAL, MATCH])
+def step(request):
+    verify = traversal.verify if request.param == TRAVERSAL else match.verify
+    (verdict,), _ = verify(batch_of(TREE, P, {}, COINS[request.param]))
+    return RequestStep("r0", 0, 5, 0, "ngram", TREE, verdict, emitted=1)
+
+
+def text(line):
+    return "".join(part for part, _ in line)
+
+
+def test_a_tree_has_the_sign_of_how_it_was_decided(step):
+    _, lines, _ = tree_lines(step, step.verdict, Vocabulary(), 120, [])
+    signs = [next((sign for sign in "↓=≠<≥" if f"{sign} " in text(line)), "") for line in lines]
+    assert [sign for sign in signs if sign] == (["↓", "<"] if step.rule == TRAVERSAL else ["≠", "="])
+
+
+def test_a_coin_that_was_held_against_nothing_is_not_on_the_line(step):
+    lines = [text(decision(step, step.verdict, node, 60)[0]) for node in step.verdict.path]
+    on_the_line = ["●" in line for line in lines]
+    assert on_the_line == ([False, True] if step.rule == TRAVERSAL else [False])
+    assert ("below ↓ a" in lines[0]) is (step.rule == TRAVERSAL)
+
+
+def test_a_drawing_shows_the_ratio_of_a_path_that_was_accepted_from_its_end(step):
+    drawn = draw_tree(step, Vocabulary()).splitlines()
+    assert ("ratio=0.5000" in drawn[1]) is (step.rule == TRAVERSAL)
+    assert ("ratio" in drawn[2]) is False
