@@ -115,7 +115,7 @@ def _seed(request: Request) -> int | None:
 
 def _certain(x: Half, y: Half) -> Cause | None:
     """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
-    if x.position != y.position:
+    if x.position != y.position or x.rule != y.rule:
         return None
     for one, two in zip(x.decisions, y.decisions, strict=False):
         if one.node is None or (one.node, one.token) != (two.node, two.token):
@@ -137,6 +137,8 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
     short = min(map(len, here))
     if here[0][:short] != here[1][:short] or x.position != y.position or not shared:
         return Cause.DRAFTS
+    if x.rule != y.rule:
+        return Cause.RULE
     for one, two in shared if coins else ():
         if one.node != two.node:
             return Cause.DRAFTS
@@ -239,7 +241,7 @@ def half(side: Side, request: Request, at: int, tolerance: float) -> Half:
     if deep == step["accepted"]:
         decisions.append(_final(side, row, tolerance))
     where = Reference(request.id, int(step["index"]), int(step["step"]))
-    return Half(where, place, tuple(decisions), int(output[at]), row, deep)
+    return Half(where, place, tuple(decisions), int(output[at]), row, deep, side.names[step["rule"]])
 
 
 def _gap(value: float) -> float | None:

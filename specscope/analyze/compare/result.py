@@ -40,6 +40,7 @@ class Cause(StrEnum):
     DRAFTER = "drafter"  # the same token with another q
     DRAFTS = "drafts"  # other tokens were tried, or steps began elsewhere: sampling then uses other coins
     COIN = "coin"
+    RULE = "rule"  # of verification: the same p, q and coins give other outcomes
     VERDICT = "verdict"  # all of it is the same, and another outcome
     UNKNOWN = "not known"
 
@@ -55,11 +56,12 @@ ABOUT = {
     Cause.DRAFTER: "the drafter's q differs at the same context",
     Cause.DRAFTS: "other tokens were drafted, so sampling used other coins",
     Cause.COIN: "the coins differ, though seed and position are the same",
+    Cause.RULE: "another rule of verification: the same p, q and coins decide otherwise",
     Cause.VERDICT: "p, q and coin are the same, and the verdict is another",
     Cause.UNKNOWN: "the captures do not say why",
 }
 SUSPECT = (Cause.TARGET, Cause.DRAFTER, Cause.COIN, Cause.VERDICT)  # no seed, no text and no rounding explains these
-HARMLESS = (Cause.PARAMETERS, Cause.END, Cause.SEED, Cause.ROUNDING, Cause.DRAFTS)  # to be expected
+HARMLESS = (Cause.PARAMETERS, Cause.END, Cause.SEED, Cause.ROUNDING, Cause.DRAFTS, Cause.RULE)  # to be expected
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Half:
     token: int | None  # that came out there; None where the output had ended
     row: int = -1  # in Side.steps
     deep: int = 0  # output tokens of that step before this one
+    rule: str = "standard"  # of verification
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
 from specscope.trace.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.rules import MATCH, STANDARD
 from specscope.trace.tree import ROOT, DraftTree, Drawn
 
 
@@ -126,6 +127,16 @@ class Case:
     def drafting(self) -> list[Step]:
         """Steps with a draft."""
         return [step for step in self.steps if len(step.tree)]
+
+    @property
+    def standard(self) -> list[Step]:
+        """Those of them that the standard rule judged."""
+        return [step for step in self.drafting if step.part.rule == STANDARD]
+
+    @property
+    def tossed(self) -> list[Step]:
+        """Steps in which each node has a coin of its own, and the final token another."""
+        return [step for step in self.steps if step.part.rule != MATCH]
 
     @property
     def plan(self) -> TreePlan | None:

@@ -22,7 +22,7 @@ def coins_shared(case: Case) -> Suspect | None:
     """The same coin twice within a step, or at two positions of a request."""
     within, across, steps, example = 0, 0, 0, None
     seen: dict[str, dict[float, int]] = defaultdict(dict)
-    for step in case.steps:
+    for step in case.tossed:
         nodes = [coin for coin in step.verdict.coin.tolist() if coin]  # 0: none was tossed
         if not nodes:
             continue
@@ -48,7 +48,7 @@ def wrong_key(case: Case) -> Suspect | None:
     run = case.history.run
     if run is None or not run.is_ours:
         return _alike_by_row(case)
-    looked = [step for step in case.steps if step.params is not None][:LOOKED_AT]
+    looked = [step for step in case.tossed if step.params is not None][:LOOKED_AT]
     wrong = [step for step in looked if not _fits(step, _right)]
     if len(wrong) <= max(2, 0.01 * len(looked)):
         return None
@@ -108,7 +108,7 @@ def _alike_by_row(case: Case) -> Suspect | None:
     seeds = {step.request: None if step.params is None else step.params.seed for step in case.steps}
     seen: dict[float, tuple[str, int]] = {}
     same_row, other_row, example = 0, 0, None
-    for step in case.steps:
+    for step in case.tossed:
         coin = step.verdict.final_coin
         request, row = seen.setdefault(coin, (step.request, step.visit.row))
         if request == step.request or (seeds[request] is not None and seeds[request] == seeds[step.request]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from specscope.analyze.diagnose.case import Case, Step, Trials
@@ -21,7 +22,7 @@ SOME = 0.02  # of what was looked at: fewer that are wrong have another cause
 def ratio_by_p(case: Case) -> Suspect | None:
     """Acceptance probabilities that are not min(1, p / q) of the very numbers that stand beside them."""
     wrong, by_p, total, example = 0, 0, 0, None
-    for step in case.drafting:
+    for step in case.standard:
         v = step.verdict
         for node in (node for trials in step.trials for node in trials.nodes if v.q_trial[node] > 0):
             expected = min(1.0, float(v.p_trial[node]) / float(v.q_trial[node]))
@@ -63,7 +64,7 @@ def later_siblings(case: Case) -> Suspect | None:
 
 def _groups(case: Case) -> Iterator[tuple[Step, Trials]]:
     """Siblings of which more than one was tried, where p is no one-hot choice."""
-    for step in case.drafting:
+    for step in case.standard:
         if step.params is None or not step.params.greedy:
             yield from ((step, trials) for trials in step.trials if len(trials.nodes) > 1)
 
@@ -90,7 +91,7 @@ def _expected_p(step: Step, rejected: tuple[int, ...], node: int) -> tuple[float
 def final_from_p(case: Case) -> Suspect | None:
     """A token that was just rejected has no mass in the residual: it cannot be the final one."""
     hits, total, example = 0, 0, None
-    for step in case.drafting:
+    for step in case.standard:
         rejected, v = step.rejected_last, step.verdict
         if not rejected or min(float(v.residual_mass[node]) for node in rejected) < 1e-5:
             continue
@@ -111,7 +112,7 @@ def noise_shared(case: Case) -> Suspect | None:
     same, total, example = 0, 0, None
     recovered, others = Sum(), Sum()
     worst, at = 0.0, None
-    for step in case.steps:
+    for step in case.tossed:
         v, notes = step.verdict, step.part.parents
         if step.params is not None and step.params.greedy:
             continue
@@ -122,8 +123,6 @@ def noise_shared(case: Case) -> Suspect | None:
                 example = example or step.reference()
         if notes is None or v.final_p <= 0:
             continue
-        import math
-
         excess = -math.log(v.final_p) - notes.final_entropy
         (recovered if v.kind is FinalKind.RECOVERED else others).add(excess, notes.final_varentropy)
         if v.kind is FinalKind.RECOVERED and excess > worst:

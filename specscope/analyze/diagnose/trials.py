@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 from specscope.analyze.diagnose.case import Case, Step, Trials
 from specscope.analyze.diagnose.causes import Cause
@@ -20,16 +19,11 @@ SOME = 0.02  # of what was looked at: fewer that are wrong have another cause
 FEW = 2  # likewise, whatever was looked at
 
 
-def standard(case: Case) -> Iterator[Step]:
-    """Steps with a draft that the standard rule judged."""
-    return (step for step in case.drafting if step.part.rule == "standard")
-
-
 def q_at_trial(case: Case) -> Suspect | None:
     """q as tried is q as drawn, over what earlier siblings left of it."""
     kinds, total = Counter[Cause](), 0
     examples: dict[Cause, Reference] = {}
-    for step in standard(case):
+    for step in case.standard:
         for trials in step.trials:
             total += len(trials.nodes)
             wrong = _wrong_q(step, trials)
@@ -80,7 +74,7 @@ def against_coin(case: Case) -> Suspect | None:
     """Accepted where the coin is below the acceptance probability, rejected elsewhere."""
     total, wrong, example = 0, 0, None
     other = Counter[str]()
-    for step in standard(case):
+    for step in case.standard:
         v = step.verdict
         for node in (node for trials in step.trials for node in trials.nodes):
             coin, accept = float(v.coin[node]), float(v.accept_prob[node])
@@ -108,7 +102,7 @@ def against_coin(case: Case) -> Suspect | None:
 def trial_order(case: Case) -> Suspect | None:
     """Below the root and below each accepted node: one sibling after another until one is accepted."""
     total, wrong, skipped, backwards, example = 0, 0, 0, 0, None
-    for step in standard(case):
+    for step in case.standard:
         outcome = step.verdict.outcome
         for parent in (-1, *(int(node) for node in step.verdict.path)):
             children = step.tree.children(parent)
