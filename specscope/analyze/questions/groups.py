@@ -59,12 +59,13 @@ class Grouping:
     def counts(self, chosen: NDArray[np.bool_] | None = None) -> list[int]:
         """[groups] how many items; of the chosen ones only."""
         inside = self.group >= 0 if chosen is None else (self.group >= 0) & chosen
-        return np.bincount(self.group[inside], minlength=self.groups).tolist()
+        counts: list[int] = np.bincount(self.group[inside], minlength=self.groups).tolist()
+        return counts
 
     def sums(self, values: NDArray[Any]) -> Doubles:
         """[groups] of the items' values."""
         inside = self.group >= 0
-        return np.bincount(self.group[inside], values[inside], minlength=self.groups)
+        return np.bincount(self.group[inside], values[inside], minlength=self.groups).astype(np.float64)
 
     def means(self, values: NDArray[Any]) -> list[float | None]:
         """[groups] over the items whose value is known (not NaN); None where there are none."""

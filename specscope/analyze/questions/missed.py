@@ -77,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Missed:
-    """The places that have decisions, in the order of PLACES. All decisions: accepted nodes and a final token a draft."""
+    """The places that have decisions, in the order of PLACES."""
 
     drafts: int
     choices: tuple[Choice, ...]

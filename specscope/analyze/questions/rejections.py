@@ -179,4 +179,5 @@ def _rows(
 def _times(values: Indices, among: Indices) -> list[int]:
     """How often each of these ascending values is among others."""
     ordered = np.sort(among)
-    return (np.searchsorted(ordered, values, "right") - np.searchsorted(ordered, values, "left")).tolist()
+    times: list[int] = (np.searchsorted(ordered, values, "right") - np.searchsorted(ordered, values, "left")).tolist()
+    return times
