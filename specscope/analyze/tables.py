@@ -8,6 +8,7 @@ from os.path import commonprefix
 from typing import Any
 
 from specscope.analyze.figures import Figures
+from specscope.analyze.questions.grids import Grid, grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
@@ -252,6 +253,24 @@ def groups(report: Report) -> list[Table]:
         note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
         found.append(Table(title, (one_line(label, 40), *columns[1:]), rows, note))
     return found
+
+
+def questions(report: Report, limit: int) -> list[Table]:
+    """The answers over many steps, of the rejected tokens at most `limit`; every row with the step to look at."""
+    found = () if report.answers is None else grids(report.answers, report.vocabulary)
+    return [_grid(one, len(one.rows) if at else limit) for at, one in enumerate(found)]
+
+
+def _grid(grid: Grid, limit: int) -> Table:
+    left = len(grid.rows) - limit
+    notes = [f"{grid.summary}." if grid.summary else "", grid.about if grid.rows else ""]
+    notes += [f"{note}." for note in grid.notes]
+    notes.append(f"{count(left)} more; --top {len(grid.rows)} prints all, the JSON has them." if left > 0 else "")
+    columns = (*(one.name for one in grid.columns), "example")
+    words = frozenset([*(one.name for one in grid.columns if one.words), "example"])
+    rows = [(*row.cells, str(row.examples.clearest)) for row in grid.rows[:limit]]
+    narrowed = frozenset(one.name for one in grid.columns if one.words and one.rank)
+    return Table(grid.title, columns, rows, " ".join(note for note in notes if note), words, narrowed)
 
 
 def requests(report: Report, limit: int) -> Table:

@@ -81,6 +81,9 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("engine", "v", "v", "engine", "The engine over time", "the engine: phases, batch, queue, KV over time"),
     Key(
+        "analysis", "a", "a", "analysis", "Analysis over many steps", "over many steps: what is rejected, when, and why"
+    ),
+    Key(
         "scope",
         "s",
         "s",
