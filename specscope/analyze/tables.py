@@ -268,7 +268,7 @@ def _grid(grid: Grid, limit: int) -> Table:
     notes.append(f"{count(left)} more; --top {len(grid.rows)} prints all, the JSON has them." if left > 0 else "")
     columns = (*(one.name for one in grid.columns), "example")
     words = frozenset([*(one.name for one in grid.columns if one.words), "example"])
-    rows = [(*row.cells, str(row.examples.clearest)) for row in grid.rows[:limit]]
+    rows = [(*row.cells, printable(str(row.examples.clearest))) for row in grid.rows[:limit]]
     narrowed = frozenset(one.name for one in grid.columns if one.words and one.rank)
     return Table(grid.title, columns, rows, " ".join(note for note in notes if note), words, narrowed)
 

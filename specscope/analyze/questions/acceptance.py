@@ -62,9 +62,8 @@ class ByCondition:
 
 def by_condition(evidence: Evidence) -> ByCondition:
     """The answer."""
-    told = evidence.lacking()
-    if told or not evidence.drafts.any():
-        return ByCondition((), told or (f"{evidence.left_out:,} drafts with forced outcomes are left out",))
+    if told := evidence.lacking(evidence.drafts):
+        return ByCondition((), told)
     c, parents = evidence.columns, evidence.columns.parents
     top = parents.top_p[:, 0] if parents.top_p.size else np.zeros(0)
     conditions: tuple[tuple[str, Buckets, Doubles], ...] = (

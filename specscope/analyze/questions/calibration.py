@@ -66,7 +66,7 @@ class Calibration:
 
 def calibration(evidence: Evidence) -> Calibration:
     """The answer."""
-    if told := evidence.lacking():
+    if told := evidence.lacking(evidence.judged):
         return Calibration((), told)
     judged, sampled = evidence.judged, evidence.columns.sampled
     unknown = judged & np.isnan(evidence.confidence)

@@ -18,7 +18,7 @@ from specscope.trace.tree import Bools, Doubles
 POSITIONS = doubling(16)  # of the output
 NO_LABEL = "none"
 COUNTS_ONLY = "this capture holds counts of intervals only: there are no steps to look at"
-ALL_FORCED = "the outcome of every verdict was forced: nothing in it was judged"
+ALL_FORCED = "nothing was judged: every outcome was forced"
 NO_DRAFTS = "nothing was drafted"
 
 
@@ -41,13 +41,13 @@ class Evidence:
         found = [visit for visit in visits(history) if request is None or visit.part.request == request]
         return Evidence(Columns.of(found), history.run, bool(history.acceptance.aggregates) and not found)
 
-    def lacking(self) -> tuple[str, ...]:
-        """Why there is nothing to ask; empty where there is something."""
+    def lacking(self, asked: Bools) -> tuple[str, ...]:
+        """Why there is nothing to ask of these nodes or steps; empty where there is something."""
         if self.counts_only:
             return (COUNTS_ONLY,)
         if not len(self.columns.token):
             return (NO_DRAFTS,)
-        return () if self.judged.any() else (ALL_FORCED,)
+        return () if asked.any() else (ALL_FORCED,)
 
     # Nodes
 

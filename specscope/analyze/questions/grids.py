@@ -95,7 +95,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
         Column("rejected"),
         Column("tried", 4),
         Column("share", 2),
-        Column("95 %", 7),
+        Column("interval", 7),
         Column("the target took", 1, words=True),
         Column("near", 3),
         Column("nonsense", 3),
@@ -110,7 +110,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
         "or that rank up to 3 with raw p of at least 0.01. nonsense: raw p below 0.001. raw p, rank and position: "
         "medians; depth and kind: the commonest."
     )
-    title = "Which drafted tokens are rejected most, and what the target took instead"
+    title = "Drafted tokens rejected most, and what the target took"
     rows = tuple(map(row, found.tokens))
     return Grid(title, columns, rows, about, found.notes, _rejected(answers))
 
@@ -123,7 +123,7 @@ def _rejected(answers: Answers) -> str:
     parts = [f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"]
     if known:
         near, nonsense = found.misses[Miss.NEAR] / known, found.misses[Miss.NONSENSE] / known
-        parts.append(f"{near:.0%} were near misses, {nonsense:.0%} nonsense")
+        parts.append(f"{near:.1%} were near misses, {nonsense:.1%} nonsense")
     return "; ".join(parts)
 
 
@@ -152,7 +152,7 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
         Column("rejected"),
         Column("tried", 4),
         Column("share"),
-        Column("95 %", 5),
+        Column("interval", 5),
         Column("near", 2),
         Column("nonsense", 2),
         Column("rejected most", 3, words=True),
@@ -161,7 +161,7 @@ def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
     about = (
         "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
     )
-    title = "Rejections by depth, kind, final token, position and miss"
+    title = "Rejections by depth, kind, final token, position, miss"
     rows = tuple(map(row, found.groups))
     return Grid(title, columns, rows, about, found.notes, _rejected(answers))
 
@@ -191,7 +191,7 @@ def _calibration(answers: Answers) -> Grid:
         Column("mean"),
         Column("p", 5),
         Column("accepted"),
-        Column("95 %", 6),
+        Column("interval", 6),
         Column("expected", 4),
         Column("drawn", 3, words=True),
     )
@@ -235,7 +235,7 @@ def _conditions(answers: Answers) -> Grid:
         Column("value", words=True),
         Column("drafts"),
         Column("τ"),
-        Column("95 %", 2),
+        Column("interval", 2),
         Column("rate", 1),
         Column("depth 1", 3),
         Column("drawn", 4, words=True),
@@ -245,7 +245,7 @@ def _conditions(answers: Answers) -> Grid:
         "first token was accepted. position: output tokens before; context: tokens before the root; entropy of p and "
         "the target's raw top p: at the root. drawn: accepted tokens per draft."
     )
-    title = "Acceptance by output position, context length, the target's certainty and batch size"
+    title = "Acceptance by position, context, certainty, batch size"
     return Grid(title, columns, tuple(map(row, found.buckets)), about, found.notes, "")
 
 
@@ -267,10 +267,10 @@ def _missed(answers: Answers) -> Grid:
 
     columns = (
         Column("place", words=True),
-        Column("the target's choice was", 1, words=True),
+        Column("meaning", 1, words=True),
         Column("decisions"),
         Column("share"),
-        Column("95 %", 4),
+        Column("interval", 4),
         Column("per draft", 2),
         Column("drafter's p", 3),
     )
@@ -278,7 +278,7 @@ def _missed(answers: Answers) -> Grid:
         "Each token that a draft's step commits is a decision. per draft: what τ would gain by one more accepted token "
         "at each. drafter's p: mean of its probability of the token, where it is known."
     )
-    title = "Where the target's choice was: in the tree, known to the drafter, or neither"
+    title = "Where the target's choice was"
     return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
 
 
@@ -297,7 +297,7 @@ def _share(share: Share) -> Iterator[Cell]:
     """The share, and its interval."""
     value, interval = share.value, share.interval
     yield (NONE, None) if value is None else (f"{value:.1%}", value)
-    yield (NONE, None) if interval is None else (f"{interval[0]:.0%}–{interval[1]:.0%}", interval[0])
+    yield (NONE, None) if interval is None else (f"{interval[0]:.1%}–{interval[1]:.1%}", interval[0])
 
 
 def _miss(misses: dict[Miss, int], which: Miss) -> Cell:

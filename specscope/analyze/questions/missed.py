@@ -86,9 +86,8 @@ class Missed:
 
 def missed(evidence: Evidence) -> Missed:
     """The answer."""
-    told = evidence.lacking()
-    if told or not evidence.drafts.any():
-        return Missed(0, (), told or (f"{evidence.left_out:,} drafts with forced outcomes are left out",))
+    if told := evidence.lacking(evidence.drafts):
+        return Missed(0, (), told)
     steps = np.flatnonzero(evidence.drafts)
     kept = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
     ends = _Ends(evidence, steps)

@@ -87,7 +87,7 @@ class Rejections:
 
 def rejections(evidence: Evidence) -> Rejections:
     """The answer."""
-    if told := evidence.lacking():
+    if told := evidence.lacking(evidence.judged):
         return Rejections(Share(0, 0), {}, (), (), told)
     c = evidence.columns
     tried = np.flatnonzero(evidence.judged)
