@@ -29,7 +29,7 @@ def render_text(report: Report, console: Console, top: int = TOP) -> None:
     else:
         for block in blocks:
             console.print(block)
-    for table in tables.questions(report, top):
+    for table in tables.questions(report, top, console.width):
         console.print(table_block(table))
     if report.requests or not report.intervals:
         console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))

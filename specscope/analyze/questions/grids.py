@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from specscope.analyze.questions.acceptance import Bucket
 from specscope.analyze.questions.answers import Answers
 from specscope.analyze.questions.calibration import ABOUT as PLOTTED
@@ -21,6 +23,7 @@ from specscope.trace.vocabulary import Vocabulary, printable
 
 NONE = "–"
 TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most
+NARROWEST = 16  # cells of words that give way
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -280,6 +283,24 @@ def _missed(answers: Answers) -> Grid:
     )
     title = "Where the target's choice was"
     return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
+
+
+def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:
+    """(column, its cells) of those that there is room for; words that may give way are cut before a column goes."""
+    need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
+    least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
+    kept = list(range(len(columns)))
+    while len(kept) > 1 and sum(least[at] for at in kept) + gap * (len(kept) - 1) > width:
+        worst = max(kept, key=lambda at: columns[at].rank)
+        if not columns[worst].rank:
+            break
+        kept.remove(worst)
+    spare = width - sum(least[at] for at in kept) - gap * (len(kept) - 1)
+    wide = dict(zip(kept, (least[at] for at in kept), strict=True))
+    for at in kept:
+        more = max(min(need[at] - wide[at], spare), 0)
+        wide[at], spare = wide[at] + more, spare - more
+    return list(wide.items())
 
 
 # Cells

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from rich.cells import cell_len
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.questions.grids import Column, Grid, GridRow
+from specscope.analyze.questions.grids import Column, Grid, GridRow, fitted
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, left, paragraph, right
 from specscope.tui.widgets.lines import Sheet
@@ -15,9 +15,7 @@ from specscope.tui.widgets.listing import Order, PickPanel
 from specscope.tui.widgets.panel import Panel
 
 GAP = "  "
-NARROWEST = 16  # cells of words that give way
 BARS = "█▏▎▍▌▋▊▉"
-LABEL = 22
 
 
 class GridPanel(PickPanel):
@@ -78,7 +76,7 @@ class GridPanel(PickPanel):
         )
         if not grid.rows:
             return Sheet([line for note in grid.notes or ("nothing",) for line in paragraph(note, width, "dim")], title)
-        columns = fitted(grid.columns, grid.rows, width)
+        columns = fitted(grid.columns, grid.rows, width, len(GAP))
         cells = [(grid.columns[at].name, _place(grid.columns[at], grid.columns[at].name, w)) for at, w in columns]
         lines: list[Line] = [self.head(cells, GAP), *(_line(grid, row, columns) for row in shown)]
         return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
@@ -91,24 +89,6 @@ class GridPanel(PickPanel):
         value = row.values[at]
         words = any(isinstance(one.values[at], str) for one in grid.rows)
         return value if value is not None else ("\uffff" if words else float("inf"))
-
-
-def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int) -> list[tuple[int, int]]:
-    """(column, its cells) of those that there is room for; words that may give way are cut before a column goes."""
-    need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
-    least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
-    kept = list(range(len(columns)))
-    while len(kept) > 1 and sum(least[at] for at in kept) + len(GAP) * (len(kept) - 1) > width:
-        worst = max(kept, key=lambda at: columns[at].rank)
-        if not columns[worst].rank:
-            break
-        kept.remove(worst)
-    spare = width - sum(least[at] for at in kept) - len(GAP) * (len(kept) - 1)
-    wide = dict(zip(kept, (least[at] for at in kept), strict=True))
-    for at in kept:
-        more = max(min(need[at] - wide[at], spare), 0)
-        wide[at], spare = wide[at] + more, spare - more
-    return list(wide.items())
 
 
 def _place(column: Column, text: str, width: int) -> str:
