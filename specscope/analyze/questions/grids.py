@@ -100,7 +100,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
         Column("share", 2),
         Column("interval", 7),
         Column("the target took", 1, words=True),
-        Column("near", 3),
+        Column("near", 2),
         Column("nonsense", 3),
         Column("raw p", 5),
         Column("rank", 6),

@@ -90,6 +90,7 @@ class AnalysisScreen(Over):
         super().__init__(look)
         self._asked: Hashable = None  # what the answers are of, or will be
         self._busy = False
+        self._failed = ""  # why there is no answer
         self._due = 0.0  # when the next answer may be worked out
         self._waits = False
 
@@ -113,7 +114,8 @@ class AnalysisScreen(Over):
     def show(self, look: Look) -> None:
         """A new look: there may be more to ask about."""
         if self._rows.grid is None:
-            self._rows.asking = f"looking over {plural(look.steps, 'step')}…" if look.steps else "no steps yet"
+            looking = f"looking over {plural(look.steps, 'step')}…" if look.steps else "no steps yet"
+            self._rows.asking = self._failed or looking
         super().show(look)
         self._ask(look)
 
@@ -145,8 +147,9 @@ class AnalysisScreen(Over):
         try:
             found = await asyncio.to_thread(_work_out, history, request)
             self._rows.put_answers(found, over)
+            self._failed = ""
         except Exception as error:  # the screen outlives any record
-            self._rows.asking = clean(f"cannot answer this: {type(error).__name__}: {error}")
+            self._failed = clean(f"cannot answer this: {type(error).__name__}: {error}")
         finally:
             self._busy = False
             self._due = time.monotonic() + max(LEAST, (time.monotonic() - began) / SHARE)
