@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specscope.analyze.verify.columns import Columns, Indices
+from specscope.analyze.verify.fields import join
 
 
 def among_children(c: Columns, steps: Indices) -> Indices:
@@ -23,38 +24,31 @@ def on_branches(c: Columns, steps: Indices) -> Indices:
     key = np.zeros(len(c.token), np.int64)
     for depth in range(1, int(c.depth.max(initial=0)) + 1):
         nodes = np.flatnonzero(c.depth == depth)
-        key[nodes] = _numbers(c, path)[c.row[nodes]] * span + c.token[nodes]
+        above = c.above[nodes]
+        key[nodes] = np.where(above < 0, c.step[nodes], path[above]) * span + c.token[nodes]
         found, place = np.unique(key[nodes], return_inverse=True)
         path[nodes] = count + place.reshape(-1)
         count += len(found)
-    return _find(key, _numbers(c, path)[c.final_row[steps]] * span + c.final[steps])
+    last = c.last[steps]
+    return _find(key, np.where(last < 0, steps, path[last]) * span + c.final[steps])
 
 
 def among_dropped(c: Columns, steps: Indices) -> Indices:
     """Of each of these steps, a number of 0 and up where re-ranking dropped the final token there; -1: it did not."""
-    rows, tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for step, visit in enumerate(c.visits):
-        notes = visit.part.notes
-        if notes is not None and len(notes.dropped_token):
-            below = notes.dropped_parent < len(visit.part.tree)  # not below another dropped one
-            rows.append(c.root_row[step] + 1 + notes.dropped_parent[below].astype(np.int64))
-            tokens.append(notes.dropped_token[below].astype(np.int64))
-    token = np.concatenate(tokens)
+    drafted = [(step, notes) for step, visit in enumerate(c.visits) if (notes := visit.part.notes) is not None]
+    sizes = [len(notes.dropped_token) for _, notes in drafted]
+    step = np.repeat(np.array([step for step, _ in drafted], np.int64), sizes)
+    token = join([notes.dropped_token for _, notes in drafted], np.int64)
+    parent = join([notes.dropped_parent for _, notes in drafted], np.int64)
+    below = parent < np.diff(c.start)[step]  # a node, and not another dropped one
+    rows, token = c.root_row[step[below]] + 1 + parent[below], token[below]
     span = max(_span(c), int(token.max(initial=0)) + 1)
-    return _find(np.concatenate(rows) * span + token, c.final_row[steps] * span + c.final[steps])
+    return _find(rows * span + token, c.final_row[steps] * span + c.final[steps])
 
 
 def _span(c: Columns) -> int:
     """More than any token's id."""
     return 1 + max(int(c.token.max(initial=0)), int(c.final.max(initial=0)))
-
-
-def _numbers(c: Columns, path: Indices) -> Indices:
-    """[rows] the number of each row's path: a root's is its step."""
-    numbers = np.zeros(c.rows, np.int64)
-    numbers[c.root_row] = np.arange(len(c))
-    numbers[c.own_row] = path
-    return numbers
 
 
 def _find(keys: Indices, wanted: Indices) -> Indices:

@@ -286,10 +286,11 @@ def _missed(answers: Answers) -> Grid:
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:
-    """(column, its cells) of those that there is room for; words that may give way are cut before a column goes."""
+    """(column, its cells) of those that tell anything and have room; words are cut before a column goes."""
     need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
     least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
-    kept = list(range(len(columns)))
+    told = [not column.rank or any(row.cells[at] != NONE for row in rows) for at, column in enumerate(columns)]
+    kept = [at for at in range(len(columns)) if told[at]]
     while len(kept) > 1 and sum(least[at] for at in kept) + gap * (len(kept) - 1) > width:
         worst = max(kept, key=lambda at: columns[at].rank)
         if not columns[worst].rank:
