@@ -22,7 +22,7 @@ ALLOWED = {
     "watch": {"debug", "trace", "specscope"},
     "analyze": {"trace"},
     "vllm": {"debug", "trace"},
-    "tui": {"debug", "trace"},
+    "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
     "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train"},
 }

@@ -11,10 +11,11 @@ from specscope.errors import UserError
 from specscope.trace.records import Origin
 from specscope.trace.vocabulary import printable
 
+TOP = 20  # rows of each question over many steps
 REQUESTS_SHOWN = 200  # a page of thousands of texts is slow to open; the JSON has them all
 
 
-def render_html(report: Report) -> str:
+def render_html(report: Report, top: int = TOP) -> str:
     """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -32,7 +33,7 @@ def render_html(report: Report) -> str:
         header=tables.header(report),
         warnings=[printable(warning) for warning in report.warnings],
         headline=headline(report),
-        tables=tables.tables(report),
+        tables=[*tables.tables(report), *tables.questions(report, top)],
         plots=[(title, Markup(svg)) for title, svg in plots(report)],  # made from figures alone
         requests=[_request(one, row) for one, row in zip(report.requests, shown.rows, strict=False)],
         requests_note=shown.note,

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from specscope.analyze.questions.calibration import Plotted
 from specscope.analyze.report import Report
 from specscope.analyze.tables import one_line
 
@@ -42,11 +43,13 @@ def plots(report: Report) -> list[tuple[str, str]]:
     by_depth = counted.by_depth and counted.knows("accepted")
     lengths = sum(part.mean_acceptance_length is not None for part in report.timeline)
     drafted = [one for one in report.requests if one.figures.acceptance.drafts]
+    curves = () if report.answers is None else report.answers.calibration.curves
     wanted = [
         ("Acceptance by depth", _by_depth, by_depth),
         ("Accepted tokens per draft", _per_draft, by_depth),
         ("Mean acceptance length over the run", _over_time, lengths > 0),
         ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),
+        ("The drafter's probability against acceptance", _calibration, bool(curves)),
         ("Time by phase", _by_phase, len(report.phases) > 0 and not report.intervals),
     ]
     return [(title, svg(title, partial(draw, report=report))) for title, draw, known in wanted if known]
@@ -105,6 +108,29 @@ def _by_request(axes: Axes, report: Report) -> None:
     whole_ticks(axes)
     axes.set_xlabel("request")
     legend(axes, 1)
+
+
+def _calibration(axes: Axes, report: Report) -> None:
+    """Accepted share with its interval over the mean of each bin; a dot's p is the target's."""
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated: p = drafter's")
+    curves = report.answers.calibration.curves if report.answers is not None else ()
+    for curve, colour in zip(curves, (BLUE, ORANGE), strict=False):
+        at, shares = [one.mean for one in curve.bins], [one.accepted.value or 0.0 for one in curve.bins]
+        intervals = [one.accepted.interval or (0.0, 0.0) for one in curve.bins]
+        pairs = list(zip(shares, intervals, strict=True))
+        errors = [[max(y - low, 0) for y, (low, _) in pairs], [max(high - y, 0) for y, (_, high) in pairs]]
+        name = "q" if curve.plotted is Plotted.Q else "drafter's p"
+        axes.errorbar(
+            at, shares, errors, color=colour, marker="o", markersize=4, linewidth=1.2, label=f"accepted, {name}"
+        )
+        axes.plot(
+            at, [one.target_p for one in curve.bins], color=GREEN, marker="x", linewidth=0, label=f"target's p, {name}"
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("the drafter's probability")
+    legend(axes, 3)
 
 
 def _by_phase(axes: Axes, report: Report) -> None:

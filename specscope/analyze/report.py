@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from specscope.analyze.figures import Figures, Means
+from specscope.analyze.questions.answers import Answers, answer
 from specscope.analyze.report_notes import notes_of
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
@@ -142,6 +143,8 @@ class Report:
     requests: list[RequestReport] = field(default_factory=list)  # worst acceptance first
     other_params: int = 0  # requests whose params, the seed aside, are not the run's
     intervals: list[IntervalReport] = field(default_factory=list)  # of an engine that tells counts only
+    answers: Answers | None = None  # over many steps; None where there are no steps, counts only
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)  # of the tokens in the answers
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
@@ -161,6 +164,7 @@ class Report:
             "groups": {label: [group.to_dict() for group in groups] for label, groups in self.groups.items()},
             "request_count": len(self.requests),
             "requests_with_other_params": self.other_params,
+            **({} if self.answers is None else {"answers": self.answers.to_dict()}),
             "requests": [request.to_dict() for request in self.requests],
         }
 
@@ -186,6 +190,8 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         requests=requests,
         intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         other_params=sum(1 for one in requests if run and _differ(one.params, run["params"])),
+        answers=None if history.counts_only else answer(history),
+        vocabulary=history.vocabulary,
     )
 
 

@@ -8,12 +8,14 @@ from os.path import commonprefix
 from typing import Any
 
 from specscope.analyze.figures import Figures
+from specscope.analyze.questions.grids import Grid, fitted, grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import ending, plural
 
+GAP = 3  # characters between two columns of a table
 NONE = "–"  # a figure with nothing under it
 INTERVALS = 40  # that are listed
 SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
@@ -252,6 +254,34 @@ def groups(report: Report) -> list[Table]:
         note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
         found.append(Table(title, (one_line(label, 40), *columns[1:]), rows, note))
     return found
+
+
+def questions(report: Report, limit: int, width: int | None = None) -> list[Table]:
+    """The answers over many steps, of the rejected tokens at most `limit`; every row with the step to look at.
+
+    In a width of so many characters those columns are left out that there is no room for.
+    """
+    found = () if report.answers is None else grids(report.answers, report.vocabulary)
+    return [_grid(one, len(one.rows) if at else limit, width) for at, one in enumerate(found)]
+
+
+def _grid(grid: Grid, limit: int, width: int | None) -> Table:
+    left, rows = len(grid.rows) - limit, grid.rows[:limit]
+    notes = [f"{grid.summary}." if grid.summary else "", grid.about if rows else ""]
+    notes += [f"{note}." for note in grid.notes]
+    notes.append(f"{count(left)} more; --top {len(grid.rows)} prints all, the JSON has them." if left > 0 else "")
+    examples = [printable(str(row.examples.clearest)) for row in rows]
+    room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
+    shown = [at for at, _ in fitted(grid.columns, rows, room, GAP)] if rows else []
+    columns = [grid.columns[at] for at in shown]
+    return Table(
+        grid.title,
+        (*(one.name for one in columns), "example"),
+        [(*(row.cells[at] for at in shown), example) for row, example in zip(rows, examples, strict=True)],
+        " ".join(note for note in notes if note),
+        frozenset([*(one.name for one in columns if one.words), "example"]),
+        frozenset(one.name for one in columns if one.words and one.rank),
+    )
 
 
 def requests(report: Report, limit: int) -> Table:

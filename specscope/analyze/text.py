@@ -14,10 +14,11 @@ from specscope.analyze.tables import Table
 from specscope.trace.vocabulary import printable
 
 REQUESTS_SHOWN = 20
+TOP = 10  # rows of each question over many steps
 WIDE = 132  # columns from which two tables fit side by side
 
 
-def render_text(report: Report, console: Console) -> None:
+def render_text(report: Report, console: Console, top: int = TOP) -> None:
     """Print the report. Text of models and users is never read as markup, and holds no control characters."""
     console.print(_header(report))
     for warning in report.warnings:
@@ -28,6 +29,8 @@ def render_text(report: Report, console: Console) -> None:
     else:
         for block in blocks:
             console.print(block)
+    for table in tables.questions(report, top, console.width):
+        console.print(table_block(table))
     if report.requests or not report.intervals:
         console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
 

@@ -256,10 +256,15 @@ def replay(lifetime: Lifetime, file: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
-def report(file: str, as_json: bool, html: str | None, branch: int | None) -> None:
+@click.option(
+    "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
+)
+def report(file: str, as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
     """Print the acceptance figures of the capture FILE.
 
-    Pooled, by position and by request, the worst requests first.
+    Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
+    rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
+    choice was. Each row names a step to look at: specscope replay FILE#REQUEST@STEP opens it.
     """
     from specscope.analyze.report import build_report
 
@@ -268,23 +273,23 @@ def report(file: str, as_json: bool, html: str | None, branch: int | None) -> No
     reader = read_branch(file, branch)
     figures = build_report(reader.history, source=file, warnings=reader.warnings)
     if html is not None:
-        _write_page(figures, html)
+        _write_page(figures, html, top)
     if as_json:
         print_json(figures.to_dict())
         for warning in reader.warnings:
             warn(warning)
     elif html is None:
-        from specscope.analyze.text import render_text
+        from specscope.analyze.text import TOP, render_text
 
-        render_text(figures, text_console())
+        render_text(figures, text_console(), top or TOP)
 
 
-def _write_page(figures: Report, html: str) -> None:
+def _write_page(figures: Report, html: str, top: int | None) -> None:
     try:
-        from specscope.analyze.page import render_html
+        from specscope.analyze.page import TOP, render_html
     except ImportError as error:
         raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    write_page(html, render_html(figures))
+    write_page(html, render_html(figures, top or TOP))
 
 
 @cli.command()

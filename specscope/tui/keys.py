@@ -89,6 +89,9 @@ KEYS: tuple[Key, ...] = (
         "the request's and other services' spans",
     ),
     Key(
+        "analysis", "a", "a", "analysis", "Analysis over many steps", "over many steps: what is rejected, when, and why"
+    ),
+    Key(
         "scope",
         "s",
         "s",

@@ -104,6 +104,23 @@ def test_engine(snap_compare, size):
     assert snap_compare(ScopeApp(replay(40), title=TITLE), terminal_size=size, press=["v"])
 
 
+ANALYSES = [(size, "1") for size in ((60, 20), (80, 24), (120, 40), (200, 60))] + [((120, 40), q) for q in "2345"]
+
+
+@pytest.mark.parametrize(("size", "question"), ANALYSES, ids=[f"{names(size)}-{q}" for size, q in ANALYSES])
+def test_analysis(snap_compare, size, question):
+    async def answered(pilot: Pilot[None]) -> None:
+        await pilot.press("a")
+        for _ in range(100):
+            await pilot.pause(0.05)
+            if pilot.app.screen.query_one("#rows").grids:
+                break
+        await pilot.press(question, "down")
+        await pilot.pause(0.3)
+
+    assert snap_compare(ScopeApp(replay(40), title=TITLE), terminal_size=size, run_before=answered)
+
+
 def test_light(snap_compare):
     app = ScopeApp(replay(21), title=TITLE)
     assert snap_compare(app, terminal_size=(120, 40), press=["t", "j", "tab", "s"])

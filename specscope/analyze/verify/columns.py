@@ -14,26 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.verify.arrays import Indices, join, levels, stack
+from specscope.analyze.verify.arrays import Indices, levels
 from specscope.analyze.verify.by_rule import ByRule
+from specscope.analyze.verify.fields import join, of_finals, of_parents, of_their_nodes, of_trees, of_verdicts, stacked
 from specscope.analyze.walk import Visit
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn
 
 KINDS = tuple(FinalKind)
-TREE = {"token": np.int64, "parent": np.int64, "q": np.float64, "drawn": np.uint8}
-VERDICT = {
-    "outcome": np.uint8,
-    "p": np.float64,
-    "p_trial": np.float64,
-    "q_trial": np.float64,
-    "accept_prob": np.float64,
-    "coin": np.float64,
-    "residual_mass": np.float64,
-}
-PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy", "choice_rank", "choice_q")
-NODE_NOTES = {"raw_p": np.float64, "rank": np.int64, "q_rank": np.int64}
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
 
@@ -43,29 +32,27 @@ class Columns:
 
     visits: list[Visit]  # [S]
     start: Indices  # [S + 1] the first node of each step
-    token: Indices  # [N] and so on: fields of DraftTree and Verdict
-    parent: Indices
-    q: Doubles
-    drawn: NDArray[np.uint8]
-    outcome: NDArray[np.uint8]
-    p: Doubles
-    p_trial: Doubles
-    q_trial: Doubles
-    accept_prob: Doubles
-    coin: Doubles
-    residual_mass: Doubles
     ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
+
+    # [N] fields of DraftTree and Verdict
+    token = of_trees("token", np.int64)
+    parent = of_trees("parent", np.int64)
+    q = of_trees("q", np.float64)
+    drawn = of_trees("drawn", np.uint8)
+    outcome = of_verdicts("outcome", np.uint8)
+    p = of_verdicts("p", np.float64)
+    p_trial = of_verdicts("p_trial", np.float64)
+    q_trial = of_verdicts("q_trial", np.float64)
+    accept_prob = of_verdicts("accept_prob", np.float64)
+    coin = of_verdicts("coin", np.float64)
+    residual_mass = of_verdicts("residual_mass", np.float64)
 
     @staticmethod
     def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
         """Of the decode steps among these."""
         found = [visit for visit in every if visit.part.verdict is not None]
-        trees = [visit.part.tree for visit in found]
-        verdicts = [verdict for visit in found if (verdict := visit.part.verdict) is not None]
-        start = np.concatenate([[0], np.cumsum([len(tree.token) for tree in trees], dtype=np.int64)]).astype(np.int64)
-        columns = {name: join([getattr(tree, name) for tree in trees], kind) for name, kind in TREE.items()}
-        columns |= {name: join([getattr(one, name) for one in verdicts], kind) for name, kind in VERDICT.items()}
-        return Columns(found, start, **columns, ours=ours)
+        sizes = np.array([len(visit.part.tree.token) for visit in found], np.int64)
+        return Columns(found, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), ours)
 
     # Steps
 
@@ -296,7 +283,9 @@ class Columns:
     @cached_property
     def parents(self) -> Parents:
         """What the evidence says of the parents that were tried."""
-        return Parents.of(self)
+        notes = [visit.part.parents for visit in self.visits]
+        there = np.array([one is not None for one in notes], np.bool_)
+        return Parents(self, [one for one in notes if one is not None], there)
 
     def at_node(self, node: int) -> Reference:
         """Where to look at a node."""
@@ -311,28 +300,49 @@ class Columns:
 class Parents:
     """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
 
-    step: Indices  # [K]
-    row: Indices  # [K]
-    choice: Indices  # [K] and so on: fields of ParentNotes
-    choice_p: Doubles
-    entropy: Doubles
-    varentropy: Doubles
-    q_entropy: Doubles
-    q_varentropy: Doubles
-    choice_rank: Indices
-    choice_q: Doubles
-    top: Indices  # [K, t] the target's likeliest tokens, raw
-    top_p: Doubles  # [K, t]
-    draft_top: Indices  # [K, m] the drafter's; -1 where there are none
-    draft_top_p: Doubles  # [K, m] 0 there
-    at_row: Indices  # [rows] the parent at each row, -1 where there is none
+    columns: Columns
+    notes: list[ParentNotes]  # of those steps
     there: Bools  # [S] whether the step's evidence has parents
-    final_entropy: Doubles  # [S]
-    final_varentropy: Doubles  # [S]
-    final_p: Doubles  # [S] of the final token in p, before any rejection
-    raw_p: Doubles  # [N] fields of ParentNotes; 0 where there are none
-    rank: Indices
-    q_rank: Indices
+
+    # [K] fields of ParentNotes
+    choice = of_parents("choice", np.int64)
+    choice_p = of_parents("choice_p", np.float64)
+    entropy = of_parents("entropy", np.float64)
+    varentropy = of_parents("varentropy", np.float64)
+    q_entropy = of_parents("q_entropy", np.float64)
+    q_varentropy = of_parents("q_varentropy", np.float64)
+    choice_rank = of_parents("choice_rank", np.int64)
+    choice_q = of_parents("choice_q", np.float64)
+    # [K, t] the target's likeliest tokens, raw; [K, m] the drafter's; -1 where there are none, and probability 0
+    top = stacked("top", np.int64)
+    top_p = stacked("top_p", np.float64)
+    draft_top = stacked("draft_top", np.int64)
+    draft_top_p = stacked("draft_top_p", np.float64)
+    # [N] of each node; 0 where there are no notes
+    raw_p = of_their_nodes("raw_p", np.float64)
+    rank = of_their_nodes("rank", np.int64)
+    q_rank = of_their_nodes("q_rank", np.int64)
+    # [S] of the final token: of what it was drawn from, and its p before any rejection
+    final_entropy = of_finals("final_entropy")
+    final_varentropy = of_finals("final_varentropy")
+    final_p = of_finals("final_target_p")
+
+    @cached_property
+    def step(self) -> Indices:
+        """[K]"""
+        return np.repeat(np.flatnonzero(self.there), [len(one.node) for one in self.notes])
+
+    @cached_property
+    def row(self) -> Indices:
+        """[K]"""
+        return self.columns.root_row[self.step] + 1 + join([one.node for one in self.notes], np.int64)
+
+    @cached_property
+    def at_row(self) -> Indices:
+        """[rows] the parent at each row, -1 where there is none."""
+        found = np.full(self.columns.rows, -1)
+        found[self.row] = np.arange(len(self.row))
+        return found
 
     def __len__(self) -> int:
         return len(self.step)
@@ -343,39 +353,3 @@ class Parents:
             return np.full(len(at), np.nan)
         same = (self.draft_top[at] == token[:, None]) & (at >= 0)[:, None]
         return np.where(same.any(axis=1), np.where(same, self.draft_top_p[at], 0).sum(axis=1), np.nan)
-
-    @staticmethod
-    def of(columns: Columns) -> Parents:
-        """Of all steps."""
-        notes = [visit.part.parents for visit in columns.visits]
-        there = np.array([one is not None for one in notes], np.bool_)
-        found: list[ParentNotes] = [one for one in notes if one is not None]
-        steps = np.flatnonzero(there)
-        step = np.repeat(steps, [len(one.node) for one in found]) if found else np.zeros(0, np.int64)
-        row = columns.root_row[step] + 1 + join([one.node for one in found], np.int64)
-        at_row = np.full(columns.rows, -1)
-        at_row[row] = np.arange(len(row))
-        final = np.zeros((3, len(columns)))
-        told = [(one.final_entropy, one.final_varentropy, one.final_target_p) for one in found]
-        final[:, there] = np.array(told, np.float64).reshape(-1, 3).T
-        of_nodes = {}
-        for name, kind in NODE_NOTES.items():
-            of_nodes[name] = np.zeros(len(columns.token), kind)
-            of_nodes[name][there[columns.step]] = join([getattr(one, name) for one in found], kind)
-        kinds = {"choice": np.int64, "choice_rank": np.int64}
-        arrays = {n: join([getattr(one, n) for one in found], kinds.get(n, np.float64)) for n in PARENT}
-        return Parents(
-            step,
-            row,
-            **arrays,
-            top=stack([one.top for one in found], np.int64),
-            top_p=stack([one.top_p for one in found], np.float64),
-            draft_top=stack([one.draft_top for one in found], np.int64),
-            draft_top_p=stack([one.draft_top_p for one in found], np.float64),
-            at_row=at_row,
-            there=there,
-            final_entropy=final[0],
-            final_varentropy=final[1],
-            final_p=final[2],
-            **of_nodes,
-        )

@@ -8,6 +8,7 @@ from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Noti
 from specscope.debug.show_stop import stop_text
 from specscope.debug.stops import BreakpointHit, Stop
 from specscope.tui.look import Look
+from specscope.tui.screens.analysis_view import AnalysisScreen
 from specscope.tui.screens.branches_view import BranchesScreen
 from specscope.tui.screens.dialogs import Questions
 from specscope.tui.screens.engine_view import EngineScreen
@@ -54,6 +55,10 @@ class Screens(Questions):
         """The current request's trace: its spans, and those of other services."""
         self._lay_over(SpansScreen)
 
+    def action_analysis(self) -> None:
+        """Questions over many steps."""
+        self._lay_over(AnalysisScreen)
+
     def action_request(self) -> None:
         """The current request from its first step to its last."""
         self._lay_over(RequestScreen)
@@ -94,6 +99,13 @@ class Screens(Questions):
         screen = self.get_screen(StepScreen.__name__)
         if isinstance(screen, StepScreen):
             self.call_after_refresh(screen.pick_node, node)
+
+    async def action_example(self, request: str, position: int, node: int | None) -> None:
+        """The decisions of a request's step at a place in the history; a node picked, or the final token."""
+        self._pick(request)
+        part = self.viewer.history.part(request, position)
+        if part is not None:
+            await self.action_step_at(position, len(part[1].tree) if node is None else node)
 
     def _step_screen(self) -> StepScreen | None:
         """The step's screen, where it lies over the main one."""

@@ -81,6 +81,7 @@ MAIN: tuple[Hint, ...] = (
     Hint(7, ":", "debug", "app.console"),
     Hint(7, "b", "breakpoints", "app.breakpoints", "trees"),
     Hint(8, "v", "engine", "app.engine"),
+    Hint(8, "a", "analysis", "app.analysis", "trees"),
     Hint(8, "f", "fork", "app.fork", "forked"),
     Hint(9, "/", "filter", "app.filter", "trees"),
     Hint(10, "o", "sort", "app.sort(1)", "trees"),

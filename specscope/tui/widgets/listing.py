@@ -41,9 +41,13 @@ class ListPanel(Panel):
         if self.look is not None:
             self.show(self.look)
 
+    def columns(self) -> tuple[str, ...]:
+        """What it can be sorted by."""
+        return self.COLUMNS
+
     def sort_next(self) -> None:
         """By the next column; after the last as the items came."""
-        columns = ("", *self.COLUMNS)
+        columns = ("", *self.columns())
         at = columns.index(self.order.column) if self.order.column in columns else 0
         self.set_order(replace(self.order, column=columns[(at + 1) % len(columns)], reverse=False))
 
@@ -93,7 +97,7 @@ class ListPanel(Panel):
         if not self.sheet.head or where.y != line:
             return False
         column = next((name for begin, end, name in self.heads if begin <= where.x < end and name), "")
-        if column in self.COLUMNS:
+        if column in self.columns():
             self.sort_by(column)
         return True
 

@@ -1,0 +1,114 @@
+"""How well the drafter's probability tells what will be accepted.
+
+Two probabilities are plotted, each for its own nodes: q as drawn for sampled nodes; the drafter's own probability for
+deterministic ones, whose q is 1. For a deterministic node the rule accepts with the target's p, so a calibrated drafter
+is accepted as often as it is sure. A sampled node is accepted with min(1, p / q): there a calibrated drafter, whose q
+equals p, is always accepted. So the error of both is how far the drafter's probability is from the target's p:
+the expected calibration error, the mean of |mean p - mean of the drafter's| over the bins, by their nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.groups import Examples, Grouping, Share
+from specscope.analyze.verify.arrays import Indices
+
+BINS = 10
+
+
+class Plotted(StrEnum):
+    """Which probability of the drafter's."""
+
+    Q = "q"
+    OWN = "drafter"
+
+
+ABOUT = {Plotted.Q: "q of sampled nodes", Plotted.OWN: "the drafter's probability of deterministic nodes, whose q is 1"}
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Nodes to which the drafter gave a probability in this range."""
+
+    plotted: Plotted
+    low: float
+    high: float
+    mean: float  # of the drafter's probability
+    accepted: Share  # of the nodes tried
+    expected: float | None  # mean accept probability; None where another rule than the standard one decided
+    target_p: float  # mean p of the nodes for the target, before any rejection
+    examples: Examples  # clearest: rejected where the drafter was surest; accepted where all were
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All bins of one probability that have nodes, from low to high."""
+
+    plotted: Plotted
+    accepted: Share
+    error: float  # expected calibration error
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A curve for sampled nodes, one for deterministic ones, as far as there are any."""
+
+    curves: tuple[Curve, ...]
+    notes: tuple[str, ...] = ()
+
+
+def calibration(evidence: Evidence) -> Calibration:
+    """The answer."""
+    if told := evidence.lacking(evidence.judged):
+        return Calibration((), told)
+    judged, sampled = evidence.judged, evidence.columns.sampled
+    unknown = judged & np.isnan(evidence.confidence)
+    notes: list[str] = []
+    if unknown.any():
+        notes.append(f"{int(unknown.sum()):,} deterministic nodes are left out: their drafter tells no probability")
+    if not evidence.columns.by_rule.walks[evidence.columns.step[judged]].all():
+        notes.append("expected acceptance is known for standard and match only: the others look at more than one node")
+    curves = []
+    for plotted, chosen in ((Plotted.Q, judged & sampled), (Plotted.OWN, judged & ~sampled & ~unknown)):
+        if chosen.any():
+            curves.append(_curve(evidence, plotted, np.flatnonzero(chosen)))
+    return Calibration(tuple(curves), tuple(notes))
+
+
+def _curve(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Curve:
+    """Of these nodes."""
+    bins = tuple(_bins(evidence, plotted, nodes))
+    error = sum(abs(one.target_p - one.mean) * one.accepted.total for one in bins) / len(nodes)
+    return Curve(plotted, Share(int(evidence.columns.accepted[nodes].sum()), len(nodes)), error, bins)
+
+
+def _bins(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Iterator[Bin]:
+    c = evidence.columns
+    values = evidence.confidence[nodes]
+    places = np.clip((values * BINS).astype(np.int64), 0, BINS - 1)
+    found, group = np.unique(places, return_inverse=True)
+    groups = Grouping(group.reshape(-1).astype(np.int64), len(found))
+    total, accepted = groups.counts(), groups.counts(c.accepted[nodes])
+    mean, target_p = groups.means(values), groups.means(c.p[nodes])
+    walked = np.where(c.by_rule.walks[c.step[nodes]], 0.0, np.nan)
+    expected = groups.means(c.accept_prob[nodes] + walked)
+    mixed = groups.counts(np.isnan(walked))
+    examples = groups.examples(c, nodes, values + 2 * c.rejected[nodes], nodes=True)
+    for at, place in enumerate(found.tolist()):
+        yield Bin(
+            plotted,
+            place / BINS,
+            (place + 1) / BINS,
+            mean[at] or 0.0,
+            Share(accepted[at], total[at]),
+            None if mixed[at] else expected[at],
+            target_p[at] or 0.0,
+            examples[at],
+        )

@@ -1,0 +1,186 @@
+"""What the questions are asked of: the decode steps as arrays, and what is known of each step besides."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specscope.analyze.questions.groups import doubling
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.walk import visits
+from specscope.trace.history import History
+from specscope.trace.records import RunInfo
+from specscope.trace.tree import Bools, Doubles
+
+POSITIONS = doubling(16)  # of the output
+NO_LABEL = "none"
+COUNTS_ONLY = "this capture holds counts of intervals only: there are no steps to look at"
+ALL_FORCED = "nothing was judged: every outcome was forced"
+NO_DRAFTS = "nothing was drafted"
+
+
+def snapshot(history: History) -> History:
+    """The history as it stands: another thread may read it while the history goes on."""
+    return dataclasses.replace(history, steps=list(history.steps), requests=dict(history.requests))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """S decode steps, with their N nodes in `columns`; [S] or [N] arrays."""
+
+    columns: Columns
+    run: RunInfo | None
+    counts_only: bool  # whether there are intervals and no steps
+
+    @staticmethod
+    def of(history: History, request: str | None = None) -> Evidence:
+        """Of all requests on the path, or of one."""
+        found = [visit for visit in visits(history) if request is None or visit.part.request == request]
+        return Evidence(Columns.of(found), history.run, bool(history.acceptance.aggregates) and not found)
+
+    def lacking(self, asked: Bools) -> tuple[str, ...]:
+        """Why there is nothing to ask of these nodes or steps; empty where there is something."""
+        if self.counts_only:
+            return (COUNTS_ONLY,)
+        if not len(self.columns.token):
+            return (NO_DRAFTS,)
+        return () if asked.any() else (ALL_FORCED,)
+
+    # Nodes
+
+    @cached_property
+    def judged(self) -> Bools:
+        """[N] whether the rule decided on the node: it was tried, and its outcome was not forced."""
+        return self.columns.tried & ~self.columns.forced
+
+    @cached_property
+    def taken(self) -> Indices:
+        """[N] the token that the target put in the node's place: the accepted sibling's, or the final token.
+
+        -1 where it put none: the path ended above, or the final token was forced.
+        """
+        c = self.columns
+        at_row = np.full(c.rows, -1, np.int64)
+        at_row[c.row[c.on_path]] = c.token[c.on_path]
+        at_row[c.final_row] = np.where(c.forced_final, -1, c.final)
+        return at_row[c.row]
+
+    @cached_property
+    def confidence(self) -> Doubles:
+        """[N] the drafter's probability of the node: q of a sampled one, else its own; NaN where it has none."""
+        return np.where(self.columns.sampled, self.columns.q, self.columns.draft_prob)
+
+    @cached_property
+    def noted(self) -> Bools:
+        """[N] whether the evidence has the target's raw p of the node: full evidence, and its parent was tried."""
+        return self.columns.parents.at_row[self.columns.row] >= 0
+
+    @cached_property
+    def raw_p(self) -> Doubles:
+        """[N] the target's raw probability of the node; NaN where it is not known."""
+        return np.where(self.noted, self.columns.parents.raw_p, np.nan)
+
+    @cached_property
+    def top_p(self) -> Doubles:
+        """[N] the target's raw probability of its likeliest token there; NaN where it is not known."""
+        found = np.full(len(self.columns.token), np.nan)
+        parents = self.columns.parents
+        if parents.top_p.size:
+            found[self.noted] = parents.top_p[parents.at_row[self.columns.row[self.noted]], 0]
+        return found
+
+    @cached_property
+    def rank(self) -> Doubles:
+        """[N] the token's rank for the target: among its raw likeliest; below them in p, where it has any there.
+
+        Infinite where all that is known is that it is below them; NaN where nothing is known.
+        """
+        found = np.full(len(self.columns.token), np.nan)
+        parents, nodes = self.columns.parents, np.flatnonzero(self.noted)
+        top = parents.top[parents.at_row[self.columns.row[nodes]]]
+        same = top == self.columns.token[nodes, None]
+        in_p = parents.rank[nodes]
+        lower = np.where(in_p > 0, np.maximum(in_p, top.shape[1] + 1), np.inf)
+        found[nodes] = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
+        return found
+
+    @cached_property
+    def position(self) -> Doubles:
+        """[N] the node's place in the output, from 0; NaN where the prompt is not known."""
+        return self.output[self.columns.step] + self.columns.depth - 1
+
+    # Steps
+
+    @cached_property
+    def drafts(self) -> Bools:
+        """[S] whether something was drafted, and nothing in the step was forced."""
+        c = self.columns
+        forced = np.zeros(len(c), np.bool_)
+        forced[c.step[c.forced]] = True
+        return (np.diff(c.start) > 0) & ~forced & ~c.forced_final
+
+    @cached_property
+    def left_out(self) -> int:
+        """Drafts that were left out because something in them was forced."""
+        return int((np.diff(self.columns.start) > 0).sum() - self.drafts.sum())
+
+    @cached_property
+    def output(self) -> Doubles:
+        """[S] output tokens before the step; NaN where the prompt is not known."""
+        infos = [visit.request.info for visit in self.columns.visits]
+        prompt = np.array([np.nan if info is None else len(info.prompt_tokens) for info in infos], np.float64)
+        return np.maximum(self.columns.position + 1 - prompt, 0)
+
+    @cached_property
+    def batch(self) -> Doubles:
+        """[S] requests in the step."""
+        return np.array([len(visit.record.requests) for visit in self.columns.visits], np.float64)
+
+    @cached_property
+    def request(self) -> Indices:
+        """[S] a number for each request."""
+        numbers: dict[str, int] = {}
+        visits = self.columns.visits
+        return np.array([numbers.setdefault(visit.part.request, len(numbers)) for visit in visits], np.int64)
+
+    @cached_property
+    def _labels(self) -> tuple[tuple[str, ...], Indices]:
+        numbers: dict[str, int] = {}
+        of_step = []
+        for visit in self.columns.visits:
+            info = visit.request.info
+            label = NO_LABEL if info is None else str(info.labels.get("kind", NO_LABEL))
+            of_step.append(numbers.setdefault(label, len(numbers)))
+        return tuple(numbers), np.array(of_step, np.int64)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The different values of the requests' label `kind`."""
+        return self._labels[0]
+
+    @property
+    def label(self) -> Indices:
+        """[S] of the step's request, its place in `label_names`."""
+        return self._labels[1]
+
+    def of_root(self, values: Doubles) -> Doubles:
+        """[S] of values over parents, that of the step's root; NaN where the evidence has none."""
+        at = self.columns.parents.at_row[self.columns.root_row]
+        if not len(values):
+            return np.full(len(at), np.nan)
+        return np.where(at >= 0, values[at], np.nan)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any answer must know."""
+        told = []
+        if self.left_out:
+            told.append(f"{self.left_out:,} drafts with forced outcomes are left out")
+        if not self.columns.parents.there[self.drafts].all():
+            told.append(
+                "raw p, ranks, entropies and the drafter's likeliest tokens need full evidence: some steps lack it"
+            )
+        return tuple(told)

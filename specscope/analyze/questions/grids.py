@@ -1,0 +1,373 @@
+"""The answers as grids: cells as people read them, with the values that they are sorted by and where to look.
+
+The report prints them as tables; the screen lists them. Worded and formatted once, for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from specscope.analyze.questions.acceptance import Bucket
+from specscope.analyze.questions.answers import Answers
+from specscope.analyze.questions.calibration import ABOUT as PLOTTED
+from specscope.analyze.questions.calibration import Bin
+from specscope.analyze.questions.groups import Examples, Share
+from specscope.analyze.questions.missed import ABOUT as PLACES
+from specscope.analyze.questions.missed import Choice
+from specscope.analyze.questions.rejections import Count, Miss, RejectedToken, RejectionGroup
+from specscope.trace.vocabulary import Vocabulary, printable
+
+NONE = "–"
+TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most
+NARROWEST = 16  # cells of words that give way
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. Where room is short, those of the highest rank go first; rank 0 stays."""
+
+    name: str
+    rank: int = 0
+    words: bool = False  # flush left
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """A row: what is shown, and what it is sorted by; None is sorted to the end."""
+
+    cells: tuple[str, ...]
+    values: tuple[float | str | None, ...]
+    examples: Examples
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An answer, or a part of it."""
+
+    title: str  # the question
+    columns: tuple[Column, ...]
+    rows: tuple[GridRow, ...]
+    about: str  # what the columns mean
+    notes: tuple[str, ...]  # what is missing
+    summary: str  # the answer in a line; "" where there is none
+
+
+Cell = tuple[str, float | str | None]
+
+
+def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
+    """All of them, in the order of reading."""
+    return (
+        _tokens(answers, vocabulary),
+        _groups(answers, vocabulary),
+        _calibration(answers),
+        _conditions(answers),
+        _missed(answers),
+    )
+
+
+def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
+    found = answers.rejections
+
+    def row(one: RejectedToken) -> GridRow:
+        return _row(
+            (
+                _token(vocabulary, one.token),
+                _count(one.rejected.count),
+                _count(one.rejected.total),
+                *_share(one.rejected),
+                _taken(vocabulary, one.taken),
+                _miss(one.misses, Miss.NEAR),
+                _miss(one.misses, Miss.NONSENSE),
+                (_p(one.raw_p), one.raw_p),
+                _rank(one.rank),
+                _count(one.depth),
+                (_label(one.kind), one.kind),
+                (NONE if one.position is None else f"{one.position:,.0f}", one.position),
+            ),
+            one.examples,
+        )
+
+    columns = (
+        Column("token", words=True),
+        Column("rejected"),
+        Column("tried", 4),
+        Column("share", 2),
+        Column("interval", 7),
+        Column("the target took", 1, words=True),
+        Column("near", 2),
+        Column("nonsense", 3),
+        Column("raw p", 5),
+        Column("rank", 6),
+        Column("depth", 7),
+        Column("kind", 8, words=True),
+        Column("position", 9),
+    )
+    about = (
+        "share: rejected / tried. near: rejections whose raw p is at least a tenth of the target's likeliest token's, "
+        "or that rank up to 3 with raw p of at least 0.01. nonsense: raw p below 0.001. raw p, rank and position: "
+        "medians; depth and kind: the commonest."
+    )
+    title = "Drafted tokens rejected most, and what the target took"
+    rows = tuple(map(row, found.tokens))
+    return Grid(title, columns, rows, about, found.notes, _rejected(answers))
+
+
+def _rejected(answers: Answers) -> str:
+    found = answers.rejections
+    if not found.rejected.total:
+        return ""
+    known = found.rejected.count - found.misses[Miss.UNKNOWN]
+    parts = [f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"]
+    if known:
+        near, nonsense = found.misses[Miss.NEAR] / known, found.misses[Miss.NONSENSE] / known
+        parts.append(f"{near:.1%} were near misses, {nonsense:.1%} nonsense")
+    return "; ".join(parts)
+
+
+def _groups(answers: Answers, vocabulary: Vocabulary) -> Grid:
+    found = answers.rejections
+
+    def row(one: RejectionGroup) -> GridRow:
+        return _row(
+            (
+                (one.by, one.by),
+                (_label(one.value), _natural(one.value)),
+                _count(one.rejected.count),
+                _count(one.rejected.total),
+                *_share(one.rejected),
+                _miss(one.misses, Miss.NEAR),
+                _miss(one.misses, Miss.NONSENSE),
+                _token(vocabulary, one.token.token, one.token.count),
+                _taken(vocabulary, (one.taken,) if one.taken else ()),
+            ),
+            one.examples,
+        )
+
+    columns = (
+        Column("by", words=True),
+        Column("value", words=True),
+        Column("rejected"),
+        Column("tried", 4),
+        Column("share"),
+        Column("interval", 5),
+        Column("near", 2),
+        Column("nonsense", 2),
+        Column("rejected most", 3, words=True),
+        Column("taken most", 6, words=True),
+    )
+    about = (
+        "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
+    )
+    title = "Rejections by depth, kind, final token, position, miss"
+    rows = tuple(map(row, found.groups))
+    return Grid(title, columns, rows, about, found.notes, _rejected(answers))
+
+
+def _calibration(answers: Answers) -> Grid:
+    found = answers.calibration
+
+    def row(one: Bin) -> GridRow:
+        return _row(
+            (
+                (one.plotted.value, one.plotted.value),
+                (f"{one.low:.1f}–{one.high:.1f}", one.low),
+                _count(one.accepted.total),
+                (f"{one.mean:.3f}", one.mean),
+                (f"{one.target_p:.3f}", one.target_p),
+                *_share(one.accepted),
+                (NONE if one.expected is None else f"{one.expected:.1%}", one.expected),
+                (_bar(one.accepted.value or 0), one.accepted.value),
+            ),
+            one.examples,
+        )
+
+    columns = (
+        Column("of", 1, words=True),
+        Column("bin", words=True),
+        Column("nodes", 2),
+        Column("mean"),
+        Column("p", 5),
+        Column("accepted"),
+        Column("interval", 6),
+        Column("expected", 4),
+        Column("drawn", 3, words=True),
+    )
+    about = (
+        f"of: {PLOTTED[found.curves[0].plotted]}. " if len(found.curves) == 1 else "of: q, or the drafter's own p. "
+    ) + (
+        "mean: of the drafter's probability; p: of the target's. expected: mean accept probability. Error: how far "
+        "the two means are apart, over the bins. drawn: the accepted share."
+    )
+    lines = [
+        f"{one.plotted.value}: expected calibration error {one.error:.3f}, accepted {one.accepted.value or 0:.1%}"
+        for one in found.curves
+    ]
+    rows = tuple(row(one) for curve in found.curves for one in curve.bins)
+    title = "The drafter's probability against acceptance"
+    return Grid(title, columns, rows, about, found.notes, "; ".join(lines))
+
+
+def _conditions(answers: Answers) -> Grid:
+    found = answers.conditions
+
+    def row(one: Bucket) -> GridRow:
+        low_high = NONE if one.interval is None else f"{one.interval[0]:.2f}–{one.interval[1]:.2f}"
+        return _row(
+            (
+                (one.by, one.by),
+                (one.value, _natural(one.value)),
+                _count(one.drafts),
+                (f"{one.tau:.2f}", one.tau),
+                (low_high, None if one.interval is None else one.interval[0]),
+                (f"{one.rate:.1%}", one.rate),
+                (f"{one.first.value or 0:.1%}", one.first.value),
+                (_bar((one.tau - 1) / most), one.tau),
+            ),
+            one.examples,
+        )
+
+    most = max((one.tau - 1 for one in found.buckets), default=0) or 1
+    columns = (
+        Column("by", words=True),
+        Column("value", words=True),
+        Column("drafts"),
+        Column("τ"),
+        Column("interval", 2),
+        Column("rate", 1),
+        Column("depth 1", 3),
+        Column("drawn", 4, words=True),
+    )
+    about = (
+        "τ: mean acceptance length, its interval over requests. rate: draft acceptance rate. depth 1: drafts whose "
+        "first token was accepted. position: output tokens before; context: tokens before the root; entropy of p and "
+        "the target's raw top p: at the root. drawn: accepted tokens per draft."
+    )
+    title = "Acceptance by position, context, certainty, batch size"
+    return Grid(title, columns, tuple(map(row, found.buckets)), about, found.notes, "")
+
+
+def _missed(answers: Answers) -> Grid:
+    found = answers.missed
+
+    def row(one: Choice) -> GridRow:
+        return _row(
+            (
+                (one.place.value, one.place.value),
+                (PLACES[one.place], PLACES[one.place]),
+                _count(one.decisions.count),
+                *_share(one.decisions),
+                (f"{one.per_draft:.2f}", one.per_draft),
+                (_p(one.draft_p), one.draft_p),
+            ),
+            one.examples,
+        )
+
+    columns = (
+        Column("place", words=True),
+        Column("meaning", 1, words=True),
+        Column("decisions"),
+        Column("share"),
+        Column("interval", 4),
+        Column("per draft", 2),
+        Column("drafter's p", 3),
+    )
+    about = (
+        "Each token that a draft's step commits is a decision. per draft: what τ would gain by one more accepted token "
+        "at each. drafter's p: mean of its probability of the token, where it is known."
+    )
+    title = "Where the target's choice was"
+    return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
+
+
+def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:
+    """(column, its cells) of those that tell anything and have room; words are cut before a column goes."""
+    need = [max(cell_len(column.name), *(cell_len(row.cells[at]) for row in rows)) for at, column in enumerate(columns)]
+    least = [min(n, NARROWEST) if column.words and column.rank else n for n, column in zip(need, columns, strict=True)]
+    told = [not column.rank or any(row.cells[at] != NONE for row in rows) for at, column in enumerate(columns)]
+    kept = [at for at in range(len(columns)) if told[at]]
+    while len(kept) > 1 and sum(least[at] for at in kept) + gap * (len(kept) - 1) > width:
+        worst = max(kept, key=lambda at: columns[at].rank)
+        if not columns[worst].rank:
+            break
+        kept.remove(worst)
+    spare = width - sum(least[at] for at in kept) - gap * (len(kept) - 1)
+    wide = dict(zip(kept, (least[at] for at in kept), strict=True))
+    for at in kept:
+        more = max(min(need[at] - wide[at], spare), 0)
+        wide[at], spare = wide[at] + more, spare - more
+    return list(wide.items())
+
+
+# Cells
+
+
+def _row(cells: Sequence[Cell], examples: Examples) -> GridRow:
+    return GridRow(tuple(text for text, _ in cells), tuple(value for _, value in cells), examples)
+
+
+def _count(value: int) -> Cell:
+    return f"{value:,}", value
+
+
+def _share(share: Share) -> Iterator[Cell]:
+    """The share, and its interval."""
+    value, interval = share.value, share.interval
+    yield (NONE, None) if value is None else (f"{value:.1%}", value)
+    yield (NONE, None) if interval is None else (f"{interval[0]:.1%}–{interval[1]:.1%}", interval[0])
+
+
+def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
+    """A dash where nothing is known of any of them."""
+    return (NONE, None) if misses[Miss.UNKNOWN] == sum(misses.values()) else _count(misses[which])
+
+
+def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell:
+    """Its text and its id, and how often."""
+    shown, known = vocabulary.show(token), vocabulary.piece(token) is not None
+    shown = shown if len(shown) <= TOKEN else shown[: TOKEN - 1] + "…"
+    text = f"{printable(shown)} #{token}" if known else f"#{token}"
+    return (text if count is None else f"{text} ×{count:,}"), text
+
+
+def _taken(vocabulary: Vocabulary, taken: Sequence[Count]) -> Cell:
+    return ("  ".join(_token(vocabulary, one.token, one.count)[0] for one in taken) or NONE), (
+        _token(vocabulary, taken[0].token)[0] if taken else None
+    )
+
+
+def _p(value: float | None) -> str:
+    """A probability in few characters, never 0 where it is not."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{value:.3f}" if value == 0 or value >= 0.0005 else f"{value:.0e}"
+
+
+def _rank(value: float | None) -> Cell:
+    if value is None:
+        return NONE, None
+    return (">4", value) if math.isinf(value) else (f"{value:.0f}", value)
+
+
+def _label(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
+
+
+def _natural(text: str) -> str:
+    """To sort by: 16–31 before 128–255."""
+    head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
+    try:
+        return f"{float(head):012.3f}"
+    except ValueError:
+        return text
+
+
+def _bar(share: float) -> str:
+    eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")

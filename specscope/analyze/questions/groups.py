@@ -1,0 +1,150 @@
+"""Groups of an array's items: counts, the first and the clearest item, medians, and shares with their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
+from specscope.trace.tree import Doubles
+
+Z = 1.959963984540054  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, with Wilson's 95 % interval, which takes the counted ones as independent."""
+
+    count: int
+    total: int
+
+    @property
+    def value(self) -> float | None:
+        """None of nothing."""
+        return self.count / self.total if self.total else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The lowest and the highest share that go with the count."""
+        n = self.total
+        if not n:
+            return None
+        p, z2 = self.count / n, Z * Z
+        middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+        half = Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+        return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Where to look: the first of a row's items, and the one that shows it best."""
+
+    first: Reference
+    clearest: Reference
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Items in groups 0 to `groups` - 1."""
+
+    group: Indices  # [n] of each item; -1: in none
+    groups: int
+
+    def counts(self, chosen: NDArray[np.bool_] | None = None) -> list[int]:
+        """[groups] how many items; of the chosen ones only."""
+        inside = self.group >= 0 if chosen is None else (self.group >= 0) & chosen
+        counts: list[int] = np.bincount(self.group[inside], minlength=self.groups).tolist()
+        return counts
+
+    def sums(self, values: NDArray[Any]) -> Doubles:
+        """[groups] of the items' values."""
+        inside = self.group >= 0
+        return np.bincount(self.group[inside], values[inside], minlength=self.groups).astype(np.float64)
+
+    def means(self, values: NDArray[Any]) -> list[float | None]:
+        """[groups] over the items whose value is known (not NaN); None where there are none."""
+        known = Grouping(np.where(np.isnan(values), -1, self.group), self.groups)
+        pairs = zip(known.sums(values).tolist(), known.counts(), strict=True)
+        return [total / count if count else None for total, count in pairs]
+
+    def medians(self, values: NDArray[Any]) -> list[float | None]:
+        """[groups] the lower median of the values that are known; None where there are none."""
+        inside = np.flatnonzero((self.group >= 0) & ~np.isnan(values))
+        order = inside[np.lexsort((values[inside], self.group[inside]))]
+        count = np.bincount(self.group[inside], minlength=self.groups)
+        middle = np.cumsum(count) - count + (count - 1) // 2
+        return [float(values[order[at]]) if n else None for at, n in zip(middle, count, strict=True)]
+
+    def best(self, weight: NDArray[Any]) -> Indices:
+        """[groups] the item of the highest weight, the first of several; -1 where the group is empty."""
+        inside = np.flatnonzero(self.group >= 0)
+        order = inside[np.lexsort((-inside, np.nan_to_num(weight[inside], nan=-np.inf)))]
+        found = np.full(self.groups, -1)
+        found[self.group[order]] = order  # the last one assigned stays
+        return found
+
+    def first(self) -> Indices:
+        """[groups] the first item; -1 where the group is empty."""
+        return self.best(np.zeros(len(self.group)))
+
+    def commonest(self, values: Indices) -> list[list[tuple[int, int]]]:
+        """[groups] the items' values (0 and up; -1 is none) with how often each is there, the commonest first."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
+        inside = (self.group >= 0) & (values >= 0)
+        if not inside.any():
+            return found
+        span = int(values.max()) + 1
+        key, count = np.unique(self.group[inside].astype(np.int64) * span + values[inside], return_counts=True)
+        for at in np.argsort(-count, kind="stable").tolist():
+            found[int(key[at]) // span].append((int(key[at]) % span, int(count[at])))
+        return found
+
+    def examples(self, columns: Columns, places: Indices, weight: NDArray[Any], *, nodes: bool) -> list[Examples]:
+        """[groups] of groups that are not empty; `places`: the node, or the step, behind each item."""
+        at = columns.at_node if nodes else columns.at_step
+        pairs = zip(places[self.first()].tolist(), places[self.best(weight)].tolist(), strict=True)
+        return [Examples(at(first), at(clearest)) for first, clearest in pairs]
+
+
+def by_value(values: Indices) -> tuple[Indices, Grouping]:
+    """The different values, and the items in a group for each."""
+    found, group = np.unique(values, return_inverse=True)
+    return found.astype(np.int64), Grouping(group.reshape(-1), len(found))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Half-open ranges of a number: the first begins at its lowest edge, the last has no end."""
+
+    edges: tuple[float, ...]
+    names: tuple[str, ...]
+
+    def place(self, values: NDArray[Any]) -> Indices:
+        """The bucket of each value; one more than the last for those that are not known (NaN)."""
+        place = np.clip(np.searchsorted(self.edges, values, "right") - 1, 0, len(self.edges) - 1)
+        return np.where(np.isnan(values), len(self.edges), place)
+
+    def name(self, place: int) -> str:
+        """In words."""
+        return self.names[place] if place < len(self.names) else "unknown"
+
+
+def doubling(first: int, *, start: int = 0, count: int = 16) -> Buckets:
+    """Whole numbers: `start` to `first` - 1, then as wide as all before."""
+    edges = [start, *(first << at for at in range(count - 1))]
+    return Buckets(tuple(edges), tuple(_whole(edges)))
+
+
+def _whole(edges: Sequence[int]) -> list[str]:
+    """0–15, 16–31, and the last one open."""
+    names = []
+    for low, high in zip(edges, [*edges[1:], None], strict=True):
+        names.append(f"{low:,}+" if high is None else f"{low:,}" if high == low + 1 else f"{low:,}–{high - 1:,}")
+    return names

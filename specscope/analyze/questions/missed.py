@@ -1,0 +1,186 @@
+"""Where the target's choice was when a draft's path ended: in the tree elsewhere, known to the drafter, or not at all.
+
+Every token that a draft's step commits is one decision, and stands in one place:
+
+accepted    it was drafted, and accepted
+beyond      the path had come to a leaf: nothing was drafted there, and no other branch has the token there
+child       it is a child of the last accepted node that was not accepted (rules other than the standard one; repeats)
+branch      the whole path to it is in the tree, on another branch, which was not taken
+dropped     it was drafted there, and left out of the tree when that was re-ranked
+top         it was among the drafter's likeliest tokens there (four, or as many as the evidence has), but not drafted
+ranked      it was lower, down to rank 32
+lower       it was lower still, or lower than the likeliest by an unknown number of ranks
+outside     it is not in the drafter's reduced vocabulary
+unknown     the evidence has no distribution of the drafter there: it is lean, or the drafter is no model
+
+Rank 5 and below is known where the token was the target's raw first choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.questions.branches import among_children, among_dropped, on_branches
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.groups import Examples, Grouping, Share
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Parents
+from specscope.trace.draft_vocabulary import draft_tokens
+from specscope.trace.tree import Bools, Doubles
+
+RANKED = 32
+
+
+class Place(StrEnum):
+    """Where the target's choice was."""
+
+    ACCEPTED = "accepted"
+    BEYOND = "beyond"
+    CHILD = "child"
+    BRANCH = "branch"
+    DROPPED = "dropped"
+    TOP = "top"
+    RANKED = "ranked"
+    LOWER = "lower"
+    OUTSIDE = "outside"
+    UNKNOWN = "unknown"
+
+
+PLACES = tuple(Place)
+ABOUT = {
+    Place.ACCEPTED: "drafted and accepted",
+    Place.BEYOND: "after a leaf: nothing was drafted there",
+    Place.CHILD: "drafted there, and not accepted",
+    Place.BRANCH: "in the tree, on a branch not taken",
+    Place.DROPPED: "drafted, and left out by re-ranking",
+    Place.TOP: "in the drafter's top 4, not in the tree",
+    Place.RANKED: f"ranked 5 to {RANKED} by the drafter",
+    Place.LOWER: "ranked lower by the drafter",
+    Place.OUTSIDE: "outside the drafter's vocabulary",
+    Place.UNKNOWN: "not known: no drafter's distribution",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The decisions whose token was in one place."""
+
+    place: Place
+    decisions: Share  # of all
+    per_draft: float  # decisions / drafts: what tau would gain at most by one more accepted token for each
+    draft_p: float | None  # mean of the drafter's probability of the tokens, where it is known
+    examples: Examples  # clearest: where the drafter thought most of it; else where the target was surest
+
+
+@dataclass(frozen=True)
+class Missed:
+    """The places that have decisions, in the order of PLACES."""
+
+    drafts: int
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+
+
+def missed(evidence: Evidence) -> Missed:
+    """The answer."""
+    if told := evidence.lacking(evidence.drafts):
+        return Missed(0, (), told)
+    steps = np.flatnonzero(evidence.drafts)
+    kept = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
+    ends = _Ends(evidence, steps)
+    choices = [_accepted(evidence, kept, len(steps))] if len(kept) else []
+    choices += [ends.choice(at, len(kept)) for at in np.unique(ends.place).tolist()]
+    return Missed(len(steps), tuple(choices), evidence.notes())
+
+
+def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
+    """The row of the accepted nodes."""
+    groups = Grouping(np.zeros(len(nodes), np.int64), 1)
+    confidence = evidence.confidence[nodes]
+    examples = groups.examples(evidence.columns, nodes, confidence, nodes=True)[0]
+    share = Share(len(nodes), len(nodes) + drafts)
+    return Choice(Place.ACCEPTED, share, len(nodes) / drafts, groups.means(confidence)[0], examples)
+
+
+class _Ends:
+    """Where the final token of each of these steps was."""
+
+    def __init__(self, evidence: Evidence, steps: Indices) -> None:
+        self.evidence, self.steps = evidence, steps
+        c, parents = evidence.columns, evidence.columns.parents
+        row, token = c.final_row[steps], c.final[steps]
+        child, branch, dropped = (find(c, steps) for find in (among_children, on_branches, among_dropped))
+        self.node = np.where(child >= 0, child, branch)  # that has the token; -1 where none has
+        at = parents.at_row[row]
+        in_top, top_p = _likeliest(parents, at, token)
+        chosen, rank, choice_q = _as_choice(parents, at, token)
+        known = _has_drafter(parents, at)
+        outside = _outside(evidence, token) | (known & chosen & (rank == 0))
+        ranked = known & chosen & (rank > 0) & (rank <= RANKED)
+        leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
+        order = (
+            (child >= 0, Place.CHILD),
+            (branch >= 0, Place.BRANCH),
+            (dropped >= 0, Place.DROPPED),
+            (leaf, Place.BEYOND),
+            (in_top, Place.TOP),
+            (outside, Place.OUTSIDE),
+            (ranked, Place.RANKED),
+            (known, Place.LOWER),
+        )
+        places = [PLACES.index(place) for _, place in order]
+        self.place = np.select([where for where, _ in order], places, PLACES.index(Place.UNKNOWN))
+        own = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
+        self.draft_p = np.where(in_top, top_p, np.where(known & chosen & (rank > 0), choice_q, own))
+
+    def choice(self, place: int, accepted: int) -> Choice:
+        """The row of one place."""
+        c = self.evidence.columns
+        one = np.flatnonzero(self.place == place)
+        draft_p, sure = self.draft_p[one], c.final_p[self.steps[one]]
+        weight = np.where(np.isnan(draft_p), sure - 1, draft_p)  # those with a drafter's p above those without
+        known = draft_p[~np.isnan(draft_p)]
+        total = accepted + len(self.steps)
+        return Choice(
+            PLACES[place],
+            Share(len(one), total),
+            len(one) / len(self.steps),
+            float(known.mean()) if len(known) else None,
+            Examples(self._at(int(one[0])), self._at(int(one[np.argmax(weight)]))),
+        )
+
+    def _at(self, at: int) -> Reference:
+        """The step, and the node that has the token."""
+        c, node = self.evidence.columns, int(self.node[at])
+        return c.at_node(node) if node >= 0 else c.at_step(int(self.steps[at]))
+
+
+def _likeliest(parents: Parents, at: Indices, token: Indices) -> tuple[Bools, Doubles]:
+    """Whether each token is among the drafter's likeliest at its parent, and the drafter's p of it there."""
+    p = parents.drafters(at, token)
+    return p > 0, p
+
+
+def _has_drafter(parents: Parents, at: Indices) -> Bools:
+    """Whether the drafter's distribution is known at each parent."""
+    if not parents.draft_top_p.size:
+        return np.zeros(len(at), np.bool_)
+    return (at >= 0) & (parents.draft_top_p[at] > 0).any(axis=1)
+
+
+def _as_choice(parents: Parents, at: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
+    """Whether each token is the target's raw first choice at its parent; that one's rank and p for the drafter."""
+    if not parents.top.size:
+        nothing = np.zeros(len(at))
+        return nothing.astype(np.bool_), nothing.astype(np.int64), nothing
+    return (at >= 0) & (parents.top[at, 0] == token), parents.choice_rank[at], parents.choice_q[at]
+
+
+def _outside(evidence: Evidence, token: Indices) -> Bools:
+    """Whether each token is one that the drafter does not know."""
+    known = draft_tokens(evidence.run)
+    return np.zeros(len(token), np.bool_) if known is None else ~np.isin(token, known)

@@ -1,0 +1,196 @@
+"""Questions over many steps: what is rejected, when, and why; each row leads to a step that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.questions.answers import answer
+from specscope.analyze.questions.evidence import snapshot
+from specscope.analyze.questions.grids import Grid, GridRow, grids
+from specscope.trace.history import History
+from specscope.trace.wording import plural
+from specscope.tui.look import Look
+from specscope.tui.screens.over import Over
+from specscope.tui.text import Ink, Line, clean, line_width
+from specscope.tui.widgets.grid import GridPanel, RowPanel
+from specscope.tui.widgets.hints import Hint
+from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.panel import Panel
+
+NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice")
+LEAST = 3.0  # seconds between two answers while steps come in
+SHARE = 0.1  # of the time that may go into answering
+
+
+class QuestionsPanel(Panel, can_focus=False):
+    """The questions in a line, the one that is shown among them."""
+
+    def __init__(self, rows: GridPanel, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows = rows
+
+    def key(self, look: Look) -> Hashable:
+        """Which is shown."""
+        return self._rows.chosen
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Key and name of each; where it is narrow, the names of the others are left out."""
+        line, spots = self._line(short=False)
+        if line_width(line) > width:
+            line, spots = self._line(short=True)
+        return Sheet([line], actions={0: spots})
+
+    def _line(self, *, short: bool) -> tuple[Line, list[tuple[int, int, str]]]:
+        line: list[tuple[str, Ink]] = []
+        spots, at = [], 0
+        for number, name in enumerate(NAMES):
+            chosen = number == self._rows.chosen
+            text = f" {name}" if chosen or not short else ""
+            ink: Ink = "strong" if chosen else "dim"
+            line += [(str(number + 1), "key"), (text, ink), ("   ", "dim")]
+            spots.append((at, at + 1 + len(text), f"screen.question({number})"))
+            at += 4 + len(text)
+        return line[:-1], spots
+
+
+class AnalysisScreen(Over):
+    """Answers are worked out beside the screen, and again when there are more steps."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "dismiss", "Close", show=False),
+        *(Binding(str(number + 1), f"question({number})", name, show=False) for number, name in enumerate(NAMES)),
+        Binding("left", "turn(-1)", "Question before", show=False),
+        Binding("right", "turn(1)", "Next question", show=False),
+        Binding("enter", "go", "The clearest example", show=False),
+        Binding("f", "go_first", "The first example", show=False),
+        Binding("s", "app.scope", "All requests or the current one", show=False),
+    ]
+    HINTS = (
+        Hint(1, "← →", "question", "screen.turn(1)"),
+        Hint(0, "⏎", "clearest example", "screen.go"),
+        Hint(3, "f", "first", "screen.go_first"),
+        Hint(4, "s", "scope", "app.scope"),
+        Hint(5, "/", "filter", "app.filter"),
+        Hint(6, "o", "sort", "app.sort(1)"),
+        Hint(7, "O", "reverse", "app.sort(-1)"),
+        Hint(9, "j k", "request", "app.choose(1)"),
+        Hint(8, "?", "help", "app.help"),
+        Hint(2, "Esc", "close", "screen.dismiss"),
+    )
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look)
+        self._asked: Hashable = None  # what the answers are of, or will be
+        self._busy = False
+        self._failed = ""  # why there is no answer
+        self._due = 0.0  # when the next answer may be worked out
+        self._waits = False
+
+    def parts(self) -> ComposeResult:
+        """The questions, the rows of one of them, one row in full."""
+        rows = GridPanel("rows")
+        with Container(id="of-analysis"):
+            yield QuestionsPanel(rows, "questions")
+            yield rows
+            yield RowPanel(rows, "row")
+
+    def on_mount(self) -> None:
+        """Arrows pick a row."""
+        super().on_mount()
+        self._rows.focus()
+
+    @property
+    def _rows(self) -> GridPanel:
+        return self.query_one(GridPanel)
+
+    def show(self, look: Look) -> None:
+        """A new look: there may be more to ask about."""
+        if self._rows.grid is None:
+            looking = f"looking over {plural(look.steps, 'step')}…" if look.steps else "no steps yet"
+            self._rows.asking = self._failed or looking
+        super().show(look)
+        self._ask(look)
+
+    def _ask(self, look: Look) -> None:
+        """Work the answers out, where steps have come or gone since they were: not too often while steps come in."""
+        history = look.history
+        subject = (id(history), history.rewinds, look.scope)
+        asked = (subject, len(history.steps), history.gone)
+        if asked == self._asked or self._busy or not history.steps:
+            return
+        same = isinstance(self._asked, tuple) and self._asked[0] == subject
+        wait = self._due - time.monotonic() if same else 0.0
+        if wait > 0:
+            if not self._waits:
+                self._waits = True
+                self.set_timer(wait, self._again)
+            return
+        self._asked, self._busy = asked, True
+        self.run_worker(self._answer(snapshot(history), look.scope, _over(look)), exit_on_error=False)
+
+    def _again(self) -> None:
+        self._waits = False
+        if self.is_current:
+            self._ask(self.last)
+
+    async def _answer(self, history: History, request: str | None, over: str) -> None:
+        """In a thread: keys are heard meanwhile."""
+        began = time.monotonic()
+        try:
+            found = await asyncio.to_thread(_work_out, history, request)
+            self._rows.put_answers(found, over)
+            self._failed = ""
+        except Exception as error:  # the screen outlives any record
+            self._failed = clean(f"cannot answer this: {type(error).__name__}: {error}")
+        finally:
+            self._busy = False
+            self._due = time.monotonic() + max(LEAST, (time.monotonic() - began) / SHARE)
+        self.show(self.last)
+
+    def action_question(self, number: int) -> None:
+        """Show a question."""
+        self._rows.choose(number)
+        super().show(self.last)
+
+    def action_turn(self, way: int) -> None:
+        """The next question, or the one before."""
+        self.action_question((self._rows.chosen + way) % len(NAMES))
+
+    def action_pick(self, way: int) -> None:
+        """Another row."""
+        self._rows.pick(way)
+
+    def action_go(self) -> None:
+        """Open the example that shows the picked row best."""
+        if isinstance(row := self._rows.item, GridRow):
+            self._open(row.examples.clearest)
+
+    def action_go_first(self) -> None:
+        """Open the first example of the picked row."""
+        if isinstance(row := self._rows.item, GridRow):
+            self._open(row.examples.first)
+
+    def _open(self, example: Reference) -> None:
+        position = self.last.history.position_of(example.step)
+        if position is None:
+            self.notify(f"step {example.step:,} is not kept any more")
+        else:
+            self.app.run_worker(self.app.run_action(f"example({example.request!r}, {position}, {example.node!r})"))
+
+
+def _work_out(history: History, request: str | None) -> tuple[Grid, ...]:
+    return grids(answer(history, request), history.vocabulary)
+
+
+def _over(look: Look) -> str:
+    """What the answers are over."""
+    scope = "all requests" if look.pooled else clean(look.scope or "no request")
+    return f"{scope}, {plural(look.steps, 'step')}"

@@ -1,0 +1,147 @@
+"""Decode steps made by hand: every token, outcome and figure is given, so every answer can be counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from specscope.trace.history import History
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import (
+    DraftNotes,
+    FinalKind,
+    Outcome,
+    ParentNotes,
+    RequestInfo,
+    RequestStep,
+    Verdict,
+)
+from specscope.trace.tree import ROOT, DraftTree, Drawn
+from tests.analyze.histories import RUN, history, record
+
+PROMPT = 10  # tokens
+
+
+def floats(values) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+def ints(values) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+def decode(
+    tokens: Sequence[int] = (),
+    parent: Sequence[int] | None = None,
+    path: Sequence[int] = (),
+    rejected: Sequence[int] = (),
+    final: int = 99,
+    *,
+    own: Sequence[float] | None = None,
+    q: Sequence[float] | None = None,
+    p: Sequence[float] | None = None,
+    parents: ParentNotes | None = None,
+    dropped: Sequence[tuple[int, int]] = (),
+    forced: Sequence[int] = (),
+    request: str = "a",
+    index: int = 0,
+    output: int = 0,
+    rule: str = "standard",
+) -> RequestStep:
+    """A chain by default. `own`: the drafter's p; `q`: as drawn, of sampled nodes; `dropped`: (token, parent)."""
+    n = len(tokens)
+    above = list(range(-1, n - 1)) if parent is None else list(parent)
+    drawn = Drawn.DETERMINISTIC if q is None else Drawn.WITH_REPLACEMENT
+    tree = DraftTree.build(list(tokens), above, q, drawn)
+    outcome = np.zeros(n, np.uint8)
+    outcome[list(path)], outcome[list(rejected)] = Outcome.ACCEPTED, Outcome.REJECTED
+    last = path[-1] if path else ROOT
+    kind = FinalKind.TARGET if not n else FinalKind.RECOVERED if last in above else FinalKind.BONUS
+    of_p = floats(np.zeros(n) if p is None else p)
+    accept = np.minimum(1, of_p / np.maximum(tree.q, 1e-9)).astype(np.float64)
+    zero = np.zeros(n)
+    verdict = Verdict(
+        outcome,
+        of_p,
+        of_p,
+        tree.q,
+        accept,
+        zero,
+        zero,
+        ints(path),
+        final,
+        kind,
+        0.5,
+        0.0,
+        forced=ints(forced),
+        rule=rule,
+    )
+    notes = None
+    if own is not None:
+        notes = DraftNotes(
+            floats(own), floats(np.zeros(n)), ints([t for t, _ in dropped]), ints([a for _, a in dropped]),
+            floats(np.zeros(len(dropped))),
+        )  # fmt: skip
+    return RequestStep(
+        request, index, PROMPT + output - 1, 0, "made", tree, verdict, len(path) + 1, notes, parents=parents
+    )
+
+
+def noted(
+    nodes: Sequence[int],
+    tree_size: int,
+    top: Sequence[Sequence[int]],
+    top_p: Sequence[Sequence[float]],
+    raw_p: Sequence[float],
+    *,
+    rank: Sequence[int] | None = None,
+    entropy: Sequence[float] | None = None,
+    draft_top: Sequence[Sequence[int]] | None = None,
+    draft_top_p: Sequence[Sequence[float]] | None = None,
+    choice_rank: Sequence[int] | None = None,
+) -> ParentNotes:
+    """What the target (and a drafter that is a model) gave at these parents."""
+    k = len(nodes)
+    zeros, none = np.zeros(k, np.float32), np.zeros((k, 0))
+    return ParentNotes(
+        node=ints(nodes),
+        top=ints(top),
+        top_p=floats(top_p),
+        choice=ints([row[0] for row in top]),
+        choice_p=zeros,
+        entropy=zeros if entropy is None else floats(entropy),
+        varentropy=zeros,
+        q_entropy=zeros,
+        q_varentropy=zeros,
+        draft_top=ints(none if draft_top is None else draft_top),
+        draft_top_p=floats(none if draft_top_p is None else draft_top_p),
+        choice_rank=ints(np.zeros(k) if choice_rank is None else choice_rank),
+        choice_q=zeros,
+        outside=zeros,
+        raw_p=floats(raw_p),
+        rank=ints(np.zeros(tree_size) if rank is None else rank),
+        q_rank=ints(np.zeros(tree_size)),
+        final_entropy=0.0,
+        final_varentropy=0.0,
+        final_target_p=0.5,
+    )
+
+
+def run_of(parts: Sequence[RequestStep], kinds: dict[str, str] | None = None, **change: object) -> History:
+    """One engine step each, in which the request has its next index; every request is admitted with the first."""
+    names = dict.fromkeys(part.request for part in parts)
+    infos = tuple(
+        RequestInfo(
+            name, 0, 0, "", np.zeros(PROMPT, np.int32), SamplingParams(), {"kind": kinds[name]} if kinds else {}
+        )
+        for name in names
+    )
+    index = dict.fromkeys(names, 0)
+    records = []
+    for number, part in enumerate(parts):
+        numbered = dataclasses.replace(part, index=index[part.request])
+        index[part.request] += 1
+        records.append(record(number, [numbered], admitted=infos if not number else ()))
+    return history(records, run=dataclasses.replace(RUN, **change))

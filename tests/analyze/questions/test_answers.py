@@ -1,0 +1,136 @@
+"""All answers of real captures, of lean ones, without text, and of counts; as JSON, in a report, on a page."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import orjson
+import pytest
+from rich.console import Console
+
+from specscope.analyze import tables
+from specscope.analyze.page import render_html
+from specscope.analyze.questions.answers import Answers, answer
+from specscope.analyze.questions.evidence import COUNTS_ONLY, snapshot
+from specscope.analyze.questions.grids import grids
+from specscope.analyze.questions.groups import Examples
+from specscope.analyze.report import build_report
+from specscope.analyze.text import render_text
+from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from specscope.trace.tree import Drawn
+from specscope.trace.vocabulary import Vocabulary
+from tests.analyze.synthetic import Synthetic
+
+from .made import decode, run_of
+
+ROOT = Path(__file__).parents[3]
+CAPTURES = [ROOT / "traces" / f"{name}.jsonl" for name in ("eagle", "ngram", "sampled", "planted")]
+COUNTS = ROOT / "tests" / "data" / "vllm" / "watched.jsonl"
+
+
+def every_example(answers: Answers) -> list[Examples]:
+    found = answers.rejections
+    bins = [one for curve in answers.calibration.curves for one in curve.bins]
+    rows = (*found.tokens, *found.groups, *bins, *answers.conditions.buckets, *answers.missed.choices)
+    return [row.examples for row in rows]
+
+
+def printed(report, width=120) -> str:
+    out = io.StringIO()
+    render_text(report, Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
+def test_real_captures_are_answered_with_examples_that_exist(path):
+    history = read_capture(path).history
+    answers = answer(history)
+    counted = history.acceptance
+    assert answers.steps == counted.steps
+    assert sum(one.decisions.count for one in answers.missed.choices) == counted.accepted + counted.drafts
+    assert sum(one.drafts for one in answers.conditions.buckets if one.by == "batch") == counted.drafts
+    tried = sum(int((step.verdict.outcome > 0).sum()) for one in history.requests.values()
+                for step in one.steps if step.verdict is not None)  # fmt: skip
+    assert answers.rejections.rejected.total == tried
+    examples = every_example(answers)
+    assert len(examples) > 10
+    for reference in [one for pair in examples for one in (pair.first, pair.clearest)]:
+        request = history.requests[reference.request]
+        step = request.steps[request.place_of(reference.index)]
+        assert history.steps[history.position_of(reference.step)].step == reference.step
+        assert reference.node is None or reference.node < len(step.tree)
+    for one in answers.rejections.tokens:
+        request = history.requests[one.examples.clearest.request]
+        step = request.steps[request.place_of(one.examples.clearest.index)]
+        assert step.tree.token[one.examples.clearest.node] == one.token
+        assert step.verdict.outcome[one.examples.clearest.node] == 2
+
+
+def test_lean_evidence_says_what_it_lacks():
+    lean = answer(Synthetic(1, "2x2", Drawn.WITHOUT_REPLACEMENT, notes=False).run(3, 20))
+    full = answer(Synthetic(1, "2x2", Drawn.WITHOUT_REPLACEMENT).run(3, 20))
+    assert lean.rejections.rejected == full.rejections.rejected
+    assert any("full evidence" in note for note in lean.rejections.notes)
+    assert not full.rejections.notes
+    assert {one.by for one in full.conditions.buckets} - {one.by for one in lean.conditions.buckets} == {
+        "entropy",
+        "top p",
+    }
+    for grid in grids(lean, Vocabulary()):
+        assert grid.rows
+    assert "–" in grids(lean, Vocabulary())[0].rows[0].cells
+
+
+def test_without_text_tokens_are_shown_by_id():
+    history = run_of([decode([50, 51], rejected=[0], final=7)], text=False)
+    history.vocabulary = Vocabulary()
+    cells = grids(answer(history), history.vocabulary)[0].rows[0].cells
+    assert cells[0] == "#50"
+    assert cells[5] == "#7 ×1"
+
+
+def test_counts_only_and_nothing():
+    counts = read_capture(COUNTS).history
+    for grid in grids(answer(counts), counts.vocabulary):
+        assert (grid.rows, grid.notes) == ((), (COUNTS_ONLY,))
+    assert "answers" not in build_report(counts, source="x").to_dict()
+    for grid in grids(answer(History()), Vocabulary()):
+        assert (grid.rows, grid.notes) == ((), ("nothing was drafted",))
+    assert printed(build_report(History(), source="x"))
+
+
+def test_a_snapshot_stays_as_it_was():
+    history = Synthetic(1).run(1, 9)
+    frozen = snapshot(history)
+    before = answer(frozen).to_dict()
+    history.truncate(3)
+    history.keep_last(1)
+    assert answer(frozen).to_dict() == before
+    assert answer(history).steps < answer(frozen).steps
+
+
+def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():
+    history = read_capture(CAPTURES[0]).history
+    report = build_report(history, source="traces/eagle.jsonl")
+    values = orjson.loads(orjson.dumps(report.to_dict()))["answers"]
+    tokens = report.answers.rejections.tokens
+    assert [one["token"] for one in values["rejections"]["tokens"]] == [one.token for one in tokens]
+    assert values["rejections"]["tokens"][0]["examples"]["clearest"] == str(tokens[0].examples.clearest)
+    assert values["conditions"]["buckets"][0]["mean_acceptance_length"] == report.answers.conditions.buckets[0].tau
+    text = printed(report, 160)
+    assert str(tokens[0].examples.clearest) in text
+    assert f"{len(tokens) - 10} more; --top {len(tokens)} prints all" in text
+    assert "Where the target's choice was" in text
+    assert len(tables.questions(report, 3)[0].rows) == 3
+    assert len(tables.questions(report, 10**6)[0].rows) == len(tokens)
+    html = render_html(report)
+    assert "The drafter&#39;s probability against acceptance" in html
+    assert "calibrated: p = drafter" in html  # the plot
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_report_is_as_wide_as_the_terminal(width):
+    report = build_report(read_capture(CAPTURES[2]).history, source="x")
+    assert max(map(len, printed(report, width).splitlines())) <= width

@@ -1,0 +1,71 @@
+"""The drafter's probability against acceptance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specscope.analyze.questions.calibration import Plotted, calibration
+from specscope.analyze.questions.evidence import Evidence
+from specscope.trace.tree import Drawn
+from tests.analyze.synthetic import Synthetic
+
+from .made import decode, run_of
+
+
+def answered(history):
+    return calibration(Evidence.of(history))
+
+
+def test_bins_of_the_drafters_own_probability():
+    parts = [
+        decode([1, 2], path=[0], rejected=[1], own=[0.95, 0.91], p=[1, 0]),
+        decode([1, 2], path=[0, 1], own=[1.0, 0.05], p=[1, 1]),
+    ]
+    (curve,) = answered(run_of(parts)).curves
+    assert curve.plotted is Plotted.OWN
+    low, high = curve.bins
+    assert (low.low, low.accepted.count, low.accepted.total) == (0.0, 1, 1)
+    assert (high.low, high.accepted.count, high.accepted.total) == (0.9, 2, 3)
+    assert high.mean == pytest.approx((0.95 + 0.91 + 1) / 3)
+    assert high.target_p == pytest.approx(2 / 3)
+    assert str(high.examples.clearest) == "a@0 node 1"  # rejected
+    assert curve.error == pytest.approx((abs(1 - 0.05) + abs(2 - 2.86)) / 4)
+
+
+def test_sampled_nodes_are_plotted_over_q_beside_deterministic_ones():
+    parts = [
+        decode([1], path=[0], q=[0.5], p=[0.4]),
+        decode([1], rejected=[0], own=[0.3]),
+        decode([1], rejected=[0]),  # a drafter that tells no probability
+    ]
+    found = answered(run_of(parts))
+    q, own = found.curves
+    assert (q.plotted, q.bins[0].low, q.bins[0].expected) == (Plotted.Q, 0.5, pytest.approx(0.8))
+    assert own.accepted.total == 1
+    assert found.notes == ("1 deterministic nodes are left out: their drafter tells no probability",)
+
+
+def test_other_rules_have_no_expectation_by_node():
+    found = answered(run_of([decode([1], path=[0], q=[0.5], p=[0.4], rule="block")]))
+    assert found.curves[0].bins[0].expected is None
+    assert "known for standard and match only" in found.notes[0]
+
+
+def test_a_healthy_sampler_accepts_as_often_as_is_expected():
+    history = Synthetic(3, "3", Drawn.WITHOUT_REPLACEMENT).run(3, 800)
+    (curve,) = answered(history).curves
+    assert sum(one.accepted.total for one in curve.bins) == curve.accepted.total > 3000
+    for one in curve.bins:
+        z = (one.accepted.value - one.expected) / np.sqrt(
+            max(one.expected * (1 - one.expected), 0.01) / one.accepted.total
+        )
+        assert abs(z) < 4
+    assert curve.error < 0.25
+
+
+def test_a_drafter_that_is_the_target_is_calibrated():
+    p = (0.4, 0.3, 0.2, 0.1)
+    (curve,) = answered(Synthetic(3, "3", Drawn.WITHOUT_REPLACEMENT, p=p, q=p, vocab=4).run(2, 50)).curves
+    assert curve.error < 1e-6
+    assert curve.accepted.value == 1

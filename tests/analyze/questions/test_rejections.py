@@ -1,0 +1,113 @@
+"""Which tokens are rejected and what is taken instead, with answers that were planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from specscope.analyze.questions.answers import plain
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.rejections import Count, Miss, rejections
+
+from .made import decode, noted, run_of
+
+X, Y, GOOD = 50, 51, 60
+
+
+def planted():
+    """X is always rejected at depth 2 and Y taken; GOOD is rejected once of three times, at the root."""
+    parts = [
+        decode([GOOD, X, 1], path=[0], rejected=[1], final=Y, own=[0.9, 0.3, 0.2], request="a", output=0),
+        decode([GOOD, X, 1], path=[0], rejected=[1], final=Y, own=[0.9, 0.8, 0.2], request="b", output=20),
+        decode([GOOD, X], rejected=[0], final=7, own=[0.4, 0.5], request="b", output=40),
+    ]
+    return run_of(parts, {"a": "code", "b": "chat"})
+
+
+def answered(history, request=None):
+    return rejections(Evidence.of(history, request))
+
+
+def by(found, dimension):
+    return {row.value: row for row in found.groups if row.by == dimension}
+
+
+def test_what_is_rejected_where_and_what_was_taken():
+    found = answered(planted())
+    assert (found.rejected.count, found.rejected.total) == (3, 5)  # the third X was not tried
+    x, good = found.tokens
+    assert (x.token, x.rejected.count, x.rejected.total) == (X, 2, 2)
+    assert x.taken == (Count(Y, 2),)
+    assert (x.depth, x.position) == (2, 1)
+    assert (good.token, good.rejected.count, good.rejected.total) == (GOOD, 1, 3)
+    assert good.taken == (Count(7, 1),)
+    assert str(x.examples.first) == "a@0 node 1"
+    assert str(x.examples.clearest) == "b@0 node 1"  # the drafter was surer
+    depth = by(found, "depth")
+    assert {d: (row.rejected.count, row.rejected.total) for d, row in depth.items()} == {"1": (1, 3), "2": (2, 2)}
+    assert depth["2"].token == Count(X, 2)
+    assert depth["2"].taken == Count(Y, 2)
+    kind = by(found, "kind")
+    assert {k: (row.rejected.count, row.rejected.total) for k, row in kind.items()} == {"code": (1, 2), "chat": (2, 3)}
+    position = by(found, "position")
+    assert {k: row.rejected.count for k, row in position.items()} == {"0–15": 1, "16–31": 1, "32–63": 1}
+    assert by(found, "final")["recovered"].rejected.count == 3
+    assert found.misses[Miss.UNKNOWN] == 3
+    assert any("need full evidence" in note for note in found.notes)
+
+
+def test_one_request_alone():
+    found = answered(planted(), "a")
+    assert [(one.token, one.rejected.count) for one in found.tokens] == [(X, 1)]
+    assert answered(planted(), "nobody").notes == ("nothing was drafted",)
+
+
+def test_the_accepted_sibling_is_what_was_taken():
+    part = decode([X, GOOD], [-1, -1], path=[1], rejected=[0], final=Y)
+    (row,) = answered(run_of([part])).tokens
+    assert row.taken == (Count(GOOD, 1),)
+
+
+@pytest.mark.parametrize(
+    ("raw_p", "top", "top_p", "rank", "miss", "shown"),
+    [
+        (0.2, [Y, 1, 2, 3], [0.6, 0.1, 0.1, 0.05], 0, Miss.NEAR, None),
+        (0.05, [Y, 1, 2, 3], [0.45, 0.1, 0.1, 0.05], 9, Miss.NEAR, 9),  # a tenth of the likeliest
+        (0.02, [Y, X, 2, 3], [0.9, 0.02, 0.01, 0.01], 0, Miss.NEAR, 2),  # second of all
+        (0.0095, [Y, X, 2, 3], [0.9, 0.0095, 0.001, 0.001], 0, Miss.UNLIKELY, 2),
+        (0.02, [Y, 1, 2, 3], [0.9, 0.03, 0.03, 0.03], 3, Miss.UNLIKELY, 5),  # a rank in p after rules is not raw
+        (0.0009, [Y, 1, 2, 3], [0.9, 0.03, 0.03, 0.03], 0, Miss.NONSENSE, None),
+        (0.0009, [Y, 1, 2, 3], [0.005, 0.004, 0.004, 0.004], 0, Miss.NEAR, None),  # all tokens are as unlikely
+    ],
+)
+def test_a_near_miss_is_told_from_nonsense(raw_p, top, top_p, rank, miss, shown):
+    notes = noted([-1], 1, [top], [top_p], [raw_p], rank=[rank])
+    found = answered(run_of([decode([X], rejected=[0], final=Y, parents=notes)]))
+    assert {kind for kind, count in found.misses.items() if count} == {miss}
+    (row,) = found.tokens
+    assert row.raw_p == pytest.approx(raw_p)
+    assert plain(row)["rank"] == shown  # None: somewhere below the likeliest four
+    assert [one.rejected.count for one in found.groups if (one.by, one.value) == ("miss", miss.value)] == [1]
+    assert not found.notes
+
+
+def test_forced_outcomes_are_left_out():
+    parts = [
+        decode([X, 1], rejected=[0], final=Y, forced=[0]),
+        decode([X, 1], rejected=[0], final=Y, forced=[2]),  # the final token was
+    ]
+    found = answered(run_of(parts))
+    assert (found.rejected.count, found.rejected.total) == (1, 1)
+    assert found.tokens[0].taken == ()
+    assert "2 drafts with forced outcomes are left out" in found.notes
+    assert answered(run_of(parts[:1])).notes == ("nothing was judged: every outcome was forced",)
+
+
+@pytest.mark.parametrize("rule", ["block", "traversal", "lossy:typical"])
+def test_outcomes_count_and_coins_do_not(rule):
+    """Under other rules a node may be accepted with a coin above its accept probability, and its parent rejected."""
+    part = decode([GOOD, X], path=[0, 1], final=Y, p=[0.0, 0.0], rule=rule)
+    found = answered(run_of([part, decode([GOOD, X], rejected=[0, 1], final=Y, rule=rule)]))
+    tokens = {one.token: one for one in found.tokens}
+    assert (tokens[X].rejected.count, tokens[X].rejected.total) == (1, 2)
+    assert tokens[X].taken == ()  # the path ended above it
+    assert tokens[GOOD].taken == (Count(Y, 1),)

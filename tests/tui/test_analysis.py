@@ -1,0 +1,203 @@
+"""The analysis screen: answers, sorting, filters, scope, and the way to an example and back."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from specscope.analyze.questions.answers import answer
+from specscope.analyze.questions.evidence import COUNTS_ONLY
+from specscope.debug.viewer import Viewer
+from specscope.trace.reading import read_capture
+from specscope.tui.app import ScopeApp
+from specscope.tui.screens import analysis_view
+from specscope.tui.screens.analysis_view import NAMES, AnalysisScreen
+from specscope.tui.screens.step_view import NodesPanel, StepScreen
+from specscope.tui.text import line_width
+from specscope.tui.widgets.grid import GridPanel, RowPanel
+from specscope.tui.widgets.lines import Lines
+
+from .sample import live, replay
+from .test_keys import running, text_of
+
+TRACES = Path(__file__).parents[2] / "traces"
+SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
+
+
+def over(name: str) -> Viewer:
+    viewer = Viewer(read_capture(TRACES / f"{name}.jsonl").history)
+    viewer.goto_end()
+    return viewer
+
+
+async def opened(app: ScopeApp, pilot) -> GridPanel:
+    """The screen with its answers."""
+    await pilot.press("a")
+    panel = app.screen.query_one(GridPanel)
+    await until(pilot, lambda: panel.grid is not None)
+    return panel
+
+
+async def until(pilot, condition) -> None:
+    for _ in range(100):
+        await pilot.pause(0.05)
+        if condition():
+            return
+    raise AssertionError("it did not come")
+
+
+async def test_the_questions_are_answered_one_key_each():
+    async with running(over("eagle")) as (app, pilot):
+        panel = await opened(app, pilot)
+        answers = answer(app.viewer.history)
+        rows = [
+            len(answers.rejections.tokens),
+            len(answers.rejections.groups),
+            sum(len(curve.bins) for curve in answers.calibration.curves),
+            len(answers.conditions.buckets),
+            len(answers.missed.choices),
+        ]
+        for number in range(len(NAMES)):
+            await pilot.press(str(number + 1))
+            assert panel.chosen == number
+            assert len(panel.shown) == rows[number]
+        await pilot.press("right")
+        assert panel.chosen == 0
+        await pilot.press("left")
+        assert panel.chosen == len(NAMES) - 1
+        await pilot.press("a")
+        assert not isinstance(app.screen, AnalysisScreen)
+
+
+async def test_enter_opens_the_clearest_example_and_esc_comes_back():
+    async with running(over("eagle")) as (app, pilot):
+        panel = await opened(app, pilot)
+        await pilot.press("down")
+        for key, which in (("enter", "clearest"), ("f", "first")):
+            example = getattr(panel.item.examples, which)
+            assert str(example) in text_of(app.screen.query_one(RowPanel))
+            await pilot.press(key)
+            await until(pilot, lambda: isinstance(app.screen, StepScreen))
+            await pilot.pause()
+            look = app.screen.last
+            assert (look.current, look.part[1].index, look.record.step) == (
+                example.request,
+                example.index,
+                example.step,
+            )
+            assert app.screen.query_one(NodesPanel).node == example.node
+            await pilot.press("escape")
+            assert isinstance(app.screen, AnalysisScreen)
+            assert panel.picked == 1
+
+
+async def test_an_example_without_a_node_opens_at_the_final_token():
+    async with running(over("eagle")) as (app, pilot):
+        panel = await opened(app, pilot)
+        await pilot.press("4", "enter")
+        await until(pilot, lambda: isinstance(app.screen, StepScreen))
+        await pilot.pause()
+        assert panel.item.examples.clearest.node is None
+        assert app.screen.query_one(NodesPanel).node == len(app.screen.last.part[1].tree)
+
+
+async def test_rows_are_sorted_and_filtered_and_each_question_keeps_its_order():
+    async with running(over("eagle")) as (app, pilot):
+        panel = await opened(app, pilot)
+        for column, at in (("share", 3), ("token", 0)):
+            while panel.order.column != column:
+                await pilot.press("o")
+            values = [row.values[at] for row in panel.shown]
+            assert values == sorted(values)
+            await pilot.press("O")
+            values = [row.values[at] for row in panel.shown]
+            assert values == sorted(values, reverse=True)
+        await pilot.press("4", "slash", *"batch", "enter")
+        assert {row.cells[0] for row in panel.shown} == {"batch"}
+        assert f"{len(panel.shown)} of {len(panel.grid.rows)}" in str(panel.border_title)
+        await pilot.press("1")
+        assert (panel.order.column, panel.order.words) == ("token", "")
+        begin = next(begin for begin, _, name in panel.heads if name == "rejected")
+        await pilot.click(GridPanel, offset=(begin + 4 + panel.gutter.left, panel.gutter.top))
+        assert panel.order.column == "rejected"
+
+
+async def test_the_scope_is_all_requests_or_the_current_one():
+    async with running(over("eagle")) as (app, pilot):
+        panel = await opened(app, pilot)
+        every = panel.grid.summary
+        await pilot.press("s")
+        await until(pilot, lambda: panel.grid.summary != every)
+        alone = answer(app.viewer.history, app.current).rejections.rejected
+        assert panel.grid.summary.startswith(f"{alone.count:,} of {alone.total:,} nodes")
+        assert app.current in panel.over
+        await pilot.press("j")
+        other = app.current
+        await until(pilot, lambda: other in panel.over)
+        await pilot.press("s")
+        await until(pilot, lambda: panel.grid.summary == every)
+
+
+async def test_a_live_engine_is_answered_again_but_not_at_every_step(monkeypatch):
+    asked, times = [], []
+    work_out = analysis_view._work_out
+
+    def counted(history, request):
+        asked.append(len(history.steps))
+        times.append(time.monotonic())
+        return work_out(history, request)
+
+    monkeypatch.setattr(analysis_view, "_work_out", counted)
+    monkeypatch.setattr(analysis_view, "LEAST", 0.4)
+    viewer, engine = live(8, "running")
+    async with running(viewer) as (app, pilot):
+        panel = await opened(app, pilot)
+        await until(pilot, lambda: len(asked) >= 3)
+        assert asked == sorted(set(asked))  # each over more steps
+        assert all(later - earlier >= 0.4 for earlier, later in pairwise(times))
+        engine.pause()
+        steps = len(viewer.history.steps)
+        await until(pilot, lambda: panel.over == f"all requests, {steps} steps")  # the last steps are not forgotten
+        asked.clear()
+        await pilot.pause(0.6)
+        assert not asked
+
+
+async def test_a_failure_is_a_line_and_no_crash(monkeypatch):
+    def broken(*_):
+        raise ValueError("odd\x1b[31m")
+
+    monkeypatch.setattr(analysis_view, "_work_out", broken)
+    async with running(replay(5)) as (app, pilot):
+        await pilot.press("a")
+        await until(pilot, lambda: "cannot answer" in text_of(app.screen.query_one(GridPanel)))
+        assert "\x1b" not in text_of(app.screen.query_one(GridPanel))
+
+
+async def test_nothing_and_counts_only():
+    async with running(Viewer()) as (app, pilot):
+        await pilot.press("a", "enter", "f", "down", "3", "right", "o", "s")
+        assert "no steps yet" in text_of(app.screen.query_one(GridPanel))
+    counts = Viewer(read_capture(Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl").history)
+    counts.goto_end()
+    async with running(counts) as (app, pilot):
+        panel = await opened(app, pilot)
+        await pilot.press("enter", "f", "down")
+        assert COUNTS_ONLY.split(":")[0] in text_of(panel)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", ["eagle", "ngram", "sampled"])
+async def test_every_question_fits_every_size(size, name):
+    async with running(over(name), size) as (app, pilot):
+        panel = await opened(app, pilot)
+        for number in range(len(NAMES)):
+            await pilot.press(str(number + 1))
+            await pilot.pause()
+            for one in app.screen.query(Lines):
+                assert "cannot draw" not in text_of(one)
+                assert all(line_width(line) <= one.area.width for line in one.sheet.lines), one
+            assert panel.sheet.lines
