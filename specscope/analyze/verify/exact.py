@@ -250,7 +250,8 @@ def final_tokens(c: Columns) -> Check:
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
-    same &= ~(c.by_rule.ahead[c.step] & c.sampled)  # what was rejected for its descendants' sake may still be drawn
+    # Under rules that look ahead a node of ratio 1 may be rejected with all below it: of its token something is left
+    same &= ~(c.by_rule.ahead[c.step] & c.sampled & (c.by_rule.parent * c.p_trial > c.q_trial))
     again[c.step[same]] = True
     return found(
         "final tokens",

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
+from specscope import Engine
+from specscope.analyze.compare import result as compared
+from specscope.analyze.compare.collect import from_history
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Result
+from specscope.speculate.verify import traversal
 from specscope.trace.records import FinalKind, Outcome
-from specscope.trace.rules import BLOCK, MATCH, TRAVERSAL
+from specscope.trace.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from tests.analyze.verify.conftest import HOT, run
 from tests.analyze.verify.edits import check, edited, failed, node, put, replaced
+from tests.speculate.verify.test_rules import TRAVERSAL_MISTAKES, mutant
 
 TREES = {
     BLOCK: "5",
@@ -16,23 +23,23 @@ TREES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(TREES))
-def judged(request, deep):
-    from specscope import Engine
-
-    engine = Engine(
-        target=str(deep),
+def engine_of(target, rule, tree):
+    return Engine(
+        target=str(target),
         dtype="float32",
         kv_memory=0.01,
         max_batch=3,
         max_step_tokens=24,
         drafter="draft_model",
         draft_model="self:2",
-        tree=TREES[request.param],
-        rule=request.param,
+        tree=tree,
+        rule=rule,
     )
-    engine.keep_timeline()
-    return request.param, run(engine, max_tokens=60, **HOT)
+
+
+@pytest.fixture(scope="module", params=list(TREES))
+def judged(request, deep):
+    return request.param, run(engine_of(deep, request.param, TREES[request.param]), max_tokens=60, **HOT)
 
 
 def test_a_healthy_run_passes_every_check(judged):
@@ -119,3 +126,28 @@ def test_siblings_that_each_had_a_coin_are_seen_under_match(judged):
         return None if i is None else replaced(part, verdict__coin=put(part.verdict.coin, i, 0.123))
 
     assert "coins" in failed(edited(history, own))
+
+
+def test_diagnose_accuses_nobody(judged):
+    _, history = judged
+    found = examine(history, "run.jsonl")
+    assert not found.faults
+
+
+def test_compare_names_the_rule(judged, deep):
+    rule, history = judged
+    if rule == MATCH:
+        pytest.skip("its coins are other coins")
+    standard = run(engine_of(deep, STANDARD, TREES[rule]), max_tokens=60, **HOT)
+    found = compare(from_history(standard, "a"), from_history(history, "b"))
+    causes = {pair.parting.cause for pair in found.pairs if pair.parting is not None}
+    assert causes <= {compared.Cause.RULE, compared.Cause.ROUNDING}
+    assert compared.Cause.RULE in causes
+
+
+@pytest.mark.parametrize("name", TRAVERSAL_MISTAKES)
+def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
+    """Each mistake that the enumeration catches, planted in a running engine: its own evidence gives it away."""
+    monkeypatch.setattr(traversal, "verify", mutant(traversal, *TRAVERSAL_MISTAKES[name]))
+    history = run(engine_of(deep, TRAVERSAL, TREES[TRAVERSAL]), max_tokens=120, **HOT)
+    assert failed(history)
