@@ -68,15 +68,14 @@ class Witness:
         notes.preempted += sorted((getattr(scheduled, "preempted_req_ids", None) or set()).difference(notes.preempted))
         self.finish(notes)
         step = self._running = _Step(notes, scheduled.total_num_scheduled_tokens)
-        now = time.time_ns()
+        now = notes.schedule_ns[0] or time.time_ns()  # a request's wait ends where its first step begins
         for new in scheduled.scheduled_new_reqs:
             if new.req_id in self._requests:  # V2: one that was preempted comes back as a new one
                 step.resumed.append(new.req_id)
                 continue
             arrival = notes.arrived.get(new.req_id) or Arrival(now, {})
-            made = known(
-                new.req_id, list(new.prompt_token_ids or ()), new.sampling_params, arrival, now, self._vocabulary
-            )
+            prompt, admitted = list(new.prompt_token_ids or ()), max(now, arrival.arrival_ns)
+            made = known(new.req_id, prompt, new.sampling_params, arrival, admitted, self._vocabulary)
             self._requests[new.req_id] = made
             step.admitted.append(made.info)
         step.resumed += [name for name in scheduled.scheduled_cached_reqs.resumed_req_ids if name in self._requests]

@@ -50,6 +50,15 @@ def test_a_step_is_told_when_the_next_one_begins():
     assert [info.id for info in engine.records[0].admitted] == ["a"]
 
 
+def test_a_request_s_wait_ends_where_its_first_step_begins():
+    engine = Engine()
+    engine.notes.schedule_ns = (5, 8)
+    engine.step({"a": []}, new={"a": ([1, 1], params())})
+    (record,) = engine.rest()
+    (info,) = record.admitted
+    assert info.arrival_ns <= info.admitted_ns == record.start_ns == 5
+
+
 def test_vllm_s_own_output_settles_what_the_last_step_gave_out():
     """A stop that the plugin does not know of, such as a repetition, may cut it."""
     engine = Engine()
