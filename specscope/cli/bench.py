@@ -153,7 +153,7 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
 def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare the rules of verification: acceptance length and tokens/s.
 
-    Greedy and at temperature 0.8; a chain, a static tree and a dynamic one, or --tree.
+    At batch 8, greedy and at temperature 0.8, with a chain, a static tree and a dynamic one, or --tree.
     """
     from specscope.bench.rules import run_rules
 
