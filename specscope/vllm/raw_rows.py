@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specscope.trace.parents import Indices, RawRow
@@ -16,11 +17,13 @@ class RawRows:
 
     def __init__(self, call: Call, vocabulary: DraftVocabulary) -> None:
         self._logits, self._rows, self._vocabulary = call.logits, call.target_rows.tolist(), vocabulary
+        self._row = torch.empty(call.logits.shape[1])
         self._passes: dict[int, tuple[Floats, Floats, Indices | None]] = {}  # by the tensor's id, which the call holds
 
     def target(self, draft: int) -> RawRow:
-        """At the row that judges a draft."""
-        return RawRow(self._logits[self._rows[draft]].float().softmax(0).numpy(), 1.0)
+        """At the row that judges a draft; good until the next is asked for, which is put in its place."""
+        torch.softmax(self._logits[self._rows[draft]].float(), 0, out=self._row)
+        return RawRow(self._row.numpy(), 1.0)
 
     def drafter(self, logits: Tensor, row: int) -> tuple[RawRow, Indices | None]:
         """(A row of a drafter's pass [., V] over the tokens that the drafter knows, these; None where it knows all)."""
