@@ -13,7 +13,7 @@ from specscope.trace.wording import plural
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the tables.")
 def export(captures: tuple[str, ...], output: str) -> None:
-    """Write captures as Parquet tables, for pandas, DuckDB and whatever else reads them.
+    """Write captures as Parquet tables, for pandas, DuckDB and other tools.
 
     \b
       specscope export run.jsonl -o tables
@@ -21,7 +21,7 @@ def export(captures: tuple[str, ...], output: str) -> None:
 
     DIR holds runs, requests, steps (one row for each request and step), nodes (one for each drafted token), finals
     (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts only). The
-    columns `capture`, `step` and `request` join them. Each column's description is in the files.
+    columns `capture`, `step` and `request` join them. The files describe their columns.
 
     DIR must be new, empty, or an older export, which is replaced. Needs pip install 'specscope[export]'.
     """

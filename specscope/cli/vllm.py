@@ -46,14 +46,14 @@ class VllmRun:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--capture", metavar="FILE", help="Write a capture of the run. Each data-parallel rank gets its own.")
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
-@click.option("--otlp-endpoint", metavar="URL", help="Send spans there.")
-@click.option("--debug", metavar="SOCKET", help="Take the debugger's commands on this Unix socket.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL.")
+@click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
 @click.option("--python", metavar="PATH", help="The Python of vLLM's environment.  [default: this one]")
 @click.option(
     "--evidence",
     type=click.Choice(["full", "lean", "counts"]),
     default="full",
-    help="Lean: no notes on parents. Counts: a server's own sums, by the second, and no evidence.",
+    help="lean: no likeliest tokens, ranks or entropies. counts: only a server's own counters, once per second.",
 )
 @click.option("--no-text", is_flag=True, help="Leave out prompts and text.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
@@ -87,7 +87,7 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
     if not (run.capture or run.endpoint or run.debug or run.screen):
         raise UserError("nothing to record to: give --capture FILE, --screen, --otlp-endpoint URL or --debug SOCKET")
     if run.screen and run.endpoint:
-        raise UserError("--screen listens itself: give it without --otlp-endpoint, or use specscope tui --listen")
+        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
     python = interpreter(run.python)
     command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
     if run.screen:
@@ -101,7 +101,7 @@ def interpreter(python: str | None) -> str:
     """The Python that has vLLM and the plugin. Raises UserError that says how to install what is missing."""
     found = shutil.which(python or sys.executable)
     if found is None:
-        raise UserError(f"--python {python}: there is no such program")
+        raise UserError(f"--python {python}: no such program")
     try:
         missing = subprocess.run([found, "-P", "-c", CHECK], capture_output=True, timeout=60, check=False).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -112,7 +112,7 @@ def interpreter(python: str | None) -> str:
     if missing == 2:
         raise UserError(f"the plugin is not installed for {found}: {found} -m pip install 'specscope[vllm]'")
     if missing:
-        raise UserError(f"--python {found}: it is no Python, or is broken")
+        raise UserError(f"--python {found}: it is not Python, or is broken")
     return found
 
 

@@ -41,7 +41,7 @@ POLL = 0.05  # seconds between two looks at what has come
     help="Seconds between two readings of a URL.",
 )
 @click.option(
-    "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine in NAME-2, and so on."
+    "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine go to NAME-2, and so on."
 )
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317.")
 @click.option(
@@ -51,7 +51,7 @@ POLL = 0.05  # seconds between two looks at what has come
 )
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
-@click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after so many seconds.")
+@click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
 @click.pass_obj
 def watch(
     lifetime: Lifetime,
@@ -69,7 +69,7 @@ def watch(
     \b
       specscope watch http://localhost:8000/metrics      vLLM's counters, SGLang's gauges
       specscope watch vllm.log                           vLLM's "SpecDecoding metrics:" lines; - is standard input
-      specscope watch response.json                      figures of requests, or llm.get_metrics()
+      specscope watch response.json                      figures of each request, or llm.get_metrics()
 
     The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
@@ -77,7 +77,7 @@ def watch(
     from specscope.cli.options import checked_endpoint
 
     if follow and not headless:
-        raise UserError("--follow goes with --headless: a screen follows a log in any case")
+        raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
     endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")

@@ -8,7 +8,7 @@ TRAVERSAL = "traversal"  # the same for trees, from the leaves to the root (Weng
 MATCH = "match"  # one token is drawn from the target at each node, and the walk goes on while a child is that token
 RULES = (STANDARD, BLOCK, TRAVERSAL, MATCH)
 ABOUT = {
-    BLOCK: "from the last token to the first: the longest prefix whose coin falls below its ratio",
+    BLOCK: "from the last token to the first: accepts the longest prefix whose coin falls below its ratio",
     TRAVERSAL: "from the leaves to the root: a node is also accepted if one below it is",
     MATCH: "one token drawn from p decides for all children of a node",
 }

@@ -79,7 +79,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
-        (["watch", LOG, "--follow"], "--follow goes with --headless"),
+        (["watch", LOG, "--follow"], "--follow needs --headless"),
         (["watch", "-", "-", "--headless"], "can be watched only once"),
         (["watch", LOG, "--headless", "--otlp-endpoint", "ftp://x"], "--otlp-endpoint"),
         (["watch", str(DATA / "chat_n2.json"), "--headless"], "has no speculation figures"),

@@ -18,6 +18,7 @@ import numpy as np
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share
 from specscope.analyze.verify.arrays import Indices
+from specscope.trace.wording import plural
 
 BINS = 10
 
@@ -72,9 +73,10 @@ def calibration(evidence: Evidence) -> Calibration:
     unknown = judged & np.isnan(evidence.confidence)
     notes: list[str] = []
     if unknown.any():
-        notes.append(f"{int(unknown.sum()):,} deterministic nodes are left out: their drafter tells no probability")
+        left_out = plural(int(unknown.sum()), "deterministic node")
+        notes.append(f"left out: {left_out} whose drafter gives no probability")
     if not evidence.columns.by_rule.walks[evidence.columns.step[judged]].all():
-        notes.append("expected acceptance is known for standard and match only: the others look at more than one node")
+        notes.append("expected acceptance is known for standard and match only: other rules look at more than one node")
     curves = []
     for plotted, chosen in ((Plotted.Q, judged & sampled), (Plotted.OWN, judged & ~sampled & ~unknown)):
         if chosen.any():

@@ -15,6 +15,7 @@ from specscope.analyze.walk import visits
 from specscope.trace.history import History
 from specscope.trace.records import RunInfo
 from specscope.trace.tree import Bools, Doubles
+from specscope.trace.wording import plural
 
 POSITIONS = doubling(16)  # of the output
 NO_LABEL = "none"
@@ -178,7 +179,7 @@ class Evidence:
         """What a reader of any answer must know."""
         told = []
         if self.left_out:
-            told.append(f"{self.left_out:,} drafts with forced outcomes are left out")
+            told.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
         if not self.columns.parents.there[self.drafts].all():
             told.append(
                 "raw p, ranks, entropies and the drafter's likeliest tokens need full evidence: some steps lack it"

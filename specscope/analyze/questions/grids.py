@@ -196,13 +196,13 @@ def _calibration(answers: Answers) -> Grid:
         Column("accepted"),
         Column("interval", 6),
         Column("expected", 4),
-        Column("drawn", 3, words=True),
+        Column("bar", 3, words=True),
     )
     about = (
         f"of: {PLOTTED[found.curves[0].plotted]}. " if len(found.curves) == 1 else "of: q, or the drafter's own p. "
     ) + (
-        "mean: of the drafter's probability; p: of the target's. expected: mean accept probability. Error: how far "
-        "the two means are apart, over the bins. drawn: the accepted share."
+        "mean: of the drafter's probability; p: of the target's. expected: mean acceptance probability. Error: how far "
+        "the two means are apart, averaged over the bins. bar: the accepted share."
     )
     lines = [
         f"{one.plotted.value}: expected calibration error {one.error:.3f}, accepted {one.accepted.value or 0:.1%}"
@@ -241,12 +241,12 @@ def _conditions(answers: Answers) -> Grid:
         Column("interval", 2),
         Column("rate", 1),
         Column("depth 1", 3),
-        Column("drawn", 4, words=True),
+        Column("bar", 4, words=True),
     )
     about = (
         "τ: mean acceptance length, its interval over requests. rate: draft acceptance rate. depth 1: drafts whose "
         "first token was accepted. position: output tokens before; context: tokens before the root; entropy of p and "
-        "the target's raw top p: at the root. drawn: accepted tokens per draft."
+        "the target's raw top p: at the root. bar: accepted tokens per draft."
     )
     title = "Acceptance by position, context, certainty, batch size"
     return Grid(title, columns, tuple(map(row, found.buckets)), about, found.notes, "")

@@ -67,7 +67,7 @@ class AnalysisScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "dismiss", "Close", show=False),
         *(Binding(str(number + 1), f"question({number})", name, show=False) for number, name in enumerate(NAMES)),
-        Binding("left", "turn(-1)", "Question before", show=False),
+        Binding("left", "turn(-1)", "Previous question", show=False),
         Binding("right", "turn(1)", "Next question", show=False),
         Binding("enter", "go", "The clearest example", show=False),
         Binding("f", "go_first", "The first example", show=False),
@@ -181,7 +181,7 @@ class AnalysisScreen(Over):
     def _open(self, example: Reference) -> None:
         position = self.last.history.position_of(example.step)
         if position is None:
-            self.notify(f"step {example.step:,} is not kept any more")
+            self.notify(f"step {example.step:,} is no longer kept")
         else:
             self.app.run_worker(self.app.run_action(f"example({example.request!r}, {position}, {example.node!r})"))
 

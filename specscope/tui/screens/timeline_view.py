@@ -157,7 +157,7 @@ class SpansScreen(Over):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "dismiss", "Close", show=False),
-        Binding("left", "trace(-1)", "Trace before", show=False),
+        Binding("left", "trace(-1)", "Previous trace", show=False),
         Binding("right", "trace(1)", "Next trace", show=False),
     ]
     HINTS = (

@@ -52,7 +52,7 @@ def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
 
 def _final_coin(verdict: Verdict) -> str:
     coin = verdict.final_coin
-    return f"coin {coin:.6g} of the cumulative sum" if coin else "with no coin"
+    return f"coin {coin:.6g} on the cumulative sum" if coin else "without a coin"
 
 
 def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: bool) -> list[Fact]:
@@ -103,7 +103,7 @@ def _made(step: RequestStep, verdict: Verdict, node: int) -> str:
     """What a comes from."""
     p, q, a = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
     if step.rule == MATCH:
-        return f"a = {a:.6g}, the target's p of it once its elder siblings are not"
+        return f"a = {a:.6g}, the target's p of it with its earlier siblings excluded"
     if not looks_ahead(step.rule):
         return f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}"
     found = ratios(step.tree, verdict)
@@ -115,9 +115,9 @@ def _fell(verdict: Verdict, node: int) -> str:
     """How the coin stands to a, by the rule."""
     sign, coin, a = coin_sign(verdict, node), float(verdict.coin[node]), float(verdict.accept_prob[node])
     if sign == "↓":
-        return f"node {int(verdict.path[-1])} below it was"
+        return f"node {int(verdict.path[-1])} below it was accepted"
     if sign in "=≠":
-        return f"coin {coin:.6g} drew {'this token' if sign == '=' else 'another'} from the target's p"
+        return f"coin {coin:.6g} drew {'this token' if sign == '=' else 'another token'} from the target's p"
     return f"coin {coin:.6g} {sign} {a:.6g}"
 
 
@@ -125,7 +125,7 @@ def _margin(margin: float, near: bool) -> list[Fact]:
     """How far the decision is from another one; nothing where no rounding could make it another."""
     if near:
         return [("margin", f"{margin:.1e}: a near tie: rounding could flip it", "warn")]
-    return [("margin", f"{margin:.2g} of probability from the other outcome", "text")] if margin < 1 else []
+    return [("margin", f"{margin:.2g} in probability from the other outcome", "text")] if margin < 1 else []
 
 
 def _wrapped(facts: list[Fact], width: int) -> list[Line]:

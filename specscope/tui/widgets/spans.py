@@ -114,16 +114,16 @@ def row_facts(row: Row, timeline: Timeline, width: int) -> list[Line]:
         return [
             *lines,
             [],
-            *paragraph("From specscope's records; these times are all that is known of it.", width, "faint"),
+            *paragraph("From specscope's records. Only these times are known.", width, "faint"),
         ]
     facts += [("scope", span.scope)] if span.scope else []
     facts += [("trace id", span.trace_id), ("span id", span.span_id), ("parent", span.parent_id or "none")]
     lines += [*_table(facts, width), []]
     lines += _table([(key, str(value)) for key, value in span.attributes.items()], width)
     if span.left_out:
-        said = f"{plural(span.left_out, 'attribute')} not shown: too many, or bytes or maps"
+        said = f"{plural(span.left_out, 'attribute')} not shown: too many, or their values are bytes or maps"
         lines += paragraph(said, width, "warn")
-    return lines if span.attributes or span.left_out else [*lines, [("it has no attributes", "faint")]]
+    return lines if span.attributes or span.left_out else [*lines, [("no attributes", "faint")]]
 
 
 def _table(facts: Sequence[tuple[str, str]], width: int) -> list[Line]:

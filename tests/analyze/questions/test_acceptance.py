@@ -89,7 +89,7 @@ def test_forced_drafts_are_left_out_and_said():
     found = answered(history)
     (row,) = by(found, "batch").values()
     assert (row.drafts, row.accepted) == (1, 1)
-    assert "1 drafts with forced outcomes are left out" in found.notes
+    assert "left out: 1 draft with forced outcomes" in found.notes
     synthetic = run_of([dataclasses.replace(decode([1, 2], path=[0, 1], forced=[0, 1, 2]))])
     assert not answered(synthetic).buckets
     assert "forced" in answered(synthetic).notes[0]

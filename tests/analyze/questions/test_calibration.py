@@ -43,7 +43,7 @@ def test_sampled_nodes_are_plotted_over_q_beside_deterministic_ones():
     q, own = found.curves
     assert (q.plotted, q.bins[0].low, q.bins[0].expected) == (Plotted.Q, 0.5, pytest.approx(0.8))
     assert own.accepted.total == 1
-    assert found.notes == ("1 deterministic nodes are left out: their drafter tells no probability",)
+    assert found.notes == ("left out: 1 deterministic node whose drafter gives no probability",)
 
 
 def test_other_rules_have_no_expectation_by_node():

@@ -98,7 +98,7 @@ def test_forced_outcomes_are_left_out():
     found = answered(run_of(parts))
     assert (found.rejected.count, found.rejected.total) == (1, 1)
     assert found.tokens[0].taken == ()
-    assert "2 drafts with forced outcomes are left out" in found.notes
+    assert "left out: 2 drafts with forced outcomes" in found.notes
     assert answered(run_of(parts[:1])).notes == ("nothing was judged: every outcome was forced",)
 
 
