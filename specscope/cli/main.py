@@ -24,6 +24,7 @@ from specscope.cli.options import (
 )
 from specscope.cli.streams import need_terminal, warn
 from specscope.cli.train import train
+from specscope.cli.tune import tune
 from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
@@ -349,6 +350,7 @@ cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(train)
+cli.add_command(tune)
 cli.add_command(verify)
 cli.add_command(vllm)
 cli.add_command(watch)

@@ -55,10 +55,12 @@ class Evidence:
     q: Doubles  # [S, C] the drafter's probability at the parent; nan where it is not known
     kept: Bools  # [S, C] nodes of the recorded tree
     known: Ints  # [S, C + 1]
+    looked: Bools  # [S, C] what the drafter looked at; else the target's rank told of it
     request: Ints  # [S] which of the requests
     tokens: Ints  # [S] that the step committed
     undrafted: Ints  # [R] steps of each request in which nothing was drafted
     drafts: int  # steps with drafts in the capture, of which S are judged
+    committed: int  # tokens of those steps
     ranked: bool  # whether candidates have scores, so that dynamic trees can be told
     lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
     whole: bool  # only the whole tree can be told
@@ -70,14 +72,31 @@ class Evidence:
         return len(self.undrafted)
 
     @property
+    def judged_steps(self) -> int:
+        """Steps that are judged."""
+        return len(self.request)
+
+    @property
     def max_depth(self) -> int:
         """Levels that some step looked at."""
         return int(self.depth.max(initial=0))
 
     @property
     def max_rank(self) -> int:
-        """Children of a node, at most."""
+        """Children of a node that are told of, at most."""
         return int(self.rank.max(initial=0)) + 1
+
+    @property
+    def max_leaves(self) -> int:
+        """Paths of a step's candidates, at most: prompt lookup's continuations."""
+        return max(
+            int(d.astype(bool).sum()) - len(set(p.tolist())) + 1 for d, p in zip(self.depth, self.parent, strict=True)
+        )
+
+    @property
+    def max_looked(self) -> int:
+        """Children of a node that the drafter looked at, at most."""
+        return int(self.rank[self.looked].max(initial=0)) + 1
 
 
 def evidence(histories: Sequence[History]) -> Evidence:
@@ -101,6 +120,7 @@ def evidence(histories: Sequence[History]) -> Evidence:
         tokens=np.array([len(part.tokens()) for part in parts], np.int32),
         undrafted=np.array(undrafted, np.int32),
         drafts=len(steps),
+        committed=sum(len(request.steps[place].tokens()) for request, place, _ in steps),
         ranked=all(part.notes is not None for part in parts) and not any(sampled),
         lookup=all(part.drafter == "ngram" for part in parts),
         whole=any(s and looks_ahead(part.rule) for s, part in zip(sampled, parts, strict=True)),
@@ -133,6 +153,7 @@ class _Candidates:
     reach: list[float]
     known: list[int]  # ranks of children that are known; of the root last
     nodes: int  # of the tree
+    looked: int  # and what re-ranking left out
 
     def add(self, above: int, rank: int, q: float) -> None:
         """A child that was not looked at, and that the target chose."""
@@ -160,7 +181,7 @@ def _candidates(part: RequestStep, future: Sequence[int] | None) -> _Candidates:
     rank, depth, made = _as_made(parent)
     q = _q(score, parent) if notes is not None else [float("nan")] * len(parent)
     reach = _reach(part, parent, token, depth, made, future)
-    found = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree))
+    found = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree), len(parent))
     if part.drafter == "ngram":
         found.known = [ALL_RANKS] * len(known)
     elif future is not None:
@@ -262,7 +283,7 @@ def _pad(steps: Sequence[_Candidates], **rest: Any) -> Evidence:  # noqa: ANN401
     parent = np.full((rows, width), width, np.int32)
     depth, rank = np.zeros((2, rows, width), np.int32)
     reach, q = np.zeros((2, rows, width))
-    kept = np.zeros((rows, width), np.bool_)
+    kept, looked = np.zeros((2, rows, width), np.bool_)
     known = np.zeros((rows, width + 1), np.int32)
     for row, step in enumerate(steps):
         order = sorted(range(len(step.parent)), key=lambda i: (-step.score[i], step.made[i]))
@@ -272,5 +293,8 @@ def _pad(steps: Sequence[_Candidates], **rest: Any) -> Evidence:  # noqa: ANN401
         for array, values in ((depth, step.depth), (rank, step.rank), (reach, step.reach), (q, step.q)):
             array[row, :count] = [values[i] for i in order]
         kept[row, :count] = [i < step.nodes for i in order]
+        looked[row, :count] = [i < step.looked for i in order]
         known[row, :count], known[row, width] = [step.known[i] for i in order], step.known[-1]
-    return Evidence(parent=parent, depth=depth, rank=rank, reach=reach, q=q, kept=kept, known=known, **rest)
+    return Evidence(
+        parent=parent, depth=depth, rank=rank, reach=reach, q=q, kept=kept, known=known, looked=looked, **rest
+    )

@@ -93,7 +93,7 @@ class Judge:
         """[S, C + 1, ranks] the place of each candidate's children, C + 1 where there is none; the root is C."""
         evidence = self.evidence
         rows, width = evidence.parent.shape
-        child = np.full((rows, width + 2, evidence.max_rank), width + 1, np.int32)
+        child = np.full((rows, width + 2, evidence.max_rank + 1), width + 1, np.int32)  # none has the last rank
         row, column = np.nonzero(evidence.depth)
         child[row, evidence.parent[row, column], evidence.rank[row, column]] = column
         return child
@@ -120,14 +120,13 @@ class Judge:
         """[S] the reach of the candidate at a path of ranks, and how much of it is untold."""
         evidence, steps = self.evidence, np.arange(len(self.evidence.request))
         width = evidence.parent.shape[1]
-        at, value, untold = np.full(len(steps), width, np.int32), np.ones(len(steps)), np.zeros(len(steps))
+        at: Ints = np.full(len(steps), width, np.int32)
+        value, untold = np.ones(len(steps)), np.zeros(len(steps))
         reach = np.concatenate([self._reach, np.zeros((len(steps), 2))], axis=1)
         guessed = np.concatenate([self._guessed, np.zeros((len(steps), 2))], axis=1)
         known = np.concatenate([evidence.known, np.zeros((len(steps), 1), np.int32)], axis=1)
         for depth, rank in enumerate(path, 1):
-            below = (
-                self._child[steps, at, rank] if rank < self._child.shape[2] else np.full(len(steps), width + 1, np.int32)
-            )
+            below = self._child[steps, at, min(rank, self._child.shape[2] - 1)]
             there = below <= width
             told = there | (known[steps, at] > rank) | (value == 0)
             beyond = np.where(told, 0.0, value * self.rates.at(depth, rank))

@@ -14,7 +14,7 @@ beyond them a product of rates (judged.Rates).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -83,8 +83,3 @@ def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) 
         a = max(0, n - len(sibling)) + int(np.argmax(sums))
         left += [(below, a), (beside, n - 1 - a)]
     return parse_tree(str(sorted(taken, key=lambda path: (len(path), path))))
-
-
-def chain_of(rates: Sequence[float], path: Path) -> float:
-    """Sequoia's rho of a position: the product of its ranks' rates."""
-    return float(np.prod([rates[rank] for rank in path]))

@@ -106,20 +106,26 @@ def read_costs(path: str, run: RunInfo, batch: int) -> StepCosts:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UserError(f"{path} holds no costs: --save-costs writes them") from None
-    if found.kind != KIND or not found.step or not all(_sound(one) for one in (*found.step, *found.passes, found.plain)):
+    if (
+        found.kind != KIND
+        or not found.step
+        or not all(_sound(one) for one in (*found.step, *found.passes, found.plain))
+    ):
         raise UserError(f"{path} holds no costs: --save-costs writes them")
     for name in ("target", "drafter", "draft_model", "dtype"):
         here, there = getattr(run, name), getattr(found, name)
         if here != there:
             what = name.replace("_", " ")
-            raise UserError(f"{path} holds the costs of {what} {there or 'none'}, and the capture's is {here or 'none'}")
+            raise UserError(
+                f"{path} holds the costs of {what} {there or 'none'}, and the capture's is {here or 'none'}"
+            )
     if found.batch != batch:
         raise UserError(f"{path} holds costs at batch {found.batch}: give --batch {found.batch}, or measure anew")
     return found
 
 
 def _sound(point: Point) -> bool:
-    return point.rows >= 0 and 0 < point.seconds < math.inf and 0 <= point.low <= point.seconds <= point.high < math.inf
+    return point.rows >= 0 and 0 < point.seconds < math.inf and 0 <= point.low <= point.high < math.inf
 
 
 def write_costs(path: str, costs: StepCosts) -> None:
