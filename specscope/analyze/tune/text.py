@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specscope.analyze.tables import NONE, Table, number, percent
+from specscope.analyze.tables import NONE, Table, number, one_line, percent
 from specscope.analyze.text import table_block
 from specscope.analyze.tune.lengths import Length
 from specscope.analyze.tune.tuning import TOLD, Row, Tuning
@@ -14,6 +14,8 @@ from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
 BAR = 24  # characters
+LONGEST = 30  # of a tree's string; the JSON has them whole
+WIDE = 118  # columns from which there is room for all
 
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
@@ -26,7 +28,7 @@ def render_tuning(tuning: Tuning, console: Console) -> None:
     console.print(grid)
     for warning in tuning.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
-    for table in tables(tuning):
+    for table in tables(tuning, console.width):
         console.print(table_block(table))
     for note in tuning.notes:
         console.print(Text(f"– {printable(note)}", style="dim"))
@@ -47,44 +49,53 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
     return [(name, value) for name, value in lines if value]
 
 
-def tables(tuning: Tuning) -> list[Table]:
-    """Named trees, and the best of each size."""
+def tables(tuning: Tuning, width: int = 200) -> list[Table]:
+    """Named trees, and the best of each size; in a narrow terminal without bars and the lengths' intervals."""
     named = [row for row in tuning.rows if row.names or row.family == "asked"]
     named.sort(key=lambda row: -_value(row))
-    most = max(map(_value, tuning.rows))
     note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
     if any(row.untold > TOLD for row in tuning.rows):
         note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
-    found = [_table("Trees", named, tuning, most, note)]
+    if tuning.checked:
+        note += f" Measured on {tuning.checked['prompts']}; errors at the pace of the check ({tuning.pace:.2f})."
     families = {family: tuning.family(family) for family in ("static", "dynamic")}
-    return found + [
-        _table(f"The best {family} tree of each size", rows, tuning, most, "")
+    return [_table("Trees", named, tuning, width, note)] + [
+        _table(f"The best {family} tree of each size", rows, tuning, width, "")
         for family, rows in families.items()
         if rows
     ]
 
 
-def _table(title: str, rows: list[Row], tuning: Tuning, most: float, note: str) -> Table:
+def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
     checked = any(row.measured is not None for row in rows)
-    columns = ["tree", "nodes", "depth", "length", "95 %"]
-    columns += ["ms/step", "tok/s", "95 % "] if tuning.costs is not None else []
-    columns += ["measured", "length ", "error"] if checked else []
-    made = [(*_cells(row, tuning, checked=checked), _bar(_value(row), most)) for row in rows]
-    return Table(title, (*columns, ""), made, note, words=frozenset({""}), narrowed=frozenset({"tree"}))
+    most = max(map(_value, tuning.rows))
+    made = [_cells(row, tuning, wide=width >= WIDE, checked=checked) for row in rows]
+    if width >= WIDE:
+        made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
+    values = [tuple(cells.values()) for cells in made]
+    return Table(title, tuple(made[0]), values, note, words=frozenset({""}), narrowed=frozenset({""}))
 
 
-def _cells(row: Row, tuning: Tuning, *, checked: bool) -> tuple[str, ...]:
-    name = row.tree or "no drafting"
-    title = f"{', '.join(row.names)}: {name}" if row.names and row.tree else name
+def _cells(row: Row, tuning: Tuning, *, wide: bool, checked: bool) -> dict[str, str]:
+    """By column."""
     mark = "~" if row.untold > TOLD else ""
-    cells = [title, number(row.nodes, 1), str(row.depth), mark + number(row.length.value), interval(row.length, 2)]
-    if tuning.costs is not None and row.speed is not None:
-        cells += [number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1), interval(row.speed, 1)]
+    cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
+    cells["length"] = mark + number(row.length.value)
+    if wide or row.speed is None:
+        cells["95 %"] = interval(row.length, 2)
+    if row.speed is not None:
+        cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
+        cells["95 % "] = interval(row.speed, 1)
     if checked:
-        error = None if row.measured is None or row.speed is None else row.speed.value / row.measured - 1
-        told = NONE if error is None else f"{error:+.1%}"
-        cells += [number(row.measured, 1), number(row.measured_length), told]
-    return tuple(cells)
+        error = tuning.error(row)
+        cells["measured"], cells["length "] = number(row.measured, 1), number(row.measured_length)
+        cells["error"] = NONE if error is None else f"{error:+.1%}"
+    return cells
+
+
+def _title(row: Row) -> str:
+    name = one_line(row.tree or "no drafting", LONGEST)
+    return f"{name}  {', '.join(row.names)}" if row.names and row.tree else name
 
 
 def interval(length: Length, digits: int) -> str:
@@ -96,10 +107,6 @@ def interval(length: Length, digits: int) -> str:
 
 def _value(row: Row) -> float:
     return row.length.value if row.speed is None else row.speed.value
-
-
-def _bar(value: float, most: float) -> str:
-    return "▇" * round(BAR * value / most)
 
 
 def advice(tuning: Tuning) -> str:

@@ -77,9 +77,27 @@ class Tuning:
         """The row called so."""
         return next((row for row in self.rows if name in row.names), None)
 
+    @property
+    def pace(self) -> float:
+        """How fast the machine was when it was checked, over when its costs were measured, by plain decoding."""
+        plain = self.named("plain")
+        if plain is None or plain.measured is None or plain.speed is None:
+            return 1.0
+        return plain.measured / plain.speed.value
+
+    def error(self, row: Row) -> float | None:
+        """Predicted tokens/s, at the pace of the check, over measured, less one; None where nothing was measured."""
+        if row.measured is None or row.speed is None:
+            return None
+        return row.speed.value * self.pace / row.measured - 1
+
     def family(self, name: str) -> list[Row]:
         """The best of each size."""
         return [row for row in self.rows if row.family == name]
+
+    def _errors(self) -> dict[str, float]:
+        each = {row.tree or "none": self.error(row) for row in self.rows}
+        return {tree: error for tree, error in each.items() if error is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -93,7 +111,7 @@ class Tuning:
             "choice": None if self.choice is None else self.choice.to_dict(),
             "trees": [row.to_dict() for row in self.rows],
             "costs": None if self.costs is None else self.costs.to_dict(),
-            "checked": dict(self.checked),
+            "checked": {**self.checked, "pace": self.pace, "errors": self._errors()} if self.checked else {},
             "notes": list(self.notes),
         }
 
