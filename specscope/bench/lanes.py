@@ -19,6 +19,7 @@ from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
 
 Work = tuple[Prompt, SamplingParams]
+TURNS = 20  # of the median polish: with steps missing it needs a few
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,13 @@ def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> No
 def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
     """How slow the machine was in each round: 1.1 where steps took a tenth longer than in the median round.
 
-    log(seconds) is taken for a lane's own plus a round's own (Tukey's median polish, two turns of it).
+    log(seconds) is taken for a lane's own plus a round's own (Tukey's median polish).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a round in which nothing counted has no median
         logs = np.log([[np.nan if step is None else step.seconds for step in one] for one in rounds])
         slow = np.zeros(len(logs))
-        for _ in range(2):
+        for _ in range(TURNS):
             lane = np.nanmedian(logs - slow[:, None], axis=0)
             slow = np.nan_to_num(np.nanmedian(logs - lane, axis=1))
     found: list[float] = np.exp(slow - np.median(slow)).tolist()

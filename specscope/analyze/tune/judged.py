@@ -160,15 +160,18 @@ class Judge:
     def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[Judged]:
         """Dynamic trees of one search, with several numbers of nodes."""
         seen, lost, complete = self._search(depth, top)
-        place = np.cumsum(seen, axis=1)
         for most in nodes:
-            kept = seen & (place <= most)
+            kept = _first(seen, most)
             yield Judged(
                 accepted=np.where(kept, self._reach, 0).sum(1),
                 untold=np.where(kept, self._guessed, 0).sum(1) + lost,
                 nodes=kept.sum(1).astype(float),
                 complete=complete,
             )
+
+    def kept(self, plan: DynamicPlan) -> Bools:
+        """[S, C] the candidates that a dynamic tree would have held."""
+        return _first(self._search(plan.depth, plan.top)[0], plan.nodes)
 
     def _search(self, depth: int, top: int) -> tuple[Bools, Doubles, Bools]:
         """The candidates that a search looks at; reach of those that it expands and the record does not; if none are.
@@ -188,8 +191,14 @@ class Judge:
             new &= evidence.rank < top
             seen |= new
             frontier = np.zeros((rows, width + 1), np.bool_)
-            frontier[:, :-1] = new & (np.cumsum(new, axis=1) <= top)
+            frontier[:, :-1] = _first(new, top)
         return seen, lost, complete
+
+
+def _first(some: Bools, count: int) -> Bools:
+    """The first `count` of some candidates in each row: the best, for so they stand."""
+    found: Bools = some & (np.cumsum(some, axis=1) <= count)
+    return found
 
 
 def paths(shape: TreeShape) -> list[Path]:

@@ -119,7 +119,9 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: StepCosts | None) -> li
     elif not data.run.is_ours:
         said.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")
     elif isinstance(plan, StaticPlan) and not told.lookup:
-        said.append("the recorded tree is static, so that little can be told of dynamic ones: record dynamic:32")
+        said.append(
+            "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
+        )
     if costs is None:
         said.append("no costs: trees of a size are compared by acceptance alone, and no tokens/s are given")
     elif costs.most_rows < costs.batch * (1 + max(told.kept.sum(1))):
