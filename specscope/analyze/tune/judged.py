@@ -141,7 +141,8 @@ class Judge:
         Continuations that differ only below the depth count as one here; a run would have looked for another one.
         """
         width, depth = sum(above < 0 for above in shape.parent), shape.max_depth
-        evidence, kept = self.evidence, np.zeros(self.evidence.depth.shape, np.bool_)
+        evidence = self.evidence
+        kept: Bools = np.zeros(evidence.depth.shape, np.bool_)
         for row in range(len(kept)):
             parents, depths = evidence.parent[row], evidence.depth[row]
             nodes = np.flatnonzero((depths > 0) & (depths <= depth)).tolist()

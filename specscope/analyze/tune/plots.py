@@ -39,13 +39,17 @@ def write_plot(tuning: Tuning, path: str) -> None:
 
 
 def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
-    """One figure by nodes: lines for the best of each size, marks for the trees with a name."""
+    """One figure by nodes: lines for the best of each size, marks for the trees with a name.
+
+    What was measured is shown at the pace at which the costs were.
+    """
+    best = "best" if tuning.costs is None else "fastest"
     for family, colour in COLOURS.items():
         rows = tuning.family(family)
         if rows:
             points = [(row.nodes, *_figure(row, speed)) for row in rows]
             nodes, values, low, high = zip(*points, strict=True)
-            axes.plot(nodes, values, color=colour, marker=".", linewidth=1.5, label=f"best {family} tree")
+            axes.plot(nodes, values, color=colour, marker=".", linewidth=1.5, label=f"{best} {family} tree")
             axes.fill_between(nodes, low, high, color=colour, alpha=0.12, linewidth=0)
     plain = tuning.named("plain")
     if speed and plain is not None:
@@ -56,10 +60,10 @@ def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
             size = 11 if name == "choice" else 6
             value = _figure(row, speed)[0]
             axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {_short(row.tree)}")
-    measured = [(row.nodes, row.measured if speed else row.measured_length) for row in tuning.rows]
-    points_ = [(nodes, value) for nodes, value in measured if value is not None]
-    if points_:
-        axes.plot(*zip(*points_, strict=True), "x", color=TEXT, markersize=7, label="measured on other prompts")
+    checked = [(row.nodes, row.measured / tuning.pace, row.measured_length) for row in tuning.rows if row.measured]
+    if checked:
+        nodes, speeds, found = zip(*checked, strict=True)
+        axes.plot(nodes, speeds if speed else found, "x", color=TEXT, markersize=7, label="measured on other prompts")
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("nodes verified in a step")
