@@ -56,6 +56,7 @@ def cli(context: click.Context) -> None:
       specscope verify run.jsonl                   check that it is consistent
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope diagnose run.jsonl                 name what is wrong with it
+      specscope tune run.jsonl                     find the draft tree that is fastest
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
       specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
     """

@@ -107,10 +107,10 @@ def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
             yield _static(judge, space, TreeShape.chain(depth))
         return
     rho = positions(judge, max(4 * space.most, 64), deepest, width)
-    budgets = set(_budgets(space))
+    budgets = _budgets(space)
     for depth in range(1, deepest + 1):
-        for shape, _ in best_shapes(rho, space.most, depth):
-            if len(shape) in budgets and shape.max_depth == depth:
+        for shape, _ in best_shapes(rho, budgets, depth):
+            if shape.max_depth == depth:
                 yield _static(judge, space, shape)
 
 

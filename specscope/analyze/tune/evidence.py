@@ -36,6 +36,7 @@ from specscope.trace.rules import MATCH, looks_ahead
 from specscope.trace.tree import ROOT, Bools, Doubles, Drawn, Ints
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
+MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged
 MOST_RANK = 32  # children of a node that are told apart
 ALL_RANKS = 10**6  # of a node whose children of every rank are known
 
@@ -110,7 +111,9 @@ def evidence(histories: Sequence[History]) -> Evidence:
             undrafted.append(sum(not len(step.tree) for step in judged))
     if not steps:
         raise UserError(_why_nothing(histories))
-    chosen = steps if len(steps) <= MOST_STEPS else [steps[i * len(steps) // MOST_STEPS] for i in range(MOST_STEPS)]
+    widest = max(_looked_at(request.steps[place]) for request, place, _ in steps)
+    most = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
+    chosen = [steps[i * len(steps) // most] for i in range(most)]
     parts = [request.steps[place] for request, place, _ in chosen]
     sampled = [bool((part.tree.drawn != Drawn.DETERMINISTIC).any()) for part in parts]
     texts = _Texts()
@@ -131,6 +134,11 @@ def evidence(histories: Sequence[History]) -> Evidence:
 def _usable(step: RequestStep) -> bool:
     verdict = step.verdict
     return verdict is not None and len(step.tree) > 0 and not step.lossy and not len(verdict.forced)
+
+
+def _looked_at(step: RequestStep) -> int:
+    """Nodes of its tree, and those that re-ranking left out."""
+    return len(step.tree) + (0 if step.notes is None else len(step.notes.dropped_token))
 
 
 def _why_nothing(histories: Sequence[History]) -> str:

@@ -14,7 +14,7 @@ beyond them a product of rates (judged.Rates).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -44,17 +44,17 @@ def positions(judge: Judge, count: int, max_depth: int, max_rank: int) -> dict[P
     return found
 
 
-def best_shapes(rho: Mapping[Path, float], most: int, max_depth: int) -> list[tuple[TreeShape, float]]:
-    """The best tree of 1, 2, .. `most` nodes at most `max_depth` deep, with its sum; fewer where positions run out."""
+def best_shapes(rho: Mapping[Path, float], sizes: Collection[int], max_depth: int) -> list[tuple[TreeShape, float]]:
+    """The best tree of each size at most `max_depth` deep, with its sum; none of a size for which positions run out."""
     known = {path: value for path, value in rho.items() if len(path) <= max_depth}
     best: dict[Path, Doubles] = {}
     nothing = np.array([0.0])
     for path in sorted(known, key=lambda path: (len(path), path), reverse=True):
         child, sibling = best.get((*path, 0), nothing), best.get((*path[:-1], path[-1] + 1), nothing)
-        below = _both(child, sibling, most - 1)
+        below = _both(child, sibling, max(sizes) - 1)
         best[path] = np.concatenate([nothing, known[path] + below])
     whole = best.get((0,), nothing)
-    return [(_shape(best, known, n), float(whole[n])) for n in range(1, len(whole))]
+    return [(_shape(best, known, n), float(whole[n])) for n in sorted(sizes) if n < len(whole)]
 
 
 def _both(a: Doubles, b: Doubles, most: int) -> Doubles:

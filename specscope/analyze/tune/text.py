@@ -117,10 +117,19 @@ def advice(tuning: Tuning) -> str:
     if choice.family == "plain":
         return f"No drafting is predicted to be fastest ({_speed(choice)} tokens/s): --drafter none"
     tree = choice.tree if " " not in choice.tree else f'"{choice.tree}"'
-    than = ""
-    if default is not None and default.speed is not None and choice.speed is not None and default is not choice:
-        than = f", {choice.speed.value / default.speed.value - 1:+.1%} over the default {default.tree}"
-    return f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted{than}"
+    told = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted"
+    if default is not None and default is not choice:
+        told += _over(_value(choice), _value(default), default.tree)
+    if choice.measured is not None:
+        told += f"; {number(choice.measured, 1)} measured"
+        told += "" if default is None or default is choice else _over(choice.measured, default.measured, "it")
+    return told
+
+
+def _over(value: float | None, other: float | None, what: str) -> str:
+    """How much more than another tree's."""
+    name = what if what == "it" else f"the default {what}"
+    return "" if not value or not other else f", {value / other - 1:+.1%} over {name}"
 
 
 def _speed(row: Row) -> str:

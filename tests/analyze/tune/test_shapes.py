@@ -39,7 +39,7 @@ def test_no_tree_is_better(data):
     positions = [p for d in range(1, depth + 1) for p in itertools.product(range(width), repeat=d)]
     drawn = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     rho = dict(zip(positions, drawn.random(len(positions)), strict=True))
-    found = best_shapes(rho, MOST, depth)
+    found = best_shapes(rho, range(1, MOST + 1), depth)
     for nodes, (shape, value) in enumerate(found, 1):
         best = max(sum(rho[path] for path in tree) for tree in every_tree(nodes, width, depth))
         assert value == pytest.approx(best)
@@ -71,5 +71,5 @@ def test_with_sequoias_assumption_it_is_sequoias_tree():
 
     positions = [p for d in range(1, 5) for p in itertools.product(range(3), repeat=d)]
     rho = {path: float(np.prod([rates[rank] for rank in path])) for path in positions}
-    for nodes, (_, value) in enumerate(best_shapes(rho, 12, 4), 1):
+    for nodes, (_, value) in enumerate(best_shapes(rho, range(1, 13), 4), 1):
         assert 1 + value == pytest.approx(grown(nodes + 1, 4))

@@ -124,6 +124,17 @@ def test_of_sampled_drafts_that_are_judged_ahead_only_the_whole_tree_is_told():
     assert any("only the recorded tree" in note for note in found.notes)
 
 
+def test_of_a_long_run_some_steps_are_judged(monkeypatch):
+    whole = judged(None)
+    monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_STEPS", whole.steps // 2)
+    half = judged(None)
+    assert half.judged == whole.steps // 2
+    assert any(f"of {whole.steps:,} were judged" in note for note in half.notes)
+    assert half.named("recorded").length.value == pytest.approx(whole.recorded_length, rel=0.15)
+    monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_CANDIDATES", 1)
+    assert judged(None).judged == 20
+
+
 def test_captures_of_two_engines_are_refused():
     with pytest.raises(UserError, match="another drafter than a"):
         recorded(["a", "b"], [read("eagle"), read("ngram")])
