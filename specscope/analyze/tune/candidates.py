@@ -45,6 +45,7 @@ class Space:
     top: bool  # static trees are written top:
     chains: bool = False  # nothing else
     deepest: int | None = None  # levels, where no deeper tree could be run
+    recorded: TreePlan | None = None  # the run's own
 
     def static(self, shape: TreeShape) -> StaticPlan:
         """A static tree as the run would have to be told."""
@@ -64,7 +65,7 @@ def candidates(judge: Judge, space: Space, costs: StepCosts | None) -> list[Cand
     return found
 
 
-def asked(judge: Judge, plan: TreePlan) -> Candidate:
+def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
     """One that somebody named. Raises UserError where the capture cannot tell of it."""
     evidence = judge.evidence
     if isinstance(plan, DynamicPlan):
@@ -75,7 +76,15 @@ def asked(judge: Judge, plan: TreePlan) -> Candidate:
             raise UserError(f"the capture cannot tell of {plan}: it looked at {evidence.max_looked} children of a node")
         if plan.depth > evidence.max_depth:
             raise UserError(f"the capture cannot tell of {plan}: its trees are {evidence.max_depth} deep")
+    elif evidence.lookup and isinstance(space.recorded, StaticPlan) and _looks_further(plan, space.recorded):
+        raise UserError(f"the capture cannot tell of {plan}: its drafter looked for less; record with --tree {plan}")
     return Candidate(plan, "asked", plan.max_nodes, judge.plan(plan))
+
+
+def _looks_further(plan: StaticPlan, other: StaticPlan) -> bool:
+    """Whether prompt lookup would look for more, or longer, continuations."""
+    width, other_width = (sum(above < 0 for above in one.shape.parent) for one in (plan, other))
+    return plan.max_depth > other.max_depth or width > other_width
 
 
 def rate(candidate: Candidate, costs: StepCosts | None) -> float:

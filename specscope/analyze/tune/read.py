@@ -77,6 +77,7 @@ def tune(
         top=not told.sampled and not data.greedy and not told.lookup,
         chains=run.rule == BLOCK or not run.is_ours,
         deepest=None if run.is_ours else told.max_depth,
+        recorded=plan,
     )
     wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
     rows, choice = trees(told, wanted | dict(named), space, costs)
@@ -123,7 +124,8 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: StepCosts | None) -> li
             "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
         )
     if costs is None:
-        said.append("no costs: trees of a size are compared by acceptance alone, and no tokens/s are given")
+        why = "--no-costs was given" if data.run.is_ours and not told.whole else "give --costs FILE to add them"
+        said.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
     elif costs.most_rows < costs.batch * (1 + max(told.kept.sum(1))):
         said.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
     return said

@@ -16,6 +16,7 @@ from specscope.trace.wording import plural
 BAR = 24  # characters
 LONGEST = 30  # of a tree's string; the JSON has them whole
 WIDE = 118  # columns from which there is room for all
+NARROW = 94  # and below which there is none for the intervals of tokens/s
 
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
@@ -50,7 +51,7 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def tables(tuning: Tuning, width: int = 200) -> list[Table]:
-    """Named trees, and the best of each size; in a narrow terminal without bars and the lengths' intervals."""
+    """Named trees, and the best of each size; in a narrow terminal without bars and intervals."""
     named = [row for row in tuning.rows if row.names or row.family == "asked"]
     named.sort(key=lambda row: -_value(row))
     note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
@@ -69,23 +70,24 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
 def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
     checked = any(row.measured is not None for row in rows)
     most = max(map(_value, tuning.rows))
-    made = [_cells(row, tuning, wide=width >= WIDE, checked=checked) for row in rows]
+    made = [_cells(row, tuning, width, checked=checked) for row in rows]
     if width >= WIDE:
         made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
     values = [tuple(cells.values()) for cells in made]
     return Table(title, tuple(made[0]), values, note, words=frozenset({""}), narrowed=frozenset({""}))
 
 
-def _cells(row: Row, tuning: Tuning, *, wide: bool, checked: bool) -> dict[str, str]:
+def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
     """By column."""
     mark = "~" if row.untold > TOLD else ""
     cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
     cells["length"] = mark + number(row.length.value)
-    if wide or row.speed is None:
+    if width >= WIDE or row.speed is None:
         cells["95 %"] = interval(row.length, 2)
     if row.speed is not None:
         cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
-        cells["95 % "] = interval(row.speed, 1)
+        if width >= NARROW:
+            cells["95 % "] = interval(row.speed, 1)
     if checked:
         error = tuning.error(row)
         cells["measured"], cells["length "] = number(row.measured, 1), number(row.measured_length)
@@ -113,7 +115,7 @@ def advice(tuning: Tuning) -> str:
     """The one line to act on."""
     choice, default = tuning.choice, tuning.named("default")
     if choice is None:
-        return "Give costs to choose by tokens/s: leave out --no-costs, or give --costs FILE."
+        return "No tree is recommended: without costs their tokens/s are not known."
     if choice.family == "plain":
         return f"No drafting is predicted to be fastest ({_speed(choice)} tokens/s): --drafter none"
     tree = choice.tree if " " not in choice.tree else f'"{choice.tree}"'

@@ -131,7 +131,7 @@ def trees(
         own = [name] if name != str(plan) else []
         if str(plan) not in plans:
             try:
-                first.append(asked(judge, plan))
+                first.append(asked(judge, plan, space))
             except UserError:
                 if own:
                     continue
