@@ -41,6 +41,7 @@ class Lane:
     def __init__(self, name: str, engine: Engine, batch: int) -> None:
         self.name, self.engine, self.batch = name, engine, batch
         self.done = False  # whether it has run all that it was given
+        self.every = 1  # it steps in each round whose number is a multiple of this
         self._work: Iterator[Work] = iter(())
 
     def give(self, work: Iterator[Work]) -> None:
@@ -99,7 +100,8 @@ def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> No
     for forward in cycle((True, False)):
         if not more():
             return
-        found = [lane.step() for lane in (run if forward else run[::-1])]
+        number = len(rounds)
+        found = [None if number % lane.every else lane.step() for lane in (run if forward else run[::-1])]
         rounds.append(found if forward else found[::-1])
 
 
@@ -117,6 +119,12 @@ def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
             slow = np.nan_to_num(np.nanmedian(logs - lane, axis=1))
     found: list[float] = np.exp(slow - np.median(slow)).tolist()
     return found
+
+
+def middle(seconds: Sequence[float]) -> float:
+    """The mean without the fastest and the slowest tenth: one step in which something else ran weighs nothing."""
+    out = len(seconds) // 10
+    return float(np.mean(sorted(seconds)[out : len(seconds) - out]))
 
 
 def scaled(steps: Sequence[Timed | None], paces: Sequence[float]) -> list[Timed]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
 import torch
 
-from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
+from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.bench.paired import machine_info, median_interval
 from specscope.engine.engine import Engine
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
@@ -59,13 +60,50 @@ class Filler(NoDrafter):
         return [self._draw.randrange(self._vocab_size) for _ in range(self.max_nodes)]
 
 
-def measure_costs(
-    engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
-) -> StepCosts:
-    """Of steps with up to `most_nodes` nodes a request. `work`: prompts to decode meanwhile, again and again."""
+class CostLanes:
+    """Lanes with a drafter of each size, and one without; and the costs that follow from their steps."""
+
+    def __init__(self, engine: Engine, run: Sequence[Lane], plans: Sequence[DynamicPlan], work: Sequence[Work]) -> None:
+        """`plans`: of all lanes but the first; none where the drafter is no model."""
+        self.engine, self.run, self.plans = engine, run, plans
+        self.context = round(median(len(engine.encode(prompt)[1]) for prompt, _ in work))
+        for lane in run:
+            lane.give(itertools.cycle(work))
+
+    def counted(self, rounds: Rounds) -> Rounds:
+        """Without steps in which not all requests of a lane that drafts had drafts."""
+        drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in self.run]
+        return [
+            [None if step is None or step.drafts != wanted else step for step, wanted in zip(one, drafts, strict=True)]
+            for one in rounds
+        ]
+
+    def costs(self, rounds: Rounds, paces: Sequence[float]) -> StepCosts:
+        """From the rounds of these lanes, and how slow the machine was in each."""
+        counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
+        info, batch = self.engine.run_info, self.run[0].batch
+        first, passes = _passes(self.plans, counted[1:], batch) if self.plans else (NOTHING, ())
+        return StepCosts(
+            target=info.target,
+            drafter=info.drafter,
+            draft_model=info.draft_model,
+            dtype=info.dtype,
+            batch=batch,
+            context=self.context,
+            machine=machine_info(info.dtype, torch.get_num_threads()),
+            plain=_point(batch, [step.seconds for step in counted[0]]),
+            step=_steps(counted[1:]),
+            first=first,
+            passes=passes,
+        )
+
+
+@contextmanager
+def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int) -> Iterator[CostLanes]:
+    """For steps with up to `most_nodes` nodes a request. `work`: prompts to decode meanwhile, again and again."""
     has_model = isinstance(engine.drafter, ModelDrafter)
     searches = [*SEARCHES, *(one for one in LARGER if one[0] < 2 * most_nodes)]
-    plans = [DynamicPlan(*one) for one in searches]
+    plans = [DynamicPlan(*one) for one in searches] if has_model else []
     wanted: dict[str, dict[str, str | None]] = {"plain": PLAIN}
     wanted |= {str(plan): {"tree": str(plan)} for plan in plans} if has_model else {str(n): PLAIN for n in SIZES}
     with lanes(engine, wanted, batch) as run:
@@ -73,31 +111,22 @@ def measure_costs(
             filler = Filler(int(lane.name), engine.runner.loaded.vocab_size)
             lane.engine.drafter = filler
             lane.engine.scheduler.max_nodes = filler.max_nodes
-        for lane in run:
-            lane.give(itertools.cycle(work))
-        rounds = _measure(run, progress)
-    counted = [scaled(steps, pace(rounds)) for steps in zip(*rounds, strict=True)]
-    first, passes = _passes(plans, counted[1:], batch) if has_model else (NOTHING, ())
-    return StepCosts(
-        target=engine.run_info.target,
-        drafter=engine.run_info.drafter,
-        draft_model=engine.run_info.draft_model,
-        dtype=engine.run_info.dtype,
-        batch=batch,
-        context=round(median(len(engine.encode(prompt)[1]) for prompt, _ in work)),
-        machine=machine_info(engine.run_info.dtype, torch.get_num_threads()),
-        plain=_point(batch, [step.seconds for step in counted[0]]),
-        step=_steps(counted[1:]),
-        first=first,
-        passes=passes,
-    )
+        yield CostLanes(engine, run, plans, work)
+
+
+def measure_costs(
+    engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
+) -> StepCosts:
+    """In a few seconds; longer where the machine is busy."""
+    with cost_lanes(engine, work, batch, most_nodes) as measuring:
+        rounds = _measure(measuring, progress)[WARM:]
+        return measuring.costs(rounds, pace(measuring.counted(rounds)))
 
 
 NOTHING = Point(0, 0.0, 0.0, 0.0)
 
 
-def _measure(run: Sequence[Lane], progress: Progress) -> Rounds:
-    """More rounds where the machine is busy."""
+def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
     rounds: Rounds = []
     start = time.monotonic()
 
@@ -105,24 +134,15 @@ def _measure(run: Sequence[Lane], progress: Progress) -> Rounds:
         progress("measuring what a step costs", min(len(rounds), ROUNDS + WARM), ROUNDS + WARM)
         if len(rounds) < ROUNDS + WARM:
             return True
-        some = _counted(run, rounds)
+        some = measuring.counted(rounds[WARM:])
         counted = [scaled(steps, pace(some)) for steps in zip(*some, strict=True)]
         if min(map(len, counted)) < ROUNDS // 2:
             return True
         error = max(_error([step.seconds for step in steps]) for steps in counted)
         return error > SURE and time.monotonic() - start < SECONDS
 
-    in_turn(run, rounds, more)
-    return _counted(run, rounds)
-
-
-def _counted(run: Sequence[Lane], rounds: Rounds) -> Rounds:
-    """Without the first, and without steps in which not all requests of a lane that drafts had drafts."""
-    drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in run]
-    return [
-        [None if step is None or step.drafts != wanted else step for step, wanted in zip(one, drafts, strict=True)]
-        for one in rounds[WARM:]
-    ]
+    in_turn(measuring.run, rounds, more)
+    return rounds
 
 
 def _error(seconds: Sequence[float]) -> float:
@@ -170,4 +190,4 @@ def _mean(points: Sequence[Point]) -> float:
 
 def _point(rows: int, seconds: Sequence[float]) -> Point:
     low, high = median_interval(seconds)
-    return Point(rows, median(seconds), low, high)
+    return Point(rows, middle(seconds), low, high)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specscope.bench.cpu import unseen_prompts
-from specscope.bench.lanes import Rounds, Timed, Work, in_turn, lanes, pace, scaled
+from specscope.bench.lanes import Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
+from specscope.bench.step_costs import cost_lanes
 from specscope.engine.engine import Engine
+from specscope.trace.costs import StepCosts
 
+EVERY = 6  # rounds of the trees to one of the costs
 Progress = Callable[[str, int, int], None]
 
 
@@ -26,28 +29,40 @@ def measure_trees(
     trees: Mapping[str, Mapping[str, str | None]],
     work: Sequence[Work],
     batch: int,
+    again: Sequence[Work],
+    most_nodes: int,
     progress: Progress = lambda *_: None,
-) -> dict[str, Measured]:
+) -> tuple[dict[str, Measured], StepCosts]:
     """Run the same work with each tree, the engines stepping in turn. `trees`: what each changes of the engine.
 
-    One that ends early leaves rounds to the others: all figures are at the pace of the median round.
+    What a step costs is measured again in the same rounds, with the prompts `again`: another load on the machine than
+    when the costs were measured before is no error of the prediction. An engine that ends early leaves rounds to the
+    others: all figures are at the pace of the median round.
     """
     rounds: Rounds = []
-    with lanes(engine, trees, batch) as run:
+    with lanes(engine, trees, batch) as run, cost_lanes(engine, again, batch, most_nodes) as costing:
         left = dict.fromkeys(trees, len(work))
         for lane in run:
             lane.give(_counting(work, left, lane.name))
+        for lane in costing.run:
+            lane.every = EVERY
 
         def more() -> bool:
             total = len(work) * len(run)
             progress("measuring the trees", total - sum(left.values()), total)
             return not all(lane.done for lane in run)
 
-        in_turn(run, rounds, more)
-    rounds = [one for one in rounds if any(step is not None for step in one)]
-    paces = pace(rounds)
-    each = [scaled(steps, paces) for steps in zip(*rounds, strict=True)]
-    return {name: _measured(steps) for name, steps in zip(trees, each, strict=True) if steps}
+        in_turn([*run, *costing.run], rounds, more)
+        count = len(run)
+        rounds = [
+            [*one[:count], *also]
+            for one, also in zip(rounds, costing.counted([r[count:] for r in rounds]), strict=True)
+        ]
+        rounds = [one for one in rounds if any(step is not None for step in one)]
+        paces = pace(rounds)
+        costs = costing.costs([one[count:] for one in rounds], paces)
+    each = [scaled(steps, paces) for steps in zip(*(one[:count] for one in rounds), strict=True)]
+    return {name: _measured(steps) for name, steps in zip(trees, each, strict=True) if steps}, costs
 
 
 def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator[Work]:
@@ -60,8 +75,9 @@ def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator
 def _measured(steps: Sequence[Timed]) -> Measured:
     drafts = sum(step.drafts for step in steps)
     accepted = sum(step.accepted for step in steps)
-    seconds = sum(step.seconds for step in steps)
-    return Measured(sum(step.tokens for step in steps) / seconds, 1 + accepted / drafts if drafts else 1.0, len(steps))
+    seconds = middle([step.seconds for step in steps])
+    tokens = sum(step.tokens for step in steps) / len(steps)
+    return Measured(tokens / seconds, 1 + accepted / drafts if drafts else 1.0, len(steps))
 
 
 def other_prompts(seen: Sequence[str], count: int) -> list[str]:

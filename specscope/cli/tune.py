@@ -102,7 +102,7 @@ def tune(
     if check:
         if found.choice is None:
             raise UserError("--check measures the choice, and there is none: the costs are not known")
-        found = _check(found, data, engine or _engine(data, target, draft_model, batch), batch, prompts)
+        found = _check(found, data, engine or _engine(data, target, draft_model, batch), batch, nodes, prompts)
     _show(found, as_json=as_json, plot=plot)
 
 
@@ -188,10 +188,10 @@ def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> StepC
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
 
 
-def _check(found: Tuning, data: Recorded, engine: Any, batch: int, prompts: str | None) -> Tuning:  # noqa: ANN401
+def _check(found: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
     from specscope.cli.tune_work import checked
 
-    return checked(found, data, engine, batch, prompts)
+    return checked(found, data, engine, batch, nodes, prompts)
 
 
 def _show(found: Tuning, *, as_json: bool, plot: str | None) -> None:

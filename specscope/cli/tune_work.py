@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specscope.analyze.tune.read import Recorded
-from specscope.analyze.tune.tuning import Row, Tuning
+from specscope.analyze.tune.tuning import Row, Tuning, expected
 from specscope.bench.lanes import Work
 from specscope.bench.prompts import PLAIN
 from specscope.bench.step_costs import PLAIN as NO_DRAFTER
-from specscope.bench.tune_check import Measured, measure_trees, other_prompts
+from specscope.bench.tune_check import measure_trees, other_prompts
 from specscope.cli.audit import progress_bar
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
 from specscope.trace.params import SamplingParams
+from specscope.trace.plan import parse_plan
 from specscope.trace.records import RequestInfo
 
 PROMPTS = 16  # that costs are measured with
 LONGEST = 512  # tokens of them that are used: a prefill is not measured
 COST_TOKENS = 48  # that each makes
-CHECK_PROMPTS = 20
+CHECK_PROMPTS = 12
 CHECK_TOKENS = 64
 
 
@@ -49,7 +50,7 @@ def _until(params: SamplingParams, tokens: int) -> SamplingParams:
     return replace(params, max_tokens=tokens, stop=(), ignore_eos=True)
 
 
-def checked(found: Tuning, data: Recorded, engine: Engine, batch: int, prompts: str | None) -> Tuning:
+def checked(found: Tuning, data: Recorded, engine: Engine, batch: int, nodes: int, prompts: str | None) -> Tuning:
     """The tuning with what its named trees really do on other prompts. Raises UserError."""
     params = _until(params_of(data), min(params_of(data).max_tokens, CHECK_TOKENS))
     if prompts is None:
@@ -63,11 +64,17 @@ def checked(found: Tuning, data: Recorded, engine: Engine, batch: int, prompts: 
         specs = read_prompts(prompts, params, raw=False)
         work = [(engine.turn(spec.prompt, raw=spec.raw), spec.params) for spec in specs]
         what = prompts
-    rows = {_name(row): row for row in found.rows if row.names or row.family == "asked"}
+    rows = {_name(row): row for row in found.rows if _is_checked(row)}
     trees = {name: {"tree": row.tree} if row.tree else dict(NO_DRAFTER) for name, row in rows.items()}
     with progress_bar() as progress:
-        measured = measure_trees(engine, trees, work, batch, progress)
-    new = [_with(row, measured.get(_name(row)) if _name(row) in rows else None) for row in found.rows]
+        measured, costs = measure_trees(engine, trees, work, batch, work_of(data, batch), nodes, progress)
+    new = []
+    for row in found.rows:
+        if _is_checked(row) and (one := measured.get(_name(row))) is not None:
+            plan = parse_plan(row.tree) if row.tree else None
+            told = expected(row, plan, data.evidence, costs)
+            row = replace(row, expected=told, measured=one.tokens_per_s, measured_length=one.length)
+        new.append(row)
     choice = next((row for row in new if "choice" in row.names), None)
     return replace(found, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
 
@@ -76,7 +83,6 @@ def _name(row: Row) -> str:
     return row.tree or "no drafting"
 
 
-def _with(row: Row, measured: Measured | None) -> Row:
-    if measured is None or not (row.names or row.family == "asked"):
-        return row
-    return replace(row, measured=measured.tokens_per_s, measured_length=measured.length)
+def _is_checked(row: Row) -> bool:
+    """The choice, the default, no drafting, and what was asked for; the recorded tree is large, and was run."""
+    return row.names != ("recorded",) and (bool(row.names) or row.family == "asked")

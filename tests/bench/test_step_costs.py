@@ -54,7 +54,8 @@ def test_costs_of_prompt_lookup_are_rows_alone(monkeypatch):
 def test_a_tree_is_measured_as_it_runs(eagle):
     """The same acceptance length as a run of its own, prefill aside."""
     tree = "dynamic:4,depth=2,top=3"
-    found = measure_trees(eagle, {"plain": step_costs.PLAIN, tree: {"tree": tree}}, WORK, 1)
+    trees = {"plain": step_costs.PLAIN, tree: {"tree": tree}}
+    found, costs = measure_trees(eagle, trees, WORK, 1, WORK, 8)
     own = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD), tree=tree)
     results = [own.generate(*one)[0] for one in WORK]
     total = measure(step for result in results for step in result.steps)
@@ -62,6 +63,9 @@ def test_a_tree_is_measured_as_it_runs(eagle):
     assert found["plain"].length == 1.0
     assert found["plain"].steps == len(WORK) * (PARAMS.max_tokens - 1)  # prefill's step gives one
     assert found[tree].tokens_per_s > 0
+    assert costs.plain.seconds == pytest.approx(
+        1 / found["plain"].tokens_per_s, rel=0.5
+    )  # two measurements of one thing
 
 
 def test_only_full_batches_of_decoding_count(eagle):

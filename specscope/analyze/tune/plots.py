@@ -41,7 +41,7 @@ def write_plot(tuning: Tuning, path: str) -> None:
 def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
     """One figure by nodes: lines for the best of each size, marks for the trees with a name.
 
-    What was measured is shown at the pace at which the costs were.
+    What was measured is shown over what was expected of it: at the load under which the curve's costs were measured.
     """
     best = "best" if tuning.costs is None else "fastest"
     for family, colour in COLOURS.items():
@@ -60,10 +60,12 @@ def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
             size = 11 if name == "choice" else 6
             value = _figure(row, speed)[0]
             axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {_short(row.tree)}")
-    checked = [(row.nodes, row.measured / tuning.pace, row.measured_length) for row in tuning.rows if row.measured]
+    checked = [(row, row.measured / row.expected) for row in tuning.rows if row.measured and row.expected]
     if checked:
-        nodes, speeds, found = zip(*checked, strict=True)
-        axes.plot(nodes, speeds if speed else found, "x", color=TEXT, markersize=7, label="measured on other prompts")
+        found = [_figure(row, speed)[0] * ratio if speed else row.measured_length for row, ratio in checked]
+        axes.plot(
+            [row.nodes for row, _ in checked], found, "x", color=TEXT, markersize=7, label="measured, other prompts"
+        )
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("nodes verified in a step")

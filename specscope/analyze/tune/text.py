@@ -13,6 +13,7 @@ from specscope.analyze.tune.tuning import TOLD, Row, Tuning
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
+NAMED = "Trees"
 BAR = 24  # characters
 LONGEST = 30  # of a tree's string; the JSON has them whole
 WIDE = 118  # columns from which there is room for all
@@ -58,9 +59,9 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
     if any(row.untold > TOLD for row in tuning.rows):
         note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
     if tuning.checked:
-        note += f" Measured on {tuning.checked['prompts']}; errors at the pace of the check ({tuning.pace:.2f})."
+        note += f" Measured on {tuning.checked['prompts']}; expected: at what steps cost meanwhile."
     families = {family: tuning.family(family) for family in ("static", "dynamic")}
-    return [_table("Trees", named, tuning, width, note)] + [
+    return [_table(NAMED, named, tuning, width, note)] + [
         _table(f"The best {family} tree of each size", rows, tuning, width, "")
         for family, rows in families.items()
         if rows
@@ -68,10 +69,10 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
 
 
 def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
-    checked = any(row.measured is not None for row in rows)
+    checked = bool(tuning.checked) and title == NAMED
     most = max(map(_value, tuning.rows))
     made = [_cells(row, tuning, width, checked=checked) for row in rows]
-    if width >= WIDE:
+    if width >= WIDE and not checked:
         made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
     values = [tuple(cells.values()) for cells in made]
     return Table(title, tuple(made[0]), values, note, words=frozenset({""}), narrowed=frozenset({""}))
@@ -90,7 +91,8 @@ def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, 
             cells["95 % "] = interval(row.speed, 1)
     if checked:
         error = tuning.error(row)
-        cells["measured"], cells["length "] = number(row.measured, 1), number(row.measured_length)
+        cells["expected"], cells["measured"] = number(row.expected, 1), number(row.measured, 1)
+        cells["length "] = number(row.measured_length)
         cells["error"] = NONE if error is None else f"{error:+.1%}"
     return cells
 

@@ -32,6 +32,7 @@ class Row:
     speed: Length | None = None  # tokens/s; None without costs
     step: float | None = None  # seconds
     names: tuple[str, ...] = ()  # recorded, default, choice
+    expected: float | None = None  # tokens/s at the costs during --check
     measured: float | None = None  # tokens/s, with --check
     measured_length: float | None = None
 
@@ -51,6 +52,7 @@ class Row:
             **told,
             "step_seconds": self.step,
             "assumed_share": self.untold,
+            "expected_tokens_per_s": self.expected,
             "measured_tokens_per_s": self.measured,
             "measured_acceptance_length": self.measured_length,
         }
@@ -77,27 +79,17 @@ class Tuning:
         """The row called so."""
         return next((row for row in self.rows if name in row.names), None)
 
-    @property
-    def pace(self) -> float:
-        """How fast the machine was when it was checked, over when its costs were measured, by plain decoding."""
-        plain = self.named("plain")
-        if plain is None or plain.measured is None or plain.speed is None:
-            return 1.0
-        return plain.measured / plain.speed.value
-
     def error(self, row: Row) -> float | None:
-        """Predicted tokens/s, at the pace of the check, over measured, less one; None where nothing was measured."""
-        if row.measured is None or row.speed is None:
-            return None
-        return row.speed.value * self.pace / row.measured - 1
+        """Tokens/s expected at the costs during the check, over those measured, less one; None where none were."""
+        return None if row.measured is None or row.expected is None else row.expected / row.measured - 1
 
     def family(self, name: str) -> list[Row]:
         """The best of each size."""
         return [row for row in self.rows if row.family == name]
 
     def _errors(self) -> dict[str, float]:
-        each = {row.tree or "none": self.error(row) for row in self.rows}
-        return {tree: error for tree, error in each.items() if error is not None}
+        each = [(row.tree or "none", self.error(row)) for row in self.rows]
+        return {tree: error for tree, error in each if error is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -111,7 +103,7 @@ class Tuning:
             "choice": None if self.choice is None else self.choice.to_dict(),
             "trees": [row.to_dict() for row in self.rows],
             "costs": None if self.costs is None else self.costs.to_dict(),
-            "checked": {**self.checked, "pace": self.pace, "errors": self._errors()} if self.checked else {},
+            "checked": {**self.checked, "errors": self._errors()} if self.checked else {},
             "notes": list(self.notes),
         }
 
@@ -199,3 +191,10 @@ def _plain(costs: StepCosts) -> Row:
         step=point.seconds,
         names=("plain",),
     )
+
+
+def expected(row: Row, plan: TreePlan | None, evidence: Evidence, costs: StepCosts) -> float:
+    """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
+    if plan is None:
+        return costs.batch / costs.plain.seconds
+    return _tokens_per_s(row.length, costs.seconds(plan, row.nodes), evidence, costs).value
