@@ -60,12 +60,9 @@ def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
             size = 11 if name == "choice" else 6
             value = _figure(row, speed)[0]
             axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {_short(row.tree)}")
-    checked = [(row, row.measured / row.expected) for row in tuning.rows if row.measured and row.expected]
+    checked = [(row.nodes, _measured(row, speed)) for row in tuning.rows if row.measured is not None]
     if checked:
-        found = [_figure(row, speed)[0] * ratio if speed else row.measured_length for row, ratio in checked]
-        axes.plot(
-            [row.nodes for row, _ in checked], found, "x", color=TEXT, markersize=7, label="measured, other prompts"
-        )
+        axes.plot(*zip(*checked, strict=True), "x", color=TEXT, markersize=7, label="measured, other prompts")
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("nodes verified in a step")
@@ -77,6 +74,12 @@ def _figure(row: Row, speed: bool) -> tuple[float, float, float]:
     """A row's value with its interval, or with none."""
     length = row.speed if speed and row.speed is not None else row.length
     return length.value, length.low or length.value, length.high or length.value
+
+
+def _measured(row: Row, speed: bool) -> float:
+    if not speed:
+        return row.measured_length or 1.0
+    return _figure(row, speed)[0] * (row.measured or 0.0) / (row.expected or 1.0)
 
 
 def _short(tree: str) -> str:
