@@ -663,6 +663,13 @@ def judges() -> list[Case]:
         ]
     for value in ["0", "1", "-1", *NO_NUMBERS]:
         cases.append(Case("judge flag", ("verify", PLANTED, f"--alpha={value}"), {}, "--alpha"))
+    tune = ("tune", PLANTED, "--no-costs")
+    cases += [Case("tune", ("tune", "c", "--no-costs"), {"c": content}, "c") for content in FILES]
+    cases += [Case("tune", ("tune", PLANTED, "--costs", "c"), {"c": content}, "c") for content in FILES]
+    cases += [Case("tune", ("tune", name, "--no-costs")) for name in (".", "./none", "/dev/zero", "pipe")]
+    cases += [Case("tune", (*tune, f"--tree={tree}"), {}, "tree") for tree in TREES]
+    for value in ["0", "-1", "1025", *NO_NUMBERS]:
+        cases += [Case("tune", (*tune, f"--{flag}={value}"), {}, f"--{flag}") for flag in ("batch", "nodes")]
     for text in (
         "",
         "x",
@@ -718,6 +725,9 @@ def outputs() -> list[Case]:
     folders = ("", ".", "sub", "c.jsonl", "c.jsonl/x", "none/tables", "loop", "dangling", "pipe", "/dev/null", "/proc")
     folders = (*folders, "/proc/tables", "n" * 300, "a\ud800b/x", "\udcff/x")
     cases += [Case("export folder", ("export", "c.jsonl", f"--output={x}"), held) for x in folders]
+    tune = ("tune", "c.jsonl", "--no-costs")
+    cases += [Case("plot", (*tune, f"--plot={x}"), held) for x in ("", ".", "good.txt", "x.gif", "no/x.svg", "c.jsonl")]
+    cases += [Case("costs", (*tune[:2], f"--save-costs={x}"), held) for x in ("", ".", "good.txt", "c.jsonl", "no/x")]
     train = ("train", "eagle3", "--target", "./nothing", "--data", "good.txt")
     cases += [
         Case("folder", (*train, f"--output={x}"), held) for x in ("", ".", "good.txt", "sub", "soft", "good.txt/x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from specscope.analyze.audit.audit import Audit, chosen_places, step_numbers
 from specscope.analyze.audit.options import Progress
@@ -32,7 +33,7 @@ def audit_again(
     assert run is not None  # or audit_options had refused it
     if options.why_no_draft:
         raise UserError(options.why_no_draft)
-    engine = start_engine(_config(run, target, draft_model), lambda what: progress(what, 0, 0))
+    engine = start_engine(engine_config_of(run, target, draft_model), lambda what: progress(what, 0, 0))
     from specscope.live.audit_again import steps_again
 
     places, total = chosen_places(history, sample)
@@ -77,7 +78,7 @@ def audit_again(
     )
 
 
-def _config(run: RunInfo, target: str | None, draft_model: str | None) -> EngineConfig:
+def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
     """The engine that a capture tells of."""
     draft = draft_model
     if draft is None and run.drafter == "draft_model":
@@ -91,6 +92,7 @@ def _config(run: RunInfo, target: str | None, draft_model: str | None) -> Engine
         rule=run.rule,
         dtype=run.dtype,
         max_context=run.max_context,
+        **more,
     )
 
 

@@ -25,6 +25,7 @@ from specscope.cli.options import (
 )
 from specscope.cli.streams import need_terminal, warn
 from specscope.cli.train import train
+from specscope.cli.tune import tune
 from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
@@ -57,6 +58,7 @@ def cli(context: click.Context) -> None:
       specscope compare before.jsonl after.jsonl   see what changed between two recordings
       specscope diagnose run.jsonl                 name what is wrong with it
       specscope export run.jsonl -o tables         write it as Parquet tables
+      specscope tune run.jsonl                     find the draft tree that is fastest
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
       specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
     """
@@ -357,6 +359,7 @@ cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(export)
 cli.add_command(train)
+cli.add_command(tune)
 cli.add_command(verify)
 cli.add_command(vllm)
 cli.add_command(watch)

@@ -28,24 +28,24 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
     if len(request.tokens) < before:
         raise UserError(f"step {step.index} of {request.id} no longer exists: the engine was rewound past it")
     twin = _twin(request, request.tokens[:before], changes)
-    beside = _beside(engine, changes)
+    twin_engine = beside(engine, changes)
     shared = min(step.context_len, len(twin.tokens) - 1)
     if changes.tail is not None:
         shared = min(shared, before - changes.tail[0] - 1)
     owns = engine.requests.get(request.id) is request and request.computed >= shared
-    if owns and shared > 0 and not beside.drafter.aux_layers:
+    if owns and shared > 0 and not twin_engine.drafter.aux_layers:
         cache = engine.runner.cache
         twin.table, twin.computed = cache.fork(request.table), shared
         cache.truncate(twin.table, shared)
-    beside.requests[twin.id] = twin
-    beside.scheduler.waiting.append(twin)
+    twin_engine.requests[twin.id] = twin
+    twin_engine.scheduler.waiting.append(twin)
     try:
-        yield beside
+        yield twin_engine
     finally:
-        beside.current = None
-        beside.cancel_all()
+        twin_engine.current = None
+        twin_engine.cancel_all()
         engine.runner.cache.truncate(twin.table, 0)
-        beside.runner.close()
+        twin_engine.runner.close()
 
 
 def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
@@ -79,7 +79,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
     return twin
 
 
-def _beside(engine: Engine, changes: Changes) -> Engine:
+def beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
     unknown = set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}
     if unknown:

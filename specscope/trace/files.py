@@ -19,6 +19,7 @@ PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 CAPTURE = (b'{"resourceSpans":',)
 PAGE = (b"<!doctype html>",)
 FIGURES = (b"{\n",)  # bench --json: indented, which a line of JSON Lines never is
+PLOT = (b"<?xml", b"\x89png")
 TRAINING = {"data", "training.pt", "training.jsonl"}  # what a folder holds that `train` has written to
 
 

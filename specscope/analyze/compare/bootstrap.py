@@ -42,12 +42,12 @@ def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) 
     if not ratios:
         return []
     sums = np.stack([column for ratio in ratios for column in (*ratio.top, *ratio.bottom)], axis=1)
-    drawn = _resampled(sums, clusters)
+    drawn = resampled(sums, clusters)
     found = [_estimate(ratio, drawn[:, 4 * at : 4 * at + 4]) for at, ratio in enumerate(ratios)]
     return holm(found, alpha)
 
 
-def _resampled(sums: Doubles, clusters: int) -> Doubles:
+def resampled(sums: Doubles, clusters: int) -> Doubles:
     """[replicates, columns] of sums [clusters, columns], the clusters drawn with replacement."""
     generator = np.random.default_rng(SEED)
     parts = []

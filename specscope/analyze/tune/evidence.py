@@ -1,0 +1,308 @@
+"""What a capture tells of trees that were not drafted: each step's candidates with the chance that they are reached.
+
+A candidate is a node that the drafter looked at: a node of the tree, or one that re-ranking left out. Its *reach* is
+the chance that a tree that holds its path accepts it. If the drafts are deterministic, that is the product of p down
+the path, whatever stands beside it: siblings x1, x2, .. are tried one after the other, a rejected one is zeroed out of
+p, and so xi is accepted with probability (1 - p(x1) - .. - p(xi-1)) * p(xi) / (1 - p(x1) - .. - p(xi-1)) = p(xi). Hence
+
+    E[tokens accepted of a tree] = sum of reach over its nodes,
+
+for every tree within the candidates at once, and with less noise than the outcomes have (a Rao-Blackwell estimate: the
+coins are averaged out). Block and traversal verification accept as many from deterministic drafts: no lossless rule can
+accept a path more often than the target writes it, and the standard rule already does. Token matching accepts a child
+with p(child) however it was drawn.
+
+For sampled drafts the standard rule's chances depend on q, and the reach is the outcome, 0 or 1: a smaller tree that
+is closed under parents and elder siblings is walked alike, with the same coins, as far as it goes. Block and traversal
+look ahead, so that a tree that is cut short is judged otherwise: there only the whole tree can be told.
+
+For greedy requests the reach is 0 or 1, and known of left-out candidates too: the path is what the target wrote, or
+it is not. The target's rank in the drafter (ParentNotes.choice_rank) tells of ranks that were not even looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specscope.errors import UserError
+from specscope.trace.history import History, RequestHistory
+from specscope.trace.plan import MAX_DEPTH
+from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.rules import MATCH, looks_ahead
+from specscope.trace.tree import ROOT, Bools, Doubles, Drawn, Ints
+
+MOST_STEPS = 4000  # that are judged, evenly spread over the run
+MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged
+MOST_RANK = 32  # children of a node that are told apart
+ALL_RANKS = 10**6  # of a node whose children of every rank are known
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The candidates of S steps, padded to C, in the drafter's order: best first, parents before children.
+
+    `parent` is C for the root's children and for padding, whose depth is 0. `known`: how many ranks of children are
+    known of each candidate, and in column C of the root; a child of a known rank that is not there cannot be accepted.
+    """
+
+    parent: Ints  # [S, C]
+    depth: Ints  # [S, C]
+    rank: Ints  # [S, C] among its siblings, likeliest first
+    reach: Doubles  # [S, C] nan where it cannot be told
+    q: Doubles  # [S, C] the drafter's probability at the parent; nan where it is not known
+    kept: Bools  # [S, C] nodes of the recorded tree
+    known: Ints  # [S, C + 1]
+    looked: Bools  # [S, C] what the drafter looked at; else the target's rank told of it
+    request: Ints  # [S] which of the requests
+    tokens: Ints  # [S] that the step committed
+    undrafted: Ints  # [R] steps of each request in which nothing was drafted
+    drafts: int  # steps with drafts in the capture, of which S are judged
+    committed: int  # tokens of those steps
+    ranked: bool  # whether candidates have scores, so that dynamic trees can be told
+    lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
+    whole: bool  # only the whole tree can be told
+    sampled: bool  # some drafts were sampled: static trees only
+
+    @property
+    def requests(self) -> int:
+        """How many."""
+        return len(self.undrafted)
+
+    @property
+    def judged_steps(self) -> int:
+        """Steps that are judged."""
+        return len(self.request)
+
+    @property
+    def max_depth(self) -> int:
+        """Levels that some step looked at."""
+        return int(self.depth.max(initial=0))
+
+    @property
+    def max_rank(self) -> int:
+        """Children of a node that are told of, at most."""
+        return int(self.rank.max(initial=0)) + 1
+
+    @property
+    def max_leaves(self) -> int:
+        """Paths of a step's candidates, at most: prompt lookup's continuations."""
+        return max(
+            int(d.astype(bool).sum()) - len(set(p.tolist())) + 1 for d, p in zip(self.depth, self.parent, strict=True)
+        )
+
+    @property
+    def max_looked(self) -> int:
+        """Children of a node that the drafter looked at, at most."""
+        return int(self.rank[self.looked].max(initial=0)) + 1
+
+
+def evidence(histories: Sequence[History]) -> Evidence:
+    """All that captures of one run configuration tell. Raises UserError where they tell nothing."""
+    steps: list[tuple[RequestHistory, int, int]] = []
+    undrafted: list[int] = []
+    for history in histories:
+        for request in history.requests.values():
+            judged = [step for step in request.steps if step.verdict is not None]
+            steps += [(request, place, len(undrafted)) for place, step in enumerate(request.steps) if _usable(step)]
+            undrafted.append(sum(not len(step.tree) for step in judged))
+    if not steps:
+        raise UserError(_why_nothing(histories))
+    widest = max(_looked_at(request.steps[place]) for request, place, _ in steps)
+    most = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
+    chosen = [steps[i * len(steps) // most] for i in range(most)]
+    parts = [request.steps[place] for request, place, _ in chosen]
+    sampled = [bool((part.tree.drawn != Drawn.DETERMINISTIC).any()) for part in parts]
+    texts = _Texts()
+    return _pad(
+        [_candidates(request.steps[place], texts.after(request, place)) for request, place, _ in chosen],
+        request=np.array([number for _, _, number in chosen], np.int32),
+        tokens=np.array([len(part.tokens()) for part in parts], np.int32),
+        undrafted=np.array(undrafted, np.int32),
+        drafts=len(steps),
+        committed=sum(len(request.steps[place].tokens()) for request, place, _ in steps),
+        ranked=all(part.notes is not None for part in parts) and not any(sampled),
+        lookup=all(part.drafter == "ngram" for part in parts),
+        whole=any(s and looks_ahead(part.rule) for s, part in zip(sampled, parts, strict=True)),
+        sampled=any(sampled),
+    )
+
+
+def _usable(step: RequestStep) -> bool:
+    verdict = step.verdict
+    return verdict is not None and len(step.tree) > 0 and not step.lossy and not len(verdict.forced)
+
+
+def _looked_at(step: RequestStep) -> int:
+    """Nodes of its tree, and those that re-ranking left out."""
+    return len(step.tree) + (0 if step.notes is None else len(step.notes.dropped_token))
+
+
+def _why_nothing(histories: Sequence[History]) -> str:
+    steps = [step for history in histories for one in history.requests.values() for step in one.steps]
+    if not any(len(step.tree) for step in steps):
+        return "the capture has no drafts: record with a drafter, such as --drafter eagle --tree dynamic:32"
+    return "every draft of the capture was judged by a lossy rule or forced, so its acceptance is no drafter's"
+
+
+@dataclass
+class _Candidates:
+    """One step's candidates as lists: the tree's nodes, what re-ranking left out, then what the target's rank tells."""
+
+    parent: list[int]
+    rank: list[int]
+    depth: list[int]
+    made: list[int]  # place in the order in which the drafter made them
+    score: list[float]  # log probability of the path
+    q: list[float]
+    reach: list[float]
+    known: list[int]  # ranks of children that are known; of the root last
+    nodes: int  # of the tree
+    looked: int  # and what re-ranking left out
+
+    def add(self, above: int, rank: int, q: float) -> None:
+        """A child that was not looked at, and that the target chose."""
+        self.parent.append(above)
+        self.rank.append(rank)
+        self.depth.append(1 if above == ROOT else self.depth[above] + 1)
+        self.made.append(len(self.made))
+        self.score.append((0.0 if above == ROOT else self.score[above]) + float(np.log(max(q, 1e-12))))
+        self.q.append(q)
+        self.reach.append(1.0)
+        self.known.insert(len(self.known) - 1, 0)
+
+
+def _candidates(part: RequestStep, future: Sequence[int] | None) -> _Candidates:
+    """Of one step. `future`: what a greedy target wrote after the root; None where it is not greedy."""
+    notes, tree = part.notes, part.tree
+    parent, token = tree.parent.tolist(), tree.token.tolist()
+    score = [0.0] * len(parent)
+    if notes is not None:
+        parent, token = [*parent, *notes.dropped_parent.tolist()], [*token, *notes.dropped_token.tolist()]
+        score = [*notes.score.tolist(), *notes.dropped_score.tolist()]
+    known = [0] * (len(parent) + 1)
+    for above in parent:
+        known[above] += 1  # ROOT is the last
+    rank, depth, made = _as_made(parent)
+    q = _q(score, parent) if notes is not None else [float("nan")] * len(parent)
+    reach = _reach(part, parent, token, depth, made, future)
+    found = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree), len(parent))
+    if part.drafter == "ngram":
+        found.known = [ALL_RANKS] * len(known)
+    elif future is not None:
+        _beyond(part, found)
+    return found
+
+
+def _as_made(parent: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Each candidate's rank among its siblings and depth, and its place in the order in which the drafter made them.
+
+    Level by level, parents in their order, children as they stand: what re-ranking left out comes after what it kept
+    of the same parent, for a parent's likelier children have the higher score.
+    """
+    children: dict[int, list[int]] = {}
+    for node, above in enumerate(parent):
+        children.setdefault(above, []).append(node)
+    rank, depth, made = [0] * len(parent), [0] * len(parent), [0] * len(parent)
+    level, deep, count = [ROOT], 0, 0
+    while level:
+        deep += 1
+        below: list[int] = []
+        for above in level:
+            for at, node in enumerate(children.get(above, ())):
+                rank[node], depth[node], made[node], count = at, deep, count, count + 1
+                below.append(node)
+        level = below
+    return rank, depth, made
+
+
+def _q(score: Sequence[float], parent: Sequence[int]) -> list[float]:
+    """The drafter's probability of each candidate at its parent, from the log probabilities of their paths."""
+    above = np.array([0.0 if up == ROOT else score[up] for up in parent])
+    found: list[float] = np.exp(np.minimum(np.array(score) - above, 0)).tolist()
+    return found
+
+
+def _reach(
+    part: RequestStep,
+    parent: Sequence[int],
+    token: Sequence[int],
+    depth: Sequence[int],
+    made: Sequence[int],
+    future: Sequence[int] | None,
+) -> list[float]:
+    """Of every candidate; see the head of this file."""
+    verdict, n = part.verdict, len(part.tree)
+    assert verdict is not None
+    by_outcome = part.rule != MATCH and bool((part.tree.drawn != Drawn.DETERMINISTIC).any())
+    own = (verdict.outcome == Outcome.ACCEPTED if by_outcome else verdict.p).astype(float).tolist()
+    reach = [0.0] * len(parent)
+    for node in sorted(range(len(parent)), key=made.__getitem__):
+        above = 1.0 if parent[node] == ROOT else reach[parent[node]]
+        if node < n:
+            reach[node] = above * own[node]
+        elif above and (future is None or depth[node] > len(future)):
+            reach[node] = float("nan")
+        else:
+            reach[node] = above * (future is not None and above != 0 and token[node] == future[depth[node] - 1])
+    return reach
+
+
+def _beyond(part: RequestStep, found: _Candidates) -> None:
+    """A greedy request's choices outside what was looked at: of the parents that were tried, the rank is recorded."""
+    notes = part.parents
+    if notes is None:
+        return
+    for row, node in enumerate(notes.node.tolist()):
+        if int(notes.choice[row]) != int(notes.top[row, 0]):
+            continue  # penalties or a bias decided, and the ranks are of raw logits
+        looked_at, choice = found.known[node], int(notes.choice_rank[row])
+        found.known[node] = ALL_RANKS
+        if looked_at < choice <= MOST_RANK:
+            found.add(node, choice - 1, float(notes.choice_q[row]))
+
+
+class _Texts:
+    """What greedy targets wrote; keeps the text of the request that was asked for last."""
+
+    def __init__(self) -> None:
+        self._of: RequestHistory | None = None
+        self._text: list[int] = []
+        self._starts: list[int] = []
+
+    def after(self, request: RequestHistory, place: int) -> list[int] | None:
+        """After the root of a step; None where the request is not greedy."""
+        if request.info is None or not request.info.params.greedy:
+            return None
+        if self._of is not request:
+            self._of, self._text, self._starts = request, [], []
+            for step in request.steps:
+                self._starts.append(len(self._text))
+                self._text += step.tokens()
+        return self._text[self._starts[place] : self._starts[place] + MAX_DEPTH]
+
+
+def _pad(steps: Sequence[_Candidates], **rest: Any) -> Evidence:  # noqa: ANN401
+    """Steps as arrays, each in the drafter's order: by score, of equal ones the one that was made first."""
+    rows, width = len(steps), max(len(step.parent) for step in steps)
+    parent = np.full((rows, width), width, np.int32)
+    depth, rank = np.zeros((2, rows, width), np.int32)
+    reach, q = np.zeros((2, rows, width))
+    kept, looked = np.zeros((2, rows, width), np.bool_)
+    known = np.zeros((rows, width + 1), np.int32)
+    for row, step in enumerate(steps):
+        order = sorted(range(len(step.parent)), key=lambda i: (-step.score[i], step.made[i]))
+        place = {node: at for at, node in enumerate(order)} | {ROOT: width}
+        count = len(order)
+        parent[row, :count] = [place[step.parent[i]] for i in order]
+        for array, values in ((depth, step.depth), (rank, step.rank), (reach, step.reach), (q, step.q)):
+            array[row, :count] = [values[i] for i in order]
+        kept[row, :count] = [i < step.nodes for i in order]
+        looked[row, :count] = [i < step.looked for i in order]
+        known[row, :count], known[row, width] = [step.known[i] for i in order], step.known[-1]
+    return Evidence(
+        parent=parent, depth=depth, rank=rank, reach=reach, q=q, kept=kept, known=known, looked=looked, **rest
+    )

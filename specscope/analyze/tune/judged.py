@@ -1,0 +1,213 @@
+"""Judging a tree that was not drafted: of each recorded step, the nodes that it would have had, and their reach.
+
+A static tree is the candidates at its paths of ranks. A dynamic tree is grown again from the recorded scores, as
+speculate/drafters/tree_builder.py grows it: at each depth the `top` best new nodes are expanded by their `top`
+likeliest children, and of all the best `nodes` are kept. Where it would have looked at what the record does not hold,
+an assumption takes its place (Rates), and how much of the result rests on assumptions is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.tune.evidence import Evidence
+from specscope.trace.plan import DynamicPlan, TreePlan
+from specscope.trace.tree import Bools, Doubles, Ints, TreeShape
+
+Path = tuple[int, ...]  # of child ranks from the root
+FEWEST = 20.0  # parents reached, below which a rate by depth says too little
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a tree would have done in each of S steps."""
+
+    accepted: Doubles  # [S] tokens, in expectation
+    untold: Doubles  # [S] of them, on assumptions
+    nodes: Doubles  # [S] that would have been verified
+    complete: Bools  # [S] whether the record holds all that the drafter would have looked at
+
+    @property
+    def untold_share(self) -> float:
+        """Of what is accepted."""
+        total = float(self.accepted.sum())
+        return float(self.untold.sum()) / total if total else 0.0
+
+
+class Rates:
+    """How often a child is accepted, given that its parent is, by depth and rank (Sequoia's acceptance vector).
+
+    Chen et al. 2024 (arXiv 2402.12374, section 3.1) assume that it depends on the rank alone. Here it is taken by
+    depth as well where enough is recorded; deeper than the record it is the deepest level's.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        reach = np.nan_to_num(evidence.reach)
+        above = np.concatenate([reach, np.ones((len(reach), 1))], axis=1)
+        depth = np.concatenate([evidence.depth, np.zeros((len(reach), 1), np.int32)], axis=1)
+        depth[:, :-1][evidence.depth == 0] = -1
+        ranks, levels = evidence.max_rank, evidence.max_depth
+        got, tried = np.zeros((2, levels + 1, ranks))
+        for level in range(1, levels + 1):
+            for rank in range(ranks):
+                got[level, rank] = reach[(evidence.depth == level) & (evidence.rank == rank)].sum()
+                tried[level, rank] = above[(depth == level - 1) & (evidence.known > rank)].sum()
+        self._got, self._tried, self._pooled = got, tried, (got.sum(0), tried.sum(0))
+
+    def at(self, depth: int, rank: int) -> float:
+        """Of a child of this rank at this depth; 0 where no such child was ever seen."""
+        if rank >= self._got.shape[1]:
+            return 0.0
+        for level in range(min(depth, len(self._got) - 1), 0, -1):
+            if self._tried[level, rank] >= FEWEST:
+                return float(self._got[level, rank] / self._tried[level, rank])
+        got, tried = self._pooled[0][rank], self._pooled[1][rank]
+        return float(got / tried) if tried else 0.0
+
+
+class Judge:
+    """Judges trees by one run's evidence."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.rates = Rates(evidence)
+        self._reach, self._guessed = self._fill()
+        self._child = self._children()
+
+    def _fill(self) -> tuple[Doubles, Doubles]:
+        """Reach of all candidates; where it is not known, what the drafter thinks of it, and how much of it that is."""
+        evidence = self.evidence
+        reach, unknown = evidence.reach.copy(), np.isnan(evidence.reach)
+        if unknown.any():
+            rows = np.arange(len(reach))
+            for column in range(reach.shape[1]):  # parents come first
+                above = evidence.parent[:, column]
+                up = np.where(above == reach.shape[1], 1.0, reach[rows, np.minimum(above, reach.shape[1] - 1)])
+                reach[:, column] = np.where(unknown[:, column], up * evidence.q[:, column], reach[:, column])
+        return reach, np.where(unknown, reach, 0.0)
+
+    def _children(self) -> Ints:
+        """[S, C + 1, ranks] the place of each candidate's children, C + 1 where there is none; the root is C."""
+        evidence = self.evidence
+        rows, width = evidence.parent.shape
+        child = np.full((rows, width + 2, evidence.max_rank + 1), width + 1, np.int32)  # none has the last rank
+        row, column = np.nonzero(evidence.depth)
+        child[row, evidence.parent[row, column], evidence.rank[row, column]] = column
+        return child
+
+    def plan(self, plan: TreePlan) -> Judged:
+        """A tree as people write it."""
+        if isinstance(plan, DynamicPlan):
+            return next(self.dynamic(plan.depth, plan.top, [plan.nodes]))
+        return self.lookup(plan.shape) if self.evidence.lookup else self.static(plan.shape)
+
+    # Static trees
+
+    def static(self, shape: TreeShape) -> Judged:
+        """A static tree of the likeliest tokens, or of sampled ones where the capture has such."""
+        values = [self.position(path) for path in paths(shape)]
+        return Judged(
+            accepted=np.sum([value for value, _ in values], axis=0),
+            untold=np.sum([untold for _, untold in values], axis=0),
+            nodes=np.full(len(self.evidence.request), float(len(shape))),
+            complete=np.all([untold == 0 for _, untold in values], axis=0),
+        )
+
+    def position(self, path: Path) -> tuple[Doubles, Doubles]:
+        """[S] the reach of the candidate at a path of ranks, and how much of it is untold."""
+        evidence, steps = self.evidence, np.arange(len(self.evidence.request))
+        width = evidence.parent.shape[1]
+        at: Ints = np.full(len(steps), width, np.int32)
+        value, untold = np.ones(len(steps)), np.zeros(len(steps))
+        reach = np.concatenate([self._reach, np.zeros((len(steps), 2))], axis=1)
+        guessed = np.concatenate([self._guessed, np.zeros((len(steps), 2))], axis=1)
+        known = np.concatenate([evidence.known, np.zeros((len(steps), 1), np.int32)], axis=1)
+        for depth, rank in enumerate(path, 1):
+            below = self._child[steps, at, min(rank, self._child.shape[2] - 1)]
+            there = below <= width
+            told = there | (known[steps, at] > rank) | (value == 0)
+            beyond = np.where(told, 0.0, value * self.rates.at(depth, rank))
+            value = np.where(there, reach[steps, below], beyond)
+            untold = np.where(there, guessed[steps, below], beyond)
+            at = below
+        return value, untold
+
+    def lookup(self, shape: TreeShape) -> Judged:
+        """WIDTHxDEPTH of prompt lookup: its most recent continuations, cut to the depth.
+
+        Continuations that differ only below the depth count as one here; a run would have looked for another one.
+        """
+        width, depth = sum(above < 0 for above in shape.parent), shape.max_depth
+        evidence = self.evidence
+        kept: Bools = np.zeros(evidence.depth.shape, np.bool_)
+        for row in range(len(kept)):
+            parents, depths = evidence.parent[row], evidence.depth[row]
+            nodes = np.flatnonzero((depths > 0) & (depths <= depth)).tolist()
+            inner = {int(parents[node]) for node in nodes}
+            for leaf in [node for node in nodes if node not in inner][:width]:
+                at = leaf
+                while at < kept.shape[1]:
+                    kept[row, at] = True
+                    at = int(parents[at])
+        zero = np.zeros(len(kept))
+        accepted = np.where(kept, evidence.reach, 0).sum(1)
+        return Judged(accepted, zero, kept.sum(1).astype(float), zero == 0)
+
+    # Dynamic trees
+
+    def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[Judged]:
+        """Dynamic trees of one search, with several numbers of nodes."""
+        seen, lost, complete = self._search(depth, top)
+        for most in nodes:
+            kept = _first(seen, most)
+            yield Judged(
+                accepted=np.where(kept, self._reach, 0).sum(1),
+                untold=np.where(kept, self._guessed, 0).sum(1) + lost,
+                nodes=kept.sum(1).astype(float),
+                complete=complete,
+            )
+
+    def kept(self, plan: DynamicPlan) -> Bools:
+        """[S, C] the candidates that a dynamic tree would have held."""
+        return _first(self._search(plan.depth, plan.top)[0], plan.nodes)
+
+    def _search(self, depth: int, top: int) -> tuple[Bools, Doubles, Bools]:
+        """The candidates that a search looks at; reach of those that it expands and the record does not; if none are.
+
+        Candidates stand in the order of the drafter's scores: the best of a set are its first.
+        """
+        evidence = self.evidence
+        rows, width = evidence.parent.shape
+        seen, lost, complete = np.zeros((rows, width), np.bool_), np.zeros(rows), np.ones(rows, np.bool_)
+        frontier = np.zeros((rows, width + 1), np.bool_)
+        frontier[:, width] = True  # the root
+        for level in range(1, depth + 1):
+            unexpanded = frontier & (evidence.known < top)
+            complete &= ~unexpanded.any(1)
+            lost += np.where(unexpanded[:, :-1], self._reach, 0).sum(1)
+            new = np.take_along_axis(frontier, evidence.parent, axis=1) & (evidence.depth == level)
+            new &= evidence.rank < top
+            seen |= new
+            frontier = np.zeros((rows, width + 1), np.bool_)
+            frontier[:, :-1] = _first(new, top)
+        return seen, lost, complete
+
+
+def _first(some: Bools, count: int) -> Bools:
+    """The first `count` of some candidates in each row: the best, for so they stand."""
+    found: Bools = some & (np.cumsum(some, axis=1) <= count)
+    return found
+
+
+def paths(shape: TreeShape) -> list[Path]:
+    """Each node's path of child ranks."""
+    found: list[Path] = []
+    children: dict[int, int] = {}
+    for above in shape.parent:
+        rank = children.get(above, 0)
+        children[above] = rank + 1
+        found.append((*(found[above] if above >= 0 else ()), rank))
+    return found

@@ -1,0 +1,86 @@
+"""The plot of a tuning: tokens/s and acceptance length by size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specscope.analyze.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
+from specscope.analyze.tune.tuning import Row, Tuning
+from specscope.errors import UserError
+
+COLOURS = {"static": BLUE, "dynamic": ORANGE}
+MARKS = {"recorded": ("s", GREY), "default": ("D", PURPLE), "choice": ("*", GREEN)}
+TEXT = "#30343b"  # read on white: the file stands alone
+
+
+def write_plot(tuning: Tuning, path: str) -> None:
+    """As SVG or PNG, by the name's end. Raises UserError."""
+    kind = Path(path).suffix.lower().removeprefix(".")
+    style: Any = STYLE | dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), TEXT
+    )
+    with matplotlib.rc_context(style | {"svg.hashsalt": "tune"}):
+        sides = 2 if tuning.costs is not None else 1
+        figure = Figure(figsize=(5.2 * sides, 3.4), layout="constrained")
+        axes = figure.subplots(1, sides, squeeze=False)[0]
+        if tuning.costs is not None:
+            _draw(axes[0], tuning, speed=True)
+        _draw(axes[-1], tuning, speed=False)
+        axes[0].legend(fontsize=8, loc="best")
+        try:
+            figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
+    """One figure by nodes: lines for the best of each size, marks for the trees with a name.
+
+    What was measured is shown over what was expected of it: at the load under which the curve's costs were measured.
+    """
+    best = "best" if tuning.costs is None else "fastest"
+    for family, colour in COLOURS.items():
+        rows = tuning.family(family)
+        if rows:
+            points = [(row.nodes, *_figure(row, speed)) for row in rows]
+            nodes, values, low, high = zip(*points, strict=True)
+            axes.plot(nodes, values, color=colour, marker=".", linewidth=1.5, label=f"{best} {family} tree")
+            axes.fill_between(nodes, low, high, color=colour, alpha=0.12, linewidth=0)
+    plain = tuning.named("plain")
+    if speed and plain is not None:
+        axes.axhline(_figure(plain, speed)[0], color=GREY, linestyle="--", linewidth=1, label="no drafting")
+    for name, (mark, colour) in MARKS.items():
+        row = tuning.named(name)
+        if row is not None and row.family != "plain":
+            size = 11 if name == "choice" else 6
+            value = _figure(row, speed)[0]
+            axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {_short(row.tree)}")
+    checked = [(row.nodes, _measured(row, speed)) for row in tuning.rows if row.measured is not None]
+    if checked:
+        axes.plot(*zip(*checked, strict=True), "x", color=TEXT, markersize=7, label="measured, other prompts")
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("nodes verified in a step")
+    axes.set_ylabel("tokens/s" if speed else "acceptance length")
+    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+
+
+def _figure(row: Row, speed: bool) -> tuple[float, float, float]:
+    """A row's value with its interval, or with none."""
+    length = row.speed if speed and row.speed is not None else row.length
+    return length.value, length.low or length.value, length.high or length.value
+
+
+def _measured(row: Row, speed: bool) -> float:
+    if not speed:
+        return row.measured_length or 1.0
+    return _figure(row, speed)[0] * (row.measured or 0.0) / (row.expected or 1.0)
+
+
+def _short(tree: str) -> str:
+    return tree if len(tree) <= 32 else tree[:31] + "…"

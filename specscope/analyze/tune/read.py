@@ -1,0 +1,131 @@
+"""From captures to a Tuning: which run they are of, what its trees may be, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specscope.analyze.tune.candidates import Space
+from specscope.analyze.tune.evidence import Evidence, evidence
+from specscope.analyze.tune.tuning import Tuning, trees
+from specscope.errors import UserError
+from specscope.trace.costs import StepCosts
+from specscope.trace.history import History
+from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
+from specscope.trace.records import RunInfo
+from specscope.trace.rules import BLOCK
+from specscope.trace.stats import Acceptance
+from specscope.trace.wording import plural
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Captures of one engine, read."""
+
+    sources: tuple[str, ...]
+    histories: tuple[History, ...]
+    run: RunInfo
+    evidence: Evidence
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What the runs really accepted."""
+        total = Acceptance()
+        for history in self.histories:
+            total.merge(history.acceptance)
+        return total
+
+    @property
+    def greedy(self) -> bool:
+        """Whether all requests were."""
+        infos = [one.info for history in self.histories for one in history.requests.values()]
+        return all(info is not None and info.params.greedy for info in infos)
+
+    def plan(self) -> TreePlan | None:
+        """The tree that was recorded; None where its string is not one of ours."""
+        try:
+            return parse_plan(self.run.tree) if self.run.tree else None
+        except UserError:
+            return None
+
+
+def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
+    """Raises UserError for captures that cannot be tuned, or that are not of one engine."""
+    runs = [history.run for history in histories]
+    first = runs[0]
+    for source, run in zip(sources, runs, strict=True):
+        if run is None or first is None:
+            raise UserError(f"{source} does not say what ran (its header is missing): it cannot be tuned")
+        for name in ("target", "drafter", "draft_model", "dtype", "rule"):
+            if getattr(run, name) != getattr(first, name):
+                what = name.replace("_", " ")
+                raise UserError(f"{source} has another {what} than {sources[0]}: tune captures of one engine together")
+    assert first is not None
+    return Recorded(tuple(sources), tuple(histories), first, evidence(histories))
+
+
+def tune(
+    data: Recorded, named: Mapping[str, TreePlan], most: int, costs: StepCosts | None, warnings: Sequence[str] = ()
+) -> Tuning:
+    """Judge all trees. `named`: those that are judged whatever they are, besides the recorded one."""
+    told, run = data.evidence, data.run
+    plan = data.plan()
+    if told.whole and plan is None:
+        raise UserError("only the recorded tree could be told of, and its string cannot be read")
+    space = Space(
+        most=most,
+        top=not told.sampled and not data.greedy and not told.lookup,
+        chains=run.rule == BLOCK or not run.is_ours,
+        deepest=None if run.is_ours else told.max_depth,
+        recorded=plan,
+    )
+    wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
+    rows, choice = trees(told, wanted | dict(named), space, costs)
+    total = data.acceptance
+    return Tuning(
+        sources=data.sources,
+        run={
+            "model": run.target,
+            "drafter": run.drafter + (f" ({run.draft_model})" if run.draft_model else ""),
+            "tree": run.tree,
+            "rule": run.rule,
+        },
+        steps=told.drafts,
+        judged=len(told.request),
+        requests=told.requests,
+        recorded_length=total.tau or 1.0,
+        rows=tuple(rows),
+        choice=choice,
+        costs=costs,
+        notes=tuple(_notes(data, plan, costs)),
+        warnings=tuple(warnings),
+    )
+
+
+def _notes(data: Recorded, plan: TreePlan | None, costs: StepCosts | None) -> list[str]:
+    """What the capture cannot tell, and what would."""
+    told, said = data.evidence, []
+    if told.judged_steps < told.drafts:
+        said.append(f"{plural(told.judged_steps, 'step')} of {told.drafts:,} were judged, spread evenly")
+    if told.whole:
+        said.append(
+            f"under {data.run.rule} a sampled draft is judged from its end, so that a tree cut short would have been "
+            "judged otherwise: only the recorded tree can be told; record with --tree top:... or dynamic:32"
+        )
+    elif told.sampled:
+        said.append(
+            "the drafts were sampled: smaller static trees are told from outcomes, dynamic ones cannot be; record with "
+            "--tree dynamic:32 to judge both"
+        )
+    elif not data.run.is_ours:
+        said.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")
+    elif isinstance(plan, StaticPlan) and not told.lookup:
+        said.append(
+            "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
+        )
+    if costs is None:
+        why = "--no-costs was given" if data.run.is_ours and not told.whole else "give --costs FILE to add them"
+        said.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
+    elif costs.most_rows < costs.batch * (1 + max(told.kept.sum(1))):
+        said.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
+    return said

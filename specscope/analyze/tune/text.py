@@ -1,0 +1,140 @@
+"""A tuning in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from specscope.analyze.tables import NONE, Table, number, one_line, percent
+from specscope.analyze.text import table_block
+from specscope.analyze.tune.lengths import Length
+from specscope.analyze.tune.tuning import TOLD, Row, Tuning
+from specscope.trace.vocabulary import printable
+from specscope.trace.wording import plural
+
+NAMED = "Trees"
+BAR = 24  # characters
+LONGEST = 30  # of a tree's string; the JSON has them whole
+WIDE = 118  # columns from which there is room for all
+NARROW = 94  # and below which there is none for the intervals of tokens/s
+
+
+def render_tuning(tuning: Tuning, console: Console) -> None:
+    """Print it. Text of captures is never read as markup, and holds no control characters."""
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in header(tuning):
+        grid.add_row(name, Text(printable(value)))
+    console.print(grid)
+    for warning in tuning.warnings:
+        console.print(Text(f"! {printable(warning)}", style="yellow"))
+    for table in tables(tuning, console.width):
+        console.print(table_block(table))
+    for note in tuning.notes:
+        console.print(Text(f"– {printable(note)}", style="dim"))
+    console.print()
+    console.print(Text(advice(tuning), style="bold green" if tuning.choice else "bold"))
+
+
+def header(tuning: Tuning) -> list[tuple[str, str]]:
+    """What was judged: (name, value) pairs."""
+    counts = f"{plural(tuning.steps, 'step')} with drafts, {plural(tuning.requests, 'request')}"
+    lines = [("source", ", ".join(tuning.sources)), *tuning.run.items(), ("recorded", counts)]
+    if tuning.costs is not None:
+        machine = ", ".join(tuning.costs.machine.values())
+        lines += [
+            ("costs", f"batch {tuning.costs.batch}, contexts of about {tuning.costs.context} tokens"),
+            ("", machine),
+        ]
+    return [(name, value) for name, value in lines if value]
+
+
+def tables(tuning: Tuning, width: int = 200) -> list[Table]:
+    """Named trees, and the best of each size; in a narrow terminal without bars and intervals."""
+    named = [row for row in tuning.rows if row.names or row.family == "asked"]
+    named.sort(key=lambda row: -_value(row))
+    note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
+    if any(row.untold > TOLD for row in tuning.rows):
+        note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
+    if tuning.checked:
+        note += f" Measured on {tuning.checked['prompts']}; expected: at what steps cost meanwhile."
+    families = {family: tuning.family(family) for family in ("static", "dynamic")}
+    return [_table(NAMED, named, tuning, width, note)] + [
+        _table(f"The best {family} tree of each size", rows, tuning, width, "")
+        for family, rows in families.items()
+        if rows
+    ]
+
+
+def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
+    checked = bool(tuning.checked) and title == NAMED
+    most = max(map(_value, tuning.rows))
+    made = [_cells(row, tuning, width, checked=checked) for row in rows]
+    if width >= WIDE and not checked:
+        made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
+    values = [tuple(cells.values()) for cells in made]
+    return Table(title, tuple(made[0]), values, note, words=frozenset({""}), narrowed=frozenset({""}))
+
+
+def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
+    """By column."""
+    mark = "~" if row.untold > TOLD else ""
+    cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
+    cells["length"] = mark + number(row.length.value)
+    if width >= WIDE or row.speed is None:
+        cells["95 %"] = interval(row.length, 2)
+    if row.speed is not None:
+        cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
+        if width >= NARROW:
+            cells["95 % "] = interval(row.speed, 1)
+    if checked:
+        error = tuning.error(row)
+        cells["expected"], cells["measured"] = number(row.expected, 1), number(row.measured, 1)
+        cells["length "] = number(row.measured_length)
+        cells["error"] = NONE if error is None else f"{error:+.1%}"
+    return cells
+
+
+def _title(row: Row) -> str:
+    name = one_line(row.tree or "no drafting", LONGEST)
+    return f"{name}  {', '.join(row.names)}" if row.names and row.tree else name
+
+
+def interval(length: Length, digits: int) -> str:
+    """1.80–1.95"""
+    if length.low is None or length.high is None:
+        return NONE
+    return f"{number(length.low, digits)}–{number(length.high, digits)}"
+
+
+def _value(row: Row) -> float:
+    return row.length.value if row.speed is None else row.speed.value
+
+
+def advice(tuning: Tuning) -> str:
+    """The one line to act on."""
+    choice, default = tuning.choice, tuning.named("default")
+    if choice is None:
+        return "No tree is recommended: without costs their tokens/s are not known."
+    if choice.family == "plain":
+        return f"No drafting is predicted to be fastest ({_speed(choice)} tokens/s): --drafter none"
+    tree = choice.tree if " " not in choice.tree else f'"{choice.tree}"'
+    told = f"Recommended: --tree {tree}   {_speed(choice)} tokens/s predicted"
+    if default is not None and default is not choice:
+        told += _over(_value(choice), _value(default), default.tree)
+    if choice.measured is not None:
+        told += f"; {number(choice.measured, 1)} measured"
+        told += "" if default is None or default is choice else _over(choice.measured, default.measured, "it")
+    return told
+
+
+def _over(value: float | None, other: float | None, what: str) -> str:
+    """How much more than another tree's."""
+    name = what if what == "it" else f"the default {what}"
+    return "" if not value or not other else f", {value / other - 1:+.1%} over {name}"
+
+
+def _speed(row: Row) -> str:
+    return NONE if row.speed is None else number(row.speed.value, 1)

@@ -1,0 +1,136 @@
+"""Lanes: engines over one loaded model that step in turn, so that other load on the machine affects all alike."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import numpy as np
+
+from specscope.engine.engine import Engine
+from specscope.engine.generate import Prompt
+from specscope.live.fork import beside
+from specscope.trace.changes import Changes
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import StepRecord
+
+Work = tuple[Prompt, SamplingParams]
+TURNS = 20  # of the median polish: with steps missing it needs a few
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step in which a full batch decoded, and nothing else."""
+
+    seconds: float
+    drafting: float  # of them
+    rows: int  # that the target ran
+    tokens: int  # committed
+    drafts: int  # requests for which something was drafted
+    nodes: int  # drafted
+    accepted: int
+
+
+class Lane:
+    """One engine, with `batch` requests at a time as long as there is work. Closed with the `with` of `lanes`."""
+
+    def __init__(self, name: str, engine: Engine, batch: int) -> None:
+        self.name, self.engine, self.batch = name, engine, batch
+        self.done = False  # whether it has run all that it was given
+        self.every = 1  # it steps in each round whose number is a multiple of this
+        self._work: Iterator[Work] = iter(())
+
+    def give(self, work: Iterator[Work]) -> None:
+        """What it shall run, after what it runs now."""
+        self._work, self.done = work, False
+
+    def step(self) -> Timed | None:
+        """One step; None where it was no full batch of decoding, or where all is done."""
+        while len(self.engine.requests) < self.batch and (work := next(self._work, None)) is not None:
+            self.engine.add(*work)
+        self.done = not self.engine.busy
+        if self.done:
+            return None
+        start = time.perf_counter()
+        record = self.engine.step()
+        return self._timed(record, time.perf_counter() - start)
+
+    def _timed(self, record: StepRecord, seconds: float) -> Timed | None:
+        parts = record.requests
+        if len(parts) != self.batch or any(part.prefill_tokens or part.verdict is None for part in parts):
+            return None
+        drafting = sum(phase.end_ns - phase.start_ns for phase in record.phases if phase.name == "draft") / 1e9
+        return Timed(
+            seconds=seconds,
+            drafting=drafting,
+            rows=sum(1 + len(part.tree) for part in parts),
+            tokens=sum(len(part.tokens()) for part in parts),
+            drafts=sum(len(part.tree) > 0 for part in parts),
+            nodes=sum(len(part.tree) for part in parts),
+            accepted=sum(part.verdict.accepted for part in parts if part.verdict is not None),
+        )
+
+
+@contextmanager
+def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch: int) -> Iterator[list[Lane]]:
+    """Lanes over an engine's model, by name: what each changes of its drafter, draft_model and tree."""
+    made: list[Lane] = []
+    try:
+        for name, changes in wanted.items():
+            made.append(Lane(name, beside(engine, Changes(engine=changes)), batch))
+        yield made
+    finally:
+        for lane in made:
+            lane.engine.current = None
+            lane.engine.cancel_all()
+            while lane.engine.busy:
+                lane.engine.step()
+            lane.engine.runner.close()
+
+
+Rounds = list[list[Timed | None]]  # by round and lane; None where a step does not count
+
+
+def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> None:
+    """Let each take a step, as long as `more`; the order turns round from one round to the next."""
+    for forward in cycle((True, False)):
+        if not more():
+            return
+        number = len(rounds)
+        found = [None if number % lane.every else lane.step() for lane in (run if forward else run[::-1])]
+        rounds.append(found if forward else found[::-1])
+
+
+def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
+    """How slow the machine was in each round: 1.1 where steps took a tenth longer than in the median round.
+
+    log(seconds) is taken for a lane's own plus a round's own (Tukey's median polish).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a round in which nothing counted has no median
+        logs = np.log([[np.nan if step is None else step.seconds for step in one] for one in rounds])
+        slow = np.zeros(len(logs))
+        for _ in range(TURNS):
+            lane = np.nanmedian(logs - slow[:, None], axis=0)
+            slow = np.nan_to_num(np.nanmedian(logs - lane, axis=1))
+    found: list[float] = np.exp(slow - np.median(slow)).tolist()
+    return found
+
+
+def middle(seconds: Sequence[float]) -> float:
+    """The mean without the fastest and the slowest tenth: one step in which something else ran weighs nothing."""
+    out = len(seconds) // 10
+    return float(np.mean(sorted(seconds)[out : len(seconds) - out]))
+
+
+def scaled(steps: Sequence[Timed | None], paces: Sequence[float]) -> list[Timed]:
+    """A lane's steps at the pace of the median round."""
+    return [
+        replace(step, seconds=step.seconds / slow, drafting=step.drafting / slow)
+        for step, slow in zip(steps, paces, strict=True)
+        if step is not None
+    ]

@@ -1,0 +1,212 @@
+"""`specscope tune`: which tree would have been better, from the records of a run and what a step costs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specscope.cli.captures import need_steps, print_json, text_console
+from specscope.cli.numbers import whole_from
+from specscope.cli.streams import say, warn
+from specscope.errors import UserError
+from specscope.trace.files import FIGURES, PLOT, check_output
+
+if TYPE_CHECKING:
+    from specscope.analyze.tune.read import Recorded
+    from specscope.analyze.tune.tuning import Tuning
+    from specscope.trace.costs import StepCosts
+    from specscope.trace.plan import TreePlan
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option(
+    "--batch",
+    type=whole_from(1, 1024),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Requests that decode at once.",
+)
+@click.option(
+    "--nodes",
+    type=whole_from(1, 256),
+    default=32,
+    show_default=True,
+    metavar="MAX",
+    help="Nodes of the largest tree.",
+)
+@click.option(
+    "--tree", "asked", multiple=True, metavar="TREE", help="Also judge this tree; may be given several times."
+)
+@click.option("--costs", metavar="FILE", help="Costs that --save-costs wrote: no model is needed.")
+@click.option("--save-costs", metavar="FILE", help="Write the measured costs to this file.")
+@click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
+@click.option("--check", is_flag=True, help="Measure the choice, the default and no drafting on other prompts.")
+@click.option("--prompts", metavar="FILE", help="What --check runs.  [default: prompts that the capture does not hold]")
+@click.option("--target", metavar="MODEL", help="The target.  [default: the capture's]")
+@click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--plot", metavar="FILE", help="Write the curves to this file, .svg or .png.")
+def tune(
+    captures: tuple[str, ...],
+    batch: int,
+    nodes: int,
+    asked: tuple[str, ...],
+    costs: str | None,
+    save_costs: str | None,
+    prompts: str | None,
+    target: str | None,
+    draft_model: str | None,
+    plot: str | None,
+    *,
+    no_costs: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Name the tree that is fastest, from the records in CAPTURE.
+
+    \b
+      specscope capture prompts.jsonl -o run.jsonl --tree dynamic:32
+      specscope tune run.jsonl
+      specscope tune run.jsonl --tree top:2x2 --check
+
+    A run with a large tree tells how many tokens every smaller tree would have accepted. What a step costs is measured
+    on the capture's models, in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
+    intervals, and the tree to take.
+    """
+    from specscope.trace.plan import parse_plan
+
+    _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
+    wanted = {str(plan): plan for plan in map(parse_plan, asked)}
+    data, warnings = _read(captures)
+    priced: StepCosts | None = None
+    engine: Any = None
+    if costs is not None:
+        from specscope.trace.costs import read_costs
+
+        priced = read_costs(costs, data.run, batch)
+    elif not no_costs and data.run.is_ours and not data.evidence.whole:
+        engine = _engine(data, target, draft_model, batch)
+        priced = _measure_costs(engine, data, batch, nodes)
+        if save_costs is not None:
+            from specscope.trace.costs import write_costs
+
+            write_costs(save_costs, priced)
+            say(f"wrote {save_costs}")
+    found = _tune(data, wanted, nodes, priced, warnings)
+    if check:
+        if found.choice is None:
+            raise UserError("--check measures the choice, and there is none: the costs are not known")
+        found = _check(found, data, engine or _engine(data, target, draft_model, batch), batch, nodes, prompts)
+    _show(found, as_json=as_json, plot=plot)
+
+
+def _check_flags(
+    captures: Sequence[str],
+    costs: str | None,
+    save_costs: str | None,
+    prompts: str | None,
+    plot: str | None,
+    *,
+    no_costs: bool,
+    check: bool,
+) -> None:
+    """Refuse what does not fit together, before anything is read. Raises UserError."""
+    if no_costs and (costs is not None or save_costs is not None or check):
+        raise UserError("--no-costs measures nothing: leave out --costs, --save-costs and --check")
+    if costs is not None and save_costs is not None:
+        raise UserError("--costs gives the costs that --save-costs would write: leave one out")
+    if prompts is not None and not check:
+        raise UserError("--prompts is what --check runs: add --check")
+    if save_costs is not None:
+        check_output(save_costs, "--save-costs", captures, FIGURES)
+    if plot is not None:
+        if Path(plot).suffix.lower() not in (".svg", ".png"):
+            raise UserError(f"--plot {plot}: write a name that ends in .svg or .png")
+        check_output(plot, "--plot", captures, PLOT)
+
+
+def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
+    """The captures of one engine. Raises UserError."""
+    from specscope.analyze.tune.read import recorded
+    from specscope.trace.reading import read_capture
+
+    readers = [read_capture(path) for path in captures]
+    gc.freeze()  # what was read stays until the command ends
+    for path, reader in zip(captures, readers, strict=True):
+        need_steps(reader.history, path, "tuned")
+    return recorded(captures, [reader.history for reader in readers]), [
+        w for reader in readers for w in reader.warnings
+    ]
+
+
+def _tune(
+    data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: StepCosts | None, warnings: list[str]
+) -> Tuning:
+    from specscope.analyze.tune.read import tune as judge
+    from specscope.engine.config import DEFAULT_TREES
+    from specscope.trace.plan import parse_plan
+
+    default = DEFAULT_TREES.get(data.run.drafter) if data.run.is_ours else None
+    named = wanted if default is None else {"default": parse_plan(default), **wanted}
+    return judge(data, named, nodes, costs, warnings)
+
+
+def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
+    """The engine that the captures tell of. Raises UserError."""
+    from specscope.cli.audit import progress_bar
+    from specscope.cli.audit_again import engine_config_of
+    from specscope.cli.judges import audit_options
+    from specscope.live.start import share_cores, start_engine
+    from specscope.trace.rules import BLOCK, STANDARD
+
+    share_cores()
+    from specscope.model.quiet import hush
+
+    hush(gguf=True)
+    options = audit_options(data.histories[0], target, draft_model, None)  # says what is not at hand
+    if options.why_no_draft:
+        raise UserError(options.why_no_draft)
+    rule = STANDARD if data.run.rule == BLOCK else data.run.rule  # costs are of trees too; a chain's is the same
+    more = {"rule": rule, "max_batch": batch, "kv_memory": max(1.0, batch / 4)}
+    with progress_bar() as progress:
+        config = engine_config_of(data.run, target, draft_model, **more)
+        return start_engine(config, lambda what: progress(what, 0, 0))
+
+
+def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> StepCosts:  # noqa: ANN401
+    from specscope.bench.step_costs import measure_costs
+    from specscope.cli.audit import progress_bar
+    from specscope.cli.tune_work import work_of
+
+    with progress_bar() as progress:
+        return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
+
+
+def _check(found: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
+    from specscope.cli.tune_work import checked
+
+    return checked(found, data, engine, batch, nodes, prompts)
+
+
+def _show(found: Tuning, *, as_json: bool, plot: str | None) -> None:
+    if plot is not None:
+        try:
+            from specscope.analyze.tune.plots import write_plot
+        except ImportError as error:
+            raise UserError(f"--plot needs {error.name}: pip install 'specscope[html]'") from None
+        write_plot(found, plot)
+        say(f"wrote {plot}")
+    if as_json:
+        print_json(found.to_dict())
+        for warning in found.warnings:
+            warn(warning)
+    else:
+        from specscope.analyze.tune.text import render_tuning
+
+        render_tuning(found, text_console())

@@ -1,0 +1,192 @@
+"""What is judged from records is what smaller trees do: exactly where it is exact, and in the mean where coins fall."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.analyze.tune.evidence import evidence
+from specscope.analyze.tune.judged import Judge, paths
+from specscope.analyze.tune.lengths import lengths
+from specscope.errors import UserError
+from specscope.live.again import SCRATCH, drafter_again
+from specscope.speculate.drafters.base import Context
+from specscope.trace.history import History
+from specscope.trace.plan import parse_plan
+from specscope.trace.stats import measure
+from tests.faults.models import DRAFT, HEAD, TARGET, story
+
+DRAFTERS = {
+    "model": {"drafter": "draft_model", "draft_model": str(DRAFT)},
+    "eagle": {"drafter": "eagle", "draft_model": str(HEAD)},
+}
+LARGE = "dynamic:24,depth=4,top=5"
+WIDE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0)]"
+
+
+def engine(drafter, tree, **more):
+    return Engine(
+        target=str(TARGET), dtype="float32", kv_memory=0.02, max_batch=8, tree=tree, **DRAFTERS[drafter], **more
+    )
+
+
+@cache
+def recorded(drafter, tree, temperature=0.0, prompts=8, tokens=40, rule="standard"):
+    """The history of a run, and its engine."""
+    one = engine(drafter, tree, rule=rule)
+    history = History()
+    history.run = one.run_info
+    for number in range(prompts):
+        params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=number, ignore_eos=True)
+        one.add(story(7000 + number, 60), params, name=f"r{number}")
+    while one.busy:
+        history.append(one.step())
+    return history, one
+
+
+def rank_paths(tree):
+    """The paths of ranks of a drafted tree."""
+    found = []
+    for node, above in enumerate(tree.parent.tolist()):
+        rank = sum(other == above for other in tree.parent[:node].tolist())
+        found.append((*(found[above] if above >= 0 else ()), rank))
+    return set(found)
+
+
+def kept_paths(told, mask, row):
+    found = {told.parent.shape[1]: ()}
+    for column in np.flatnonzero(told.depth[row]).tolist():
+        found[column] = (*found[int(told.parent[row, column])], int(told.rank[row, column]))
+    return {found[column] for column in np.flatnonzero(mask[row]).tolist()}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "tree", ["dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=3", "dynamic:10,depth=4,top=4", LARGE]
+)
+def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
+    """At the recorded contexts, from their tokens alone, with the smaller plan."""
+    history, _ = recorded(drafter, LARGE, prompts=4)
+    told = evidence([history])
+    judge, plan = Judge(told), parse_plan(tree)
+    mask, complete = judge.kept(plan), judge.plan(plan).complete
+    small, row, same = engine(drafter, tree), 0, 0
+    for request in history.requests.values():
+        for place, part in enumerate(request.steps):
+            if not len(part.tree):
+                continue
+            if complete[row]:
+                tokens = request.before(place, part.position + 1)
+                params = request.info.params
+                draft = drafter_again(small, Context(SCRATCH, tokens, len(request.info.prompt_tokens), params))
+                assert kept_paths(told, mask, row) == rank_paths(draft.tree)
+                same += 1
+            row += 1
+    assert row == len(told.request)
+    assert same > 0.8 * row  # elsewhere the smaller search looks at what the larger one did not, and that is said
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "tree", ["3", "2x2", "[(0,), (1,), (0, 0), (0, 1)]", "dynamic:4,depth=2,top=4", "dynamic:9,depth=3,top=3"]
+)
+def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
+    """A run with the smaller tree, at the places where both runs begin a step."""
+    history, _ = recorded(drafter, LARGE, prompts=16)
+    small, _ = recorded(drafter, tree, prompts=16)
+    told = evidence([history])
+    judged = Judge(told).plan(parse_plan(tree))
+    steps = [part for one in history.requests.values() for part in one.steps if len(part.tree)]
+    began = {(part.request, part.position): row for row, part in enumerate(steps)}
+    compared = 0
+    for request in small.requests.values():
+        assert [token for token, _ in request.output()] == [t for t, _ in history.requests[request.id].output()]
+        for part in request.steps:
+            row = began.get((part.request, part.position))
+            if row is not None and len(part.tree) and judged.complete[row]:
+                assert part.verdict.accepted == judged.accepted[row]
+                compared += 1
+    assert compared > 30
+
+
+@pytest.mark.parametrize(
+    ("drafter", "large", "tree", "temperature", "rule"),
+    [
+        ("eagle", LARGE, "3", 0.0, "standard"),
+        ("eagle", LARGE, "dynamic:4,depth=2,top=4", 0.0, "standard"),
+        ("model", LARGE, "dynamic:6,depth=3,top=3", 0.8, "standard"),
+        ("model", f"top:{WIDE}", "top:2x2", 0.8, "standard"),
+        pytest.param("model", f"top:{WIDE}", "top:2x2", 0.8, "traversal", marks=pytest.mark.slow),
+        ("model", WIDE, "[(0,), (1,), (0, 0)]", 0.8, "standard"),
+        pytest.param("model", WIDE, "2x2", 0.8, "match", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, large, tree, temperature, rule):
+    """Within four standard errors of both."""
+    history, _ = recorded(drafter, large, temperature, 40, 48, rule)
+    told = evidence([history])
+    (judged,) = lengths(told, [Judge(told).plan(parse_plan(tree)).accepted])
+    small, _ = recorded(drafter, tree, temperature, 40, 48, rule)
+    taus = [one.acceptance.tau for one in small.requests.values()]
+    real = measure(part for one in small.requests.values() for part in one.steps).tau
+    error = np.hypot(np.std(taus) / np.sqrt(len(taus)), (judged.high - judged.low) / 4)
+    assert abs(judged.value - real) < 4 * error
+    assert abs(judged.value - real) < 0.05 * real
+    assert 1 + error < real  # else there would be nothing to be wrong about
+
+
+def test_the_recorded_tree_is_judged_as_it_was():
+    """Greedy: exactly. Sampled: within the coins' noise, and less noisy than the outcomes."""
+    history, _ = recorded("eagle", LARGE)
+    judged = Judge(evidence([history])).plan(parse_plan(LARGE))
+    real = [part.verdict.accepted for one in history.requests.values() for part in one.steps if len(part.tree)]
+    assert judged.accepted.tolist() == real
+    assert judged.complete.all()
+    warm, _ = recorded("model", LARGE, 0.8, 40, 48, "standard")
+    judged = Judge(evidence([warm])).plan(parse_plan(LARGE))
+    real = np.array([part.verdict.accepted for one in warm.requests.values() for part in one.steps if len(part.tree)])
+    assert abs(judged.accepted.mean() - real.mean()) < 4 * (real - judged.accepted).std() / np.sqrt(len(real))
+    assert judged.accepted.std() < 0.9 * real.std()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_childs_chance_is_its_p_whatever_stands_before_it(seed):
+    """The standard rule's trials of deterministic siblings, one after the other, in closed form."""
+    p = np.random.default_rng(seed).dirichlet(np.ones(6))
+    left, reached = p.copy(), 1.0
+    for child in (3, 0, 5, 1):
+        accept = left[child] / left.sum()
+        assert reached * accept == pytest.approx(p[child])
+        reached *= 1 - accept
+        left[child] = 0
+
+
+def test_a_rank_beyond_the_tree_is_known_of_greedy_requests():
+    """A chain tells how often the second child would have been accepted: a wider run says the same."""
+    chain, _ = recorded("eagle", "2", prompts=12)
+    wide, _ = recorded("eagle", "[(0,), (1,), (2,), (0, 0)]", prompts=12)
+    told = [evidence([history]) for history in (chain, wide)]
+    values = [[Judge(one).position((rank,))[0].mean() for rank in range(3)] for one in told]
+    assert Judge(told[0]).position((1,))[1].max() == 0  # nothing is assumed
+    assert values[0][1] > 0.02
+    assert values[0] == pytest.approx(values[1], abs=0.08)
+
+
+def test_what_tells_nothing_is_refused():
+    plain = engine("model", "2")
+    history = History()
+    history.run = plain.run_info
+    with pytest.raises(UserError, match="has no drafts"):
+        evidence([history])
+    synthetic = Engine(target=str(TARGET), dtype="float32", kv_memory=0.02, drafter="synthetic:0.8,0.5")
+    synthetic.add("anna", SamplingParams(max_tokens=8))
+    while synthetic.busy:
+        history.append(synthetic.step())
+    with pytest.raises(UserError, match="lossy rule or forced"):
+        evidence([history])
+
+
+def test_rank_paths_are_those_of_the_string():
+    shape = parse_plan(WIDE).shape
+    assert str(sorted(paths(shape), key=lambda path: (len(path), path))) == WIDE

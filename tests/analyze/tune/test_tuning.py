@@ -1,0 +1,174 @@
+"""What a tuning chooses, and what it says of captures that tell less."""
+
+import dataclasses
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from specscope.analyze.tune.lengths import lengths
+from specscope.analyze.tune.read import recorded, tune
+from specscope.analyze.tune.text import advice, tables
+from specscope.errors import UserError
+from specscope.trace.costs import Point, StepCosts
+from specscope.trace.plan import parse_plan
+from specscope.trace.reading import read_capture
+
+TRACES = Path(__file__).parents[3] / "traces"
+
+
+def read(name):
+    return read_capture(TRACES / f"{name}.jsonl").history
+
+
+def costs(plain=0.02, row=0.0, one_pass=0.002, base=0.02, drafter="eagle"):
+    """A machine where rows cost so much each."""
+    step = tuple(Point(rows, s, s * 0.99, s * 1.01) for rows in (2, 8, 32) for s in [base + row * rows])
+    passes = tuple(Point(rows, one_pass, one_pass, one_pass) for rows in (1, 8))
+    first = Point(1, one_pass, one_pass, one_pass)
+    return StepCosts("", drafter, "", "", 1, 50, {}, Point(1, plain, plain, plain), step, first, passes)
+
+
+def judged(priced, name="eagle", most=16, **named):
+    data = recorded([name], [read(name)])
+    return tune(data, {key: parse_plan(tree) for key, tree in named.items()}, most, priced)
+
+
+def test_where_rows_are_free_the_largest_tree_is_taken():
+    found = judged(costs(row=0, one_pass=0))
+    assert found.choice.nodes == 16
+    assert found.choice.speed.value == pytest.approx(
+        found.choice.length.value / 0.02, rel=0.1
+    )  # first steps draft nothing
+
+
+def test_where_passes_cost_the_tree_is_shallow():
+    deep, shallow = (judged(costs(plain=0.05, row=0.0002, one_pass=seconds)) for seconds in (0.0005, 0.02))
+    assert deep.choice.depth > shallow.choice.depth == 1
+
+
+def test_where_nothing_pays_it_says_so():
+    found = judged(costs(row=0.02))
+    assert found.choice.family == "plain"
+    assert "--drafter none" in advice(found)
+
+
+def test_the_choice_is_the_fastest_and_no_slower_than_the_default():
+    found = judged(costs(row=0.001), default="dynamic:4,depth=2,top=4")
+    told = [row for row in found.rows if row.untold <= 0.05]
+    assert found.choice.speed.value == max(row.speed.value for row in told)
+    assert found.choice.speed.value >= found.named("default").speed.value
+    assert found.choice.speed.low < found.choice.speed.value < found.choice.speed.high
+    assert found.choice.tree in advice(found)
+    parse_plan(found.choice.tree)
+
+
+def test_the_recorded_tree_has_the_length_that_the_run_had():
+    found = judged(None)
+    assert found.choice is None
+    assert found.named("recorded").length.value == pytest.approx(found.recorded_length, rel=1e-6)
+    assert found.recorded_length == read("eagle").acceptance.tau
+
+
+def test_a_budget_more_never_accepts_less():
+    for name in ("eagle", "sampled"):
+        for family in ("static", "dynamic"):
+            values = [row.length.value for row in judged(None, name).family(family)]
+            assert all(b > a - 0.03 for a, b in pairwise(values)), (name, family, values)
+
+
+def test_sampled_drafts_tell_of_static_trees_alone():
+    found = judged(None, "sampled")
+    assert found.family("dynamic") == []
+    assert not any(row.tree.startswith("top:") for row in found.rows)
+    assert any("sampled" in note for note in found.notes)
+    with pytest.raises(UserError, match="its drafts were sampled"):
+        judged(None, "sampled", **{"dynamic:4,depth=2,top=4": "dynamic:4,depth=2,top=4"})
+    assert judged(None, "sampled", default="dynamic:4,depth=2,top=4").named("default") is None  # left out
+
+
+def test_prompt_lookup_has_width_and_depth():
+    found = judged(None, "ngram")
+    assert {row.tree for row in found.family("static")} >= {"1", "2", "3", "4"}
+    assert found.family("dynamic") == []
+    whole = next(row for row in found.rows if row.tree == "3x4")
+    assert whole.length.value == pytest.approx(found.recorded_length, rel=1e-6)
+    assert judged(costs(drafter="ngram"), "ngram").choice is not None
+    for wider in ("4x2", "3x5"):
+        with pytest.raises(UserError, match="looked for less"):
+            judged(None, "ngram", **{wider: wider})
+
+
+def test_another_engines_capture_tells_of_shorter_chains():
+    history = read("planted")
+    history.run = dataclasses.replace(history.run, versions={"vllm": "0.32.0"})
+    found = tune(recorded(["c"], [history]), {}, 16, None)
+    assert {row.tree for row in found.family("static")} <= {"1", "2", "3", "4"}
+    assert any("shorter chains" in note for note in found.notes)
+
+
+def test_of_block_verification_only_chains_are_told():
+    history = read("eagle")
+    history.run = dataclasses.replace(history.run, rule="block")
+    found = tune(recorded(["c"], [history]), {}, 8, None)
+    assert [row.tree for row in found.family("static")][:4] == ["1", "2", "3", "4"]
+    assert found.family("dynamic") == []
+
+
+def test_of_sampled_drafts_that_are_judged_ahead_only_the_whole_tree_is_told():
+    history = read("sampled")
+    for request in history.requests.values():
+        for place, part in enumerate(request.steps):
+            if part.verdict is not None:
+                verdict = dataclasses.replace(part.verdict, rule="traversal")
+                request.steps[place] = dataclasses.replace(part, verdict=verdict)
+    found = tune(recorded(["c"], [history]), {}, 16, None)
+    assert [row.names for row in found.rows] == [("recorded",)]
+    assert any("only the recorded tree" in note for note in found.notes)
+
+
+def test_of_a_long_run_some_steps_are_judged(monkeypatch):
+    whole = judged(None)
+    monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_STEPS", whole.steps // 2)
+    half = judged(None)
+    assert half.judged == whole.steps // 2
+    assert any(f"of {whole.steps:,} were judged" in note for note in half.notes)
+    assert half.named("recorded").length.value == pytest.approx(whole.recorded_length, rel=0.15)
+    monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_CANDIDATES", 1)
+    assert judged(None).judged == 20
+
+
+def test_captures_of_two_engines_are_refused():
+    with pytest.raises(UserError, match="another drafter than a"):
+        recorded(["a", "b"], [read("eagle"), read("ngram")])
+
+
+def test_two_captures_are_one_run_of_more_requests():
+    one, two = recorded(["a"], [read("eagle")]), recorded(["a", "b"], [read("eagle"), read("eagle")])
+    assert two.evidence.requests == 2 * one.evidence.requests
+    narrow = [lengths(data.evidence, [data.evidence.reach.sum(1)])[0] for data in (one, two)]
+    assert narrow[1].value == pytest.approx(narrow[0].value)
+    assert narrow[1].error < narrow[0].error
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    """Requests drawn from a known population: the length's interval holds the true one in about 95 % of draws."""
+    import numpy as np
+
+    data = recorded(["a"], [read("eagle")]).evidence
+    drawn, inside = np.random.default_rng(3), 0
+    for _ in range(200):
+        rate = drawn.beta(4, 3, size=25)
+        request = np.repeat(np.arange(25), 30)
+        accepted = (drawn.random(750) < rate[request]).astype(float)
+        some = dataclasses.replace(data, request=request, tokens=1 + accepted.astype(int), undrafted=np.zeros(25))
+        (found,) = lengths(some, [accepted])
+        inside += found.low <= 1 + 4 / 7 <= found.high
+    assert 0.9 * 200 <= inside <= 0.99 * 200
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_fit(width):
+    found = judged(costs(row=0.001), default="dynamic:4,depth=2,top=4")
+    for table in tables(found, width):
+        assert {len(row) for row in table.rows} == {len(table.columns)}

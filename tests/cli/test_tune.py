@@ -1,0 +1,135 @@
+"""`specscope tune`: text, JSON, plots, costs from a file, and what it refuses."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from specscope.cli.main import cli
+from specscope.errors import UserError
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.costs import Point, StepCosts, write_costs
+from specscope.trace.reading import read_capture
+from tests.faults.models import HEAD, TARGET, story
+
+TRACES = Path(__file__).parents[2] / "traces"
+EAGLE = TRACES / "eagle.jsonl"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["tune", *map(str, arguments)])
+
+
+@pytest.fixture
+def costs(tmp_path):
+    """A file of costs for the sample capture."""
+    told = read_capture(EAGLE).history.run
+    point = Point(1, 0.02, 0.0199, 0.0201)
+    step = (dataclasses.replace(point, rows=2), Point(32, 0.06, 0.059, 0.061))
+    passes = (Point(1, 0.002, 0.002, 0.002),)
+    file = tmp_path / "costs.json"
+    found = StepCosts(
+        told.target, told.drafter, told.draft_model, told.dtype, 1, 50, {"cpu": "one"}, point, step, passes[0], passes
+    )
+    write_costs(str(file), found)
+    return file
+
+
+def test_acceptance_alone_needs_no_costs():
+    result = run(EAGLE, "--no-costs", "--nodes", 8, "--tree", "3")
+    assert result.exit_code == 0, result.output
+    assert "The best static tree of each size" in result.output
+    assert "The best dynamic tree of each size" in result.output
+    assert "tok/s" not in result.output
+    assert re.search(r"^3 +3\.0 +3 ", result.output, re.M)
+
+
+def test_costs_from_a_file_give_a_tree_to_take(costs):
+    result = run(EAGLE, "--costs", costs)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"Recommended: --tree \S+ +[0-9.]+ tokens/s predicted, \+[0-9.]+% over the default", result.output)
+
+
+def test_json(costs):
+    found = json.loads(run(EAGLE, "--costs", costs, "--json", "--tree", "top:2x2").output)
+    assert found["choice"]["names"][-1] == "choice"
+    assert found["recorded_acceptance_length"] > 1
+    assert {"recorded", "default", "plain"} <= {name for row in found["trees"] for name in row["names"]}
+    asked = next(row for row in found["trees"] if row["tree"] == "top:2x2")
+    low, value, high = (asked["tokens_per_s"][name] for name in ("low", "value", "high"))
+    assert low < value < high
+
+
+@pytest.mark.parametrize(("name", "begins"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
+def test_a_plot(name, begins, costs, tmp_path):
+    result = run(EAGLE, "--costs", costs, "--plot", tmp_path / name)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert run(EAGLE, "--no-costs", "--plot", tmp_path / name).exit_code == 0  # over an older one
+
+
+def test_with_costs_from_a_file_no_torch_is_loaded(costs):
+    code = f"""
+import sys
+from specscope.cli.main import cli
+cli(["tune", {str(EAGLE)!r}, "--costs", {str(costs)!r}], standalone_mode=False)
+assert "torch" not in sys.modules
+"""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=env)
+
+
+def refused(result):
+    assert isinstance(result.exception, UserError), result.output
+    return str(result.exception)
+
+
+def test_what_does_not_fit_together_is_refused(costs, tmp_path):
+    assert "--no-costs measures nothing" in refused(run(EAGLE, "--no-costs", "--check"))
+    assert "leave one out" in refused(run(EAGLE, "--costs", costs, "--save-costs", tmp_path / "c"))
+    assert "add --check" in refused(run(EAGLE, "--no-costs", "--prompts", "x"))
+    assert "ends in .svg or .png" in refused(run(EAGLE, "--no-costs", "--plot", tmp_path / "p.gif"))
+    assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))
+    assert "give --batch 1" in refused(run(EAGLE, "--costs", costs, "--batch", 2))
+    assert "it looked at 4 children" in refused(run(EAGLE, "--no-costs", "--tree", "dynamic:8,depth=2,top=8"))
+
+
+def test_a_capture_without_drafts_is_refused(tmp_path):
+    history = read_capture(EAGLE).history
+    writer = CaptureWriter(tmp_path / "c.jsonl", history.run, history.vocabulary)
+    for step in history.steps[:1]:
+        writer(step)
+    writer.close()
+    assert "has no drafts" in refused(run(tmp_path / "c.jsonl", "--no-costs"))
+
+
+def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
+    """The whole way on a tiny engine: capture, costs, choice, check on other prompts."""
+    from specscope.bench import step_costs
+
+    monkeypatch.setattr(step_costs, "SECONDS", 0.0)
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("\n".join(story(60 + i, 40) for i in range(4)))
+    models = ["--target", str(TARGET), "--draft-model", str(HEAD)]
+    flags = ["--raw", "--dtype", "float32", "--max-tokens", "20", "--kv-memory", "0.05"]
+    capture = ["capture", str(lines), "-o", str(tmp_path / "c.jsonl"), "--tree", "dynamic:12,depth=3,top=4"]
+    assert CliRunner().invoke(cli, [*capture, *models, *flags]).exit_code == 0
+    lines.write_text("\n".join(story(90 + i, 40) for i in range(3)))
+    check = ["--check", "--prompts", lines, "--save-costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
+    result = run(tmp_path / "c.jsonl", *models, *check, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout[result.stdout.index("{") :])
+    named = {name: row for row in found["trees"] for name in row["names"]}
+    for name in ("plain", "default", "choice"):
+        assert named[name]["measured_tokens_per_s"] > 0
+    chain = next(row for row in found["trees"] if row["tree"] == "2")
+    assert chain["measured_acceptance_length"] == pytest.approx(chain["acceptance_length"]["value"], rel=0.5)
+    assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
+    assert abs(found["checked"]["errors"]["2"]) < 0.5
+    assert json.loads((tmp_path / "costs.json").read_text())["drafter"] == "eagle"
