@@ -102,7 +102,10 @@ def beside(engine: Engine, changes: Changes) -> Engine:
         vocabulary=engine.vocabulary,
         max_context=engine.max_context,
         run_info=dataclasses.replace(
-            engine.run_info, drafter=drafter.name, tree="" if config.plan is None else str(config.plan)
+            engine.run_info,
+            drafter=drafter.name,
+            tree="" if config.plan is None else str(config.plan),
+            rule=config.rule,
         ),
     )
     return Engine(config, parts=parts, changes=changes)

@@ -200,9 +200,9 @@ def _left(
         if q is None or tree.drawn[child] == Drawn.DETERMINISTIC:
             p, _ = p.without(int(tree.token[child]))
             continue
-        if ahead is not None and isinstance(p, Dense):
-            p = Dense(p.probs * float(ahead[child]))
-        p, _ = p.residual(q)
+        scaled = p if ahead is None or not isinstance(p, Dense) else Dense(p.probs * float(ahead[child]))
+        left, mass = scaled.residual(q)
+        p = left if mass > 0 else p
         if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
             q, _ = q.without(int(tree.token[child]))
     return p, q

@@ -21,6 +21,7 @@ from specscope.live.inspect import view_begun, view_earlier, view_last
 from specscope.trace.changes import Changes
 from specscope.trace.checked import short, whole
 from specscope.trace.records import FinishReason, RequestStep, StepRecord
+from specscope.trace.rules import MATCH
 from specscope.trace.wording import plural
 
 USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
@@ -140,9 +141,21 @@ class EngineWhatIf(WhatIf):
                 tail = list(self.engine.tokenizer(value, add_special_tokens=False)["input_ids"])
             else:
                 found["params"][name] = self._parameter(name, value)
+        self._check_coins(found, part)
         if drop or tail:
             found["tail"] = (drop, tail or [])
         return Changes(**found), tokens
+
+    def _check_coins(self, found: dict[str, Any], part: RequestStep) -> None:
+        """Under match the children of a node have one coin, the first one's. Raises UserError for another."""
+        if found["engine"].get("rule", self.engine.config.rule) != MATCH:
+            return
+        for _, node in found["coins"]:
+            first = part.tree.children(int(part.tree.parent[node]))[0]
+            if node != first:
+                raise UserError(
+                    f"under match the coin of node {first} decides for its siblings: write coin={first}:COIN"
+                )
 
     def _node(self, text: str, part: RequestStep) -> int:
         number = whole(text)

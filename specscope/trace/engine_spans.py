@@ -146,7 +146,8 @@ class OtherSpans:
         self._count -= 1
         self._bytes -= span.weight
         name = span.attributes.get(REQUEST_ID)
-        if isinstance(name, str) and self._by_request.get(name) == span.trace_id:
+        others = any(other.attributes.get(REQUEST_ID) == name for other in known.values())
+        if isinstance(name, str) and self._by_request.get(name) == span.trace_id and not others:
             del self._by_request[name]
 
     def lose(self, count: int) -> None:

@@ -125,16 +125,15 @@ class Verdict(ArrayEq):
         """[n] how far the target's p would have to move for another outcome: |p_i - coin q_i|; 1 where nothing could.
 
         Nothing could where no coin was tossed for the node or its outcome was forced, and where p was exactly 0 or 1.
-        Under block and traversal it is |a - coin|; under match `final_margin` is the least of all draws.
+        Under block and traversal it is |a - coin|, and a counts; under match `final_margin` is the least of all draws.
         """
-        p = self.p_trial.astype(np.float64)
-        fixed = ~self.judged | (p == 0) | (p == 1)
+        ahead, p = looks_ahead(self.rule), self.p_trial.astype(np.float64)
+        sure = self.accept_prob if ahead else p
+        fixed = ~self.judged | (sure == 0) | (sure == 1)
         fixed[self.forced[self.forced < len(p)]] = True
         if self.rule == MATCH:
             return np.ones(len(p))
-        if looks_ahead(self.rule):
-            return np.where(fixed, 1.0, np.abs(self.accept_prob - self.coin))
-        return np.where(fixed, 1.0, np.abs(p - self.coin * self.q_trial))
+        return np.where(fixed, 1.0, np.abs(self.accept_prob - self.coin if ahead else p - self.coin * self.q_trial))
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token.

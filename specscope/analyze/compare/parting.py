@@ -10,6 +10,7 @@ from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parti
 from specscope.analyze.findings import Reference
 from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import ROUNDING, Outcome
+from specscope.trace.rules import looks_ahead
 from specscope.trace.tree import ROOT, Drawn
 
 BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
@@ -115,7 +116,7 @@ def _seed(request: Request) -> int | None:
 
 def _certain(x: Half, y: Half) -> Cause | None:
     """What no rounding explains: other coins at the same place, or the same numbers and another outcome."""
-    if x.position != y.position or x.rule != y.rule:
+    if x.position != y.position or x.rule != y.rule or (looks_ahead(x.rule) and x.drafted != y.drafted):
         return None
     for one, two in zip(x.decisions, y.decisions, strict=False):
         if one.node is None or (one.node, one.token) != (two.node, two.token):
@@ -139,6 +140,8 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
         return Cause.DRAFTS
     if x.rule != y.rule:
         return Cause.RULE
+    if looks_ahead(x.rule) and x.drafted != y.drafted:  # what lies below decides as well
+        return Cause.DRAFTS
     for one, two in shared if coins else ():
         if one.node != two.node:
             return Cause.DRAFTS
@@ -241,7 +244,9 @@ def half(side: Side, request: Request, at: int, tolerance: float) -> Half:
     if deep == step["accepted"]:
         decisions.append(_final(side, row, tolerance))
     where = Reference(request.id, int(step["index"]), int(step["step"]))
-    return Half(where, place, tuple(decisions), int(output[at]), row, deep, side.names[step["rule"]])
+    tree = side.part(row).tree
+    drafted = tuple(zip(tree.token.tolist(), tree.parent.tolist(), strict=True))
+    return Half(where, place, tuple(decisions), int(output[at]), row, deep, side.names[step["rule"]], drafted)
 
 
 def _gap(value: float) -> float | None:
@@ -250,12 +255,12 @@ def _gap(value: float) -> float | None:
 
 def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
     nodes = {name: values[node] for name, values in side.nodes.items()}
-    p, q, coin = float(nodes["p_trial"]), float(nodes["q_trial"]), float(nodes["coin"])
-    known = side.has_coins and side.has_p and p not in (0.0, 1.0)
-    margin = abs(p - coin * q) if known else 1.0
+    coin, place = float(nodes["coin"]), node - int(side.steps["first_node"][row])
+    verdict = side.part(row).verdict
+    margin = float(verdict.margin[place]) if verdict is not None and side.has_coins and side.has_p else 1.0
     gap = _gap(nodes["gap"])
     return Decision(
-        node=node - int(side.steps["first_node"][row]),
+        node=place,
         token=int(nodes["token"]),
         text=side.vocabulary.show(int(nodes["token"])),
         what="accepted" if nodes["outcome"] == Outcome.ACCEPTED else "rejected",

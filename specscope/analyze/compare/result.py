@@ -102,6 +102,7 @@ class Half:
     row: int = -1  # in Side.steps
     deep: int = 0  # output tokens of that step before this one
     rule: str = "standard"  # of verification
+    drafted: tuple[tuple[int, int], ...] = ()  # (token, parent) of all nodes of the step
 
 
 @dataclass(frozen=True)

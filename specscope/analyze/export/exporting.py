@@ -130,6 +130,7 @@ def _run(run: RunInfo) -> tuple[Any, ...]:
         [(clean(name), clean(text)) for name, text in run.versions.items()],
         [clean(name) for name in run.aux_layers],
         run.draft_vocab or None,
+        run.rule,
         some(run.evidence),
         orjson.dumps(dict(run.speculation)).decode(),
         run.text,

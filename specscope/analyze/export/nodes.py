@@ -21,7 +21,8 @@ OF_DRAFTER = ("choice_rank", "choice_q", "outside")  # of a parent too, where th
 TYPES = {
     **dict.fromkeys(("token", "parent", "rank", "q_rank", "choice", "choice_rank", "module"), np.int32),
     **dict.fromkeys(("drawn", "outcome"), np.uint8),
-    **dict.fromkeys(("accept_prob", "coin", "residual_mass"), np.float64),
+    "judged": np.bool_,
+    **dict.fromkeys(("accept_prob", "coin", "residual_mass", "margin"), np.float64),
 }  # of all others: float32
 OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 DRAWN = [drawn.name.lower() for drawn in Drawn]
@@ -51,6 +52,8 @@ class Nodes:
             self._hold(name, getattr(part.tree, name))
         for name in VERDICT:
             self._hold(name, getattr(verdict, name))
+        self._hold("judged", verdict.judged)
+        self._hold("margin", verdict.margin)
         if len(verdict.forced):
             self._forced.append(verdict.forced[verdict.forced < n].astype(np.int64) + self.count)
         self._has["p"].append(verdict.final_p != 0 or n in verdict.forced)
@@ -109,8 +112,9 @@ class Nodes:
         if self._forced:
             forced[np.concatenate(self._forced)] = True
         has_p, tried, deterministic = self._known("p"), a["outcome"] != Outcome.UNTRIED, a["drawn"] == 0
-        judged = has_p & tried
-        margin, has_margin = _margin(a, forced)
+        judged, by_own = has_p & tried, self._whole("judged")
+        margin = self._whole("margin")
+        has_margin = (a["coin"] != 0) | (margin == 1)  # without a coin, only where nothing could change it
         at, given = self._parent_rows(step, a["parent"])
         number = np.arange(self.count) - first[step]
         columns = [
@@ -123,6 +127,7 @@ class Nodes:
             pa.array(a["q"]),
             _coded(OUTCOMES, a["outcome"]),
             pa.array(forced),
+            pa.array(by_own),
             _where(has_p, a["p"]),
             *(_where(judged, a[name]) for name in ("p_trial", "q_trial", "accept_prob")),
             _where(a["coin"] != 0, a["coin"]),
@@ -165,13 +170,6 @@ def _place(step: Array | int, node: Array) -> Array:
     """One number for a node (or the root) of a step."""
     place: Array = np.asarray(step, np.int64) * (MAX_NODES + 1) + node + 1
     return place
-
-
-def _margin(a: dict[str, Array], forced: Bools) -> tuple[Array, Bools]:
-    """[N] as Verdict.margin has it, and whether it is known: not without a coin, unless nothing could change it."""
-    p = a["p_trial"].astype(np.float64)
-    fixed = forced | (p == 0) | (p == 1)
-    return np.where(fixed, 1.0, np.abs(p - a["coin"] * a["q_trial"])), fixed | (a["coin"] != 0)
 
 
 def _where(known: Bools, values: Array) -> pa.Array:

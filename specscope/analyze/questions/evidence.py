@@ -55,8 +55,13 @@ class Evidence:
 
     @cached_property
     def judged(self) -> Bools:
-        """[N] whether the rule decided on the node: it was tried, and its outcome was not forced."""
-        return self.columns.tried & ~self.columns.forced
+        """[N] whether the rule decided on the node where the output came to: it was tried, and was not forced.
+
+        Rules that look ahead also try nodes below those that they reject.
+        """
+        c = self.columns
+        reached = (c.above < 0) | c.on_path[c.above] if len(c.token) else c.tried
+        return c.tried & ~c.forced & (~c.by_rule.ahead[c.step] | reached)
 
     @cached_property
     def taken(self) -> Indices:
@@ -133,8 +138,8 @@ class Evidence:
     def output(self) -> Doubles:
         """[S] output tokens before the step; NaN where the prompt is not known."""
         infos = [visit.request.info for visit in self.columns.visits]
-        prompt = np.array([np.nan if info is None else len(info.prompt_tokens) for info in infos], np.float64)
-        return np.maximum(self.columns.position + 1 - prompt, 0)
+        prompt = [len(info.prompt_tokens) if info is not None and len(info.prompt_tokens) else np.nan for info in infos]
+        return np.maximum(self.columns.position + 1 - np.array(prompt, np.float64), 0)
 
     @cached_property
     def batch(self) -> Doubles:

@@ -68,7 +68,12 @@ class Chances:
         rows[c.root_row] = self.free()
         rows[c.own_row] = self.free()[c.step]
         rows[c.row[c.forced]] = False
-        rows[c.final_row[c.forced_final]] = False
+        # Whether a final token counts hangs on what was accepted before it, and under rules that look ahead on all of a
+        # tree: then a step that was forced is left out as a whole
+        gone = c.forced_final.copy()
+        gone[c.step[c.forced]] |= c.by_rule.ahead[c.step[c.forced]]
+        rows[c.root_row[gone]] = False
+        rows[c.own_row[gone[c.step]]] = False
         return rows
 
     def emitted(self) -> Sum:

@@ -71,9 +71,9 @@ def accept_probability(c: Columns) -> Check:
     bad = ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST)
     return found(
         "accept probability",
-        "a = min(1, p / q), with p and q as tried",
+        "a = min(1, p / q), with p and q as tried; under block and traversal what is left of its path's ratio",
         bad,
-        np.where(ahead, c.by_rule.judged, c.tried) & c.told[c.step],
+        np.where(ahead, c.by_rule.judged, c.tried) & _unforced_ratios(c),
         c.at_node,
         lambda i: (
             f"a = {c.accept_prob[i]:.6g}, but the ratio of its path comes to {expected[i]:.6g}"
@@ -250,6 +250,7 @@ def final_tokens(c: Columns) -> Check:
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
+    same &= ~c.forced  # of what was rejected by force alone something may be left
     # Under rules that look ahead a node of ratio 1 may be rejected with all below it: of its token something is left
     same &= ~(c.by_rule.ahead[c.step] & c.sampled & (c.by_rule.parent * c.p_trial > c.q_trial))
     again[c.step[same]] = True

@@ -46,20 +46,16 @@ def _draw(
     batch: VerifyBatch, children: list[int], p: Left, found: BatchEvidence
 ) -> tuple[int | None, Left, int, float]:
     """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin)."""
-    trees, coin = batch.trees, float(batch.trees.coin[children[0]])
-    allowed = p
+    trees, coin, left = batch.trees, float(batch.trees.coin[children[0]]), p
+    token, _, margin = p.draw(coin)
     for child in children:
-        if trees.forced[child] == REJECTED:  # another token is drawn with the same coin
-            allowed, _ = allowed.reject(int(trees.token[child]), None)
-    token, _, margin = allowed.draw(coin)
-    left = p
-    for child in children:
-        own, forced = int(trees.token[child]), trees.forced[child]
+        own, forced, chance = int(trees.token[child]), trees.forced[child], left.prob(int(trees.token[child]))
         accepted = token == own if forced == UNTRIED else forced == ACCEPTED
-        chance = left.prob(own)
         found.trial(child, ACCEPTED if accepted else REJECTED, chance, 1.0, chance)
         found.coin[child] = coin
         if accepted:
             return child, left, own, margin
         left, found.residual_mass[child] = left.reject(own, None)
+        if token == own:  # it was forced rejected: another token is drawn with the same coin
+            token, _, margin = left.draw(coin)
     return None, left, token, margin

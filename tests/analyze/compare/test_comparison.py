@@ -224,8 +224,8 @@ def test_configuration_lines_name_what_differs_in_the_run(plain):
 def test_every_field_of_a_run_is_compared_or_left_out_on_purpose():
     from specscope.analyze.compare import configuration
 
-    # Its id, compared apart, or said with the blocks
-    left_out = {"run_id", "params", "versions", "speculation", "text", "block_size"}
+    # Its id, compared apart (the rule: of the steps), or said with the blocks
+    left_out = {"run_id", "params", "versions", "speculation", "text", "block_size", "rule"}
     every = {field.name for field in dataclasses.fields(RunInfo)} - left_out
     assert len(configuration._RUN) == len(every)
 

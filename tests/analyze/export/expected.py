@@ -101,9 +101,8 @@ def node(part, number, vocabulary):
     tried = has_p and outcome is not Outcome.UNTRIED
     drawn = Drawn(tree.drawn[number])
     coin = float(verdict.coin[number])
-    p = float(verdict.p_trial[number])
     forced = number in verdict.forced.tolist()
-    has_margin = tried and (coin or forced or p in (0, 1))
+    has_margin = tried and (coin or verdict.margin[number] == 1)
     above = int(tree.parent[number])
     at = parents.node.tolist().index(above) if parents and above in parents.node.tolist() else None
     given, sampled, model = at is not None, drawn is not Drawn.DETERMINISTIC, False
@@ -126,6 +125,7 @@ def node(part, number, vocabulary):
         "q": of_node(tree.q),
         "outcome": outcome.name.lower(),
         "forced": forced,
+        "judged": bool(verdict.judged[number]),
         "p": of_node(verdict.p, has_p),
         **{name: of_node(getattr(verdict, name), tried) for name in ("p_trial", "q_trial", "accept_prob")},
         "coin": coin or None,

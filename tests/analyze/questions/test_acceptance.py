@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,3 +94,12 @@ def test_forced_drafts_are_left_out_and_said():
     synthetic = run_of([dataclasses.replace(decode([1, 2], path=[0, 1], forced=[0, 1, 2]))])
     assert not answered(synthetic).buckets
     assert "forced" in answered(synthetic).notes[0]
+
+
+def test_without_the_prompt_the_place_in_the_output_is_not_known():
+    """With --no-text its tokens are left out, and a context's length says nothing of the output's."""
+    history = run_of([decode([1, 2], path=[0, 1], output=3)])
+    info = dataclasses.replace(history.requests["a"].info, prompt_tokens=np.zeros(0, np.int32))
+    history.requests["a"].info = info
+    assert np.isnan(Evidence.of(history).output).all()
+    assert "position" not in {row.by for row in answered(history).buckets}

@@ -10,6 +10,7 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Result
 from specscope.speculate.verify import traversal
+from specscope.trace.changes import Changes
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from tests.analyze.verify.conftest import HOT, run
@@ -23,8 +24,9 @@ TREES = {
 }
 
 
-def engine_of(target, rule, tree):
+def engine_of(target, rule, tree, changes=None):
     return Engine(
+        changes=changes,
         target=str(target),
         dtype="float32",
         kv_memory=0.01,
@@ -151,3 +153,25 @@ def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
     monkeypatch.setattr(traversal, "verify", mutant(traversal, *TRAVERSAL_MISTAKES[name]))
     history = run(engine_of(deep, TRAVERSAL, TREES[TRAVERSAL]), max_tokens=120, **HOT)
     assert failed(history)
+
+
+@pytest.mark.parametrize("rule", [*TREES, STANDARD])
+@pytest.mark.parametrize("what", ["accepted", "rejected", "deep", "final"])
+def test_what_is_forced_convicts_nobody(deep, rule, what):
+    """Verdicts that follow from force are left out of every check, exact and statistical."""
+    places = range(0, 400, 2)
+    node = 2 if what == "deep" else 0
+    outcomes = {} if what == "final" else {(place, node): what != "rejected" for place in places}
+    changes = Changes(outcomes=outcomes, tokens=dict.fromkeys(places, 7) if what == "final" else {})
+    history = run(engine_of(deep, rule, TREES.get(rule, TREES[TRAVERSAL]), changes), max_tokens=100, **HOT)
+    assert any(len(part.verdict.forced) for record in history.steps for part in record.requests if part.verdict)
+    assert failed(history) == []
+
+
+def test_the_same_rule_with_other_trees_is_no_suspect(deep):
+    """Under rules that look ahead what lies below a node decides on it as well."""
+    sides = [run(engine_of(deep, BLOCK, tree), max_tokens=60, **HOT) for tree in ("5", "2")]
+    found = compare(from_history(sides[0], "a"), from_history(sides[1], "b"))
+    causes = {pair.parting.cause for pair in found.pairs if pair.parting is not None}
+    assert causes
+    assert not causes & set(compared.SUSPECT)

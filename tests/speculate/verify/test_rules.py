@@ -144,7 +144,7 @@ def test_mistakes_of_traversal_are_caught(monkeypatch, name):
 MATCH_MISTAKES = {
     "each child has a coin of its own": ("accepted = token == own", "accepted = coin < left.prob(own)"),
     "a recovered token is drawn from all of p": ("return None, left, token", "return None, p, own"),
-    "the draw forgets what a child took": ("allowed.draw(coin)", "left_over(p, trees, children).draw(coin)"),
+    "the draw forgets what a child took": ("= p.draw(coin)", "= left_over(p, trees, children).draw(coin)"),
 }
 
 
@@ -264,6 +264,26 @@ def test_forced_outcomes_are_kept(verify, rule, seed, drawn, greedy):
             assert node in found.forced
     assert one.final is None or found.token == one.final
     assert found.rule == rule
+
+
+def test_a_forced_rejection_under_match_leaves_elder_siblings_alone():
+    p = [dense([0.1, 0.4, 0.5])] * 3
+    tree = DraftTree.build([1, 2], [ROOT, ROOT])
+    (free,), _ = match.verify(batch_of(tree, p, {}, [0.5, 0.8, 0.5]))
+    assert free.path.tolist() == [1]
+    (found,), (left,) = match.verify(batch_of(tree, p, {}, [0.5, 0.8, 0.5], {1: False}))
+    assert (found.path.tolist(), found.token, found.forced.tolist()) == ([], 0, [1])
+    assert left.row.tolist() == [1, 0, 0]
+    (other,), _ = match.verify(batch_of(tree, p, {}, [0.5, 0.3, 0.5], {1: False}))
+    assert (other.path.tolist(), other.forced.tolist()) == ([0], [])  # its turn never came
+
+
+def test_rounding_could_flip_a_node_of_a_path_although_its_own_p_is_1():
+    tree = DraftTree.build([0, 0], [ROOT, 0])
+    p = [dense([0.5, 0.5]), dense([1.0, 0.0]), dense([1.0, 0.0])]
+    (found,), _ = traversal.verify(batch_of(tree, p, {}, [0.5, 0.9, 0.5 - 1e-9]))
+    assert found.margin.tolist() == pytest.approx([1.0, 1e-9])
+    assert 1 in found.near_ties("bfloat16")
 
 
 def test_a_later_coin_accepts_past_a_failing_one():
