@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specscope.analyze.verify.fields import join
 from specscope.trace.ratios import ratios
-from specscope.trace.records import RequestStep
+from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from specscope.trace.tree import Bools, Doubles
 
@@ -36,29 +37,18 @@ class ByRule:
         rule = np.array([part.rule for part in parts], np.str_)
         match = rule == MATCH
         ahead = np.isin(rule, (BLOCK, TRAVERSAL)) & ours
-        judged, parent, left, open_ = [np.zeros(0, np.bool_)], [np.zeros(0)], [np.zeros(0)], [np.zeros(0, np.bool_)]
-        for part, looks in zip(parts, ahead.tolist(), strict=True):
-            verdict, n = part.verdict, len(part.tree)
-            assert verdict is not None
-            judged.append(verdict.judged)
-            if looks:
-                found = ratios(part.tree, verdict)
-                parent.append(found.parent)
-                left.append(found.left)
-                open_.append(found.own > 0)
-            else:
-                parent.append(np.ones(n))
-                left.append(np.ones(n))
-                open_.append(verdict.outcome == 1)
-        return ByRule(
-            walks=(rule == STANDARD) | match,
-            ahead=ahead,
-            match=match,
-            judged=np.concatenate(judged),
-            parent=np.concatenate(parent),
-            left=np.concatenate(left),
-            open=np.concatenate(open_),
-        )
+        outcome = join([part.verdict.outcome for part in parts if part.verdict is not None], np.uint8)
+        judged, open_ = outcome != Outcome.UNTRIED, outcome == Outcome.ACCEPTED
+        parent, left = np.ones((2, len(outcome)))
+        ends = np.cumsum([len(part.tree) for part in parts], dtype=np.int64)
+        for step in np.flatnonzero(ahead).tolist():
+            part, end = parts[step], int(ends[step])
+            assert part.verdict is not None
+            mine, found = slice(end - len(part.tree), end), ratios(part.tree, part.verdict)
+            judged[mine], open_[mine] = part.verdict.judged, found.own > 0
+            parent[mine], left[mine] = found.parent, found.left
+        walks = (rule == STANDARD) | match
+        return ByRule(walks, ahead, match, judged, parent, left, open_)
 
 
 def left_out(parts: Sequence[RequestStep], told: Bools) -> list[str]:
