@@ -7,6 +7,7 @@ PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the c
 DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
+    "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},

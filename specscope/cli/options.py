@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from specscope.cli.numbers import Number
-from specscope.engine.config import Context, Count, EngineConfig, Gib, StepTokens, Threads
+from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
 from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output
@@ -31,7 +31,7 @@ _ENGINE = [
     click.option(
         "--drafter",
         metavar="DRAFTER",
-        help="eagle, ngram, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
+        help="eagle, ngram, suffix, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
     ),
     click.option(
         "--draft-model",
@@ -42,6 +42,12 @@ _ENGINE = [
         "--tree",
         metavar="TREE",
         help="Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.",
+    ),
+    click.option(
+        "--suffix-shared",
+        type=Number(Shared),
+        metavar="TOKENS",
+        help="Tokens of earlier requests in which suffix decoding also looks.  [default: 0]",
     ),
     click.option(
         "--rule",
@@ -192,7 +198,8 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
         "max_context",
     )
     given = {
-        name: flags.pop(name) for name in (*names, "drafter", "rule", "evidence", "kv_memory", "threads", "adaptive")
+        name: flags.pop(name)
+        for name in (*names, "drafter", "rule", "suffix_shared", "evidence", "kv_memory", "threads", "adaptive")
     }
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 

@@ -30,6 +30,7 @@ from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
+from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
@@ -138,6 +139,8 @@ def make_drafter(
         return Synthetic(plan, config.synthetic_rates, target.vocab_size)
     if config.drafter == "ngram":
         return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
+    if config.drafter == "suffix":
+        return SuffixDrafter(plan.max_nodes, plan.max_depth, config.suffix_shared)
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)

@@ -17,15 +17,21 @@ from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.tree import ROOT
 
-DRAFTERS = ("auto", "eagle", "ngram", "draft_model", "none")
+DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
-DEFAULT_TREES = {"eagle": "dynamic:4,depth=2,top=4", "ngram": "3x5", "draft_model": "5"}
+DEFAULT_TREES = {
+    "eagle": "dynamic:4,depth=2,top=4",
+    "ngram": "3x5",
+    "suffix": "dynamic:16,depth=12",
+    "draft_model": "5",
+}
 MOST_THREADS = os.cpu_count() or 1
 
 Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
 StepTokens = Annotated[int, Meta(ge=16, le=2**20, description=f"at least 16, and at most {2**20}")]
 Context = Annotated[int, Meta(ge=2, le=2**31 - 1, description="at least 2")]
 Gib = Annotated[float, Meta(ge=0.001, le=1e6, description="at least 0.001, and at most what the machine has")]
+Shared = Annotated[int, Meta(ge=0, le=2**26, description=f"between 0 and {2**26}")]
 Threads = Annotated[
     int, Meta(ge=1, le=MOST_THREADS, description=f"between 1 and {MOST_THREADS}, the processors of this machine")
 ]
@@ -53,6 +59,7 @@ class EngineConfig:
     adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
+    suffix_shared: Shared = 0  # tokens of earlier requests that suffix decoding keeps for later ones
     device: str = "auto"
     backend: str = "auto"  # auto, torch or triton (model/backend.py)
     graphs: str = "auto"  # auto: CUDA graphs where the triton backend runs on a GPU; off: none
@@ -78,7 +85,9 @@ class EngineConfig:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
         if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
             raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
-        if (self.drafter in ("ngram", "none") or self.synthetic_rates) and self.draft_model is not None:
+        if self.suffix_shared and self.drafter != "suffix":
+            raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
+        if (self.drafter in ("ngram", "suffix", "none") or self.synthetic_rates) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.synthetic_rates and not isinstance(self.plan, StaticPlan):
             raise UserError("a synthetic drafter takes a static tree: 5, 3x5 or '[(0,), (0, 0)]'")
@@ -162,6 +171,8 @@ class EngineConfig:
         plan = parse_plan(text)
         if self.drafter == "ngram" and (not isinstance(plan, StaticPlan) or plan.top or "[" in str(plan)):
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
+        if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
+            raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {text}")
         return plan
 
     @property
@@ -173,6 +184,7 @@ class EngineConfig:
 _NUMBERS = {
     "ngram_max": Count,
     "ngram_min": Count,
+    "suffix_shared": Shared,
     "max_batch": Count,
     "max_step_tokens": StepTokens,
     "max_context": Context,

@@ -340,6 +340,7 @@ class Engine(GenerateMixin):
             blocks=request.table.written(start, start + part.feed + len(draft.tree)),
             moved=NO_NODES if verdict is None or request.id not in now.moves else verdict.path,
             parents=now.parents[place],
+            method=draft.method,
         )
         request.steps += 1
         return step

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch, Group
@@ -148,4 +147,3 @@ def specscope_attention(
 def register() -> None:
     """Make `attn_implementation="specscope"` known to transformers."""
     AttentionInterface.register(BACKEND, specscope_attention)
-    AttentionMaskInterface.register(BACKEND, lambda *args, **kwargs: None)

@@ -9,12 +9,14 @@ import torch
 import transformers as t
 
 from specscope.errors import UserError
-from specscope.model.batch import Segment
+from specscope.model import attention
+from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
 from specscope.speculate.verify.distribution import Point
 from specscope.trace.tree import ROOT, DraftTree
+from tests.speculate.reads import Reads
 from tests.speculate.verify.oracle import verify
 
 VOCAB = 199
@@ -53,6 +55,8 @@ CONFIGS = {
     "gpt_neox": lambda: t.GPTNeoXConfig(**{k: v for k, v in SIZE.items() if k != "num_key_value_heads"}),
     "gpt_oss_sinks": lambda: t.GptOssConfig(**SIZE, **WINDOW, num_local_experts=4, num_experts_per_tok=2),
 }
+
+EXPERT_MODELS = ("qwen3_moe", "mixtral_sliding", "gpt_oss_sinks")
 
 
 def build(name):
@@ -124,3 +128,20 @@ def test_a_model_whose_positions_we_cannot_see_is_refused_by_name():
     config = t.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=2)
     with pytest.raises(UserError, match=r"tiny \(BloomForCausalLM\) cannot run on the paged cache"):
         adopt(t.AutoModelForCausalLM.from_config(config), "tiny")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_forward_reads_nothing_back(name, monkeypatch):
+    """Around our attention the model takes no number from a tensor: on a GPU each would make the host wait."""
+    if name in EXPERT_MODELS:
+        pytest.skip("its router picks experts on the host")
+    runner = ModelRunner(adopt(build(name), name), 64)
+    tree, table = DraftTree.build([5, 6], [ROOT, ROOT]), BlockTable()
+    runner.cache.reserve(table, 6, 0)
+    segments = [Segment.of_tree(table, 0, [1, 2, 3, 4], tree, logits=True)]
+    batch = Batch.build(segments, runner.loaded.device, runner.cache.backend)
+    monkeypatch.setattr(attention, "paged_attention", lambda query, *_: torch.zeros_like(query))
+    runner._run(batch)  # whatever a model reads once
+    reads = Reads(monkeypatch)
+    runner._run(batch)
+    assert reads.count == 0

@@ -14,6 +14,7 @@ from specscope.speculate.adaptive import Size
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
+from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
 from specscope.trace.tree import DraftTree
@@ -70,6 +71,7 @@ class Draft:
     tree: DraftTree
     q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
+    method: MethodNotes | None = None  # what a method that looks into texts tells of it
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
     # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
     # not look.

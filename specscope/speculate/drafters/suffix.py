@@ -1,0 +1,152 @@
+"""Suffix decoding: what followed the longest suffixes of the text when they occurred before, by how often it did.
+
+Oliaro et al. 2024 (arXiv 2411.04975), section 3: for each length of suffix that occurred, the tree of its continuations
+is grown by the likeliest path first, where a path is as likely as the share of occurrences that went on so; a suffix of
+p tokens may bring FACTOR * p nodes, since a long match is followed the longest. Of these trees the one is taken that is
+expected to have the most tokens accepted. Occurrences are looked for in the request's own prompt and output and, where
+that was chosen, in the outputs of requests before it. Deterministic: q is a point mass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from specscope.model.features import AuxLayer
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.suffix_index import Place, Shelf, Text, occurrences
+from specscope.trace.method import MethodNotes
+from specscope.trace.records import Phase, Verdict
+from specscope.trace.tree import ROOT, DraftTree
+
+FACTOR = 2.0  # nodes for each token that matched
+LEAST = 0.1  # of the occurrences: a path that fewer went is not drafted
+LONGEST = 64  # tokens of a suffix that are compared
+
+
+@dataclass
+class _Request:
+    """A request's text as it was seen last."""
+
+    text: Text = field(default_factory=Text)
+    length: int = -1  # of the text that `draft` continues; -1 before the first
+    draft: Draft = NO_DRAFT
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Continuations of one suffix. `share`: of the occurrences, that went down to each node."""
+
+    tokens: list[int]
+    parents: list[int]
+    share: list[float]
+
+    @property
+    def score(self) -> float:
+        """Tokens that are expected to be accepted."""
+        return sum(self.share)
+
+
+class SuffixDrafter:
+    """Drafts from the text alone: no model pass."""
+
+    name = "suffix"
+    aux_layers: tuple[AuxLayer, ...] = ()
+    passes: tuple[Phase, ...] = ()
+
+    def __init__(self, nodes: int = 16, depth: int = 16, shared: int = 0) -> None:
+        """`shared`: tokens of earlier requests' outputs that are kept for later ones; 0 for none."""
+        self.max_nodes, self.max_depth = nodes, min(depth, nodes)
+        self._requests: dict[str, _Request] = {}
+        self._shelf = Shelf(shared) if shared else None
+
+    def most_nodes(self, context: Context) -> int:
+        """As many as it will propose: they are looked up here, and kept."""
+        return len(self._draft(context).tree)
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """A tree of continuations for each request."""
+        return [self._draft(context) for context in contexts]
+
+    def _draft(self, context: Context) -> Draft:
+        request = self._requests.setdefault(context.request, _Request())
+        if request.length != len(context.tokens):
+            request.text.grow(context.tokens)
+            request.length, request.draft = len(context.tokens), self._continue(context, request.text)
+        return request.draft
+
+    def _continue(self, context: Context, text: Text) -> Draft:
+        texts = [*(() if self._shelf is None else self._shelf.others(context.request)), text]
+        best, of = Grown([], [], []), (0, list[Place]())
+        for size, places in occurrences(text.tokens[-LONGEST:], texts, LONGEST).items():
+            grown = grow(places, min(self.max_nodes, int(FACTOR * size)), self.max_depth)
+            if grown.score >= best.score:  # of equals the longer match
+                best, of = grown, (size, places)
+        if not best.tokens:
+            return NO_DRAFT
+        size, places = of
+        source = _source(places, text, context.prompt_len)
+        method = MethodNotes(
+            confidence=np.array(best.share, np.float32), match_length=size, match_count=len(places), match_source=source
+        )
+        return Draft(DraftTree.build(best.tokens, best.parents), method=method)
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """What was committed is seen when the request comes again."""
+
+    def observe(self, request: str, start: int, features: Tensor) -> None:
+        """It asks for no features."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Forget the end of a request's text."""
+        known = self._requests.get(request)
+        if known is not None:
+            known.text.cut(tokens)
+            known.length = -1
+
+    def release(self, request: str) -> None:
+        """Forget a request; its text stays for others where that was chosen."""
+        known = self._requests.pop(request, None)
+        if known is not None and self._shelf is not None and len(known.text):
+            self._shelf.put(request, known.text.tokens)
+
+
+def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
+    """The likeliest continuations of these occurrences: `nodes` at most, `depth` deep at most."""
+    grown, total = Grown([], [], []), len(places)
+    heap: list[tuple[float, int, int, int, list[Place]]] = []  # share (negative), age, token, parent, places
+
+    def add(here: Sequence[Place], parent: int) -> None:
+        follows = Counter(text.tokens[end] for text, end in here)
+        for token, count in follows.items():  # in the order in which they were met: latest first
+            if count >= LEAST * total:
+                on = [(text, end + 1) for text, end in here if text.tokens[end] == token]
+                heapq.heappush(heap, (-count / total, len(heap) + len(grown.tokens), token, parent, on))
+
+    deep: list[int] = []
+    add(places, ROOT)
+    while heap and len(grown.tokens) < nodes:
+        share, _, token, parent, on = heapq.heappop(heap)
+        grown.tokens.append(token)
+        grown.parents.append(parent)
+        grown.share.append(-share)
+        deep.append(1 if parent == ROOT else deep[parent] + 1)
+        further = [(text, end) for text, end in on if end < len(text)]
+        if further and deep[-1] < depth:
+            add(further, len(grown.tokens) - 1)
+    return grown
+
+
+def _source(places: Sequence[Place], own: Text, prompt_len: int) -> str:
+    """Where they were found."""
+    found = {
+        "other requests": any(text is not own for text, _ in places),
+        "the prompt": any(text is own and end <= prompt_len for text, end in places),
+        "the output": any(text is own and end > prompt_len for text, end in places),
+    }
+    return ", ".join(name for name, yes in found.items() if yes)

@@ -1,0 +1,143 @@
+"""Suffix decoding against a plain search of the text, and what its evidence says."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.suffix import FACTOR, LEAST, SuffixDrafter, grow
+from specscope.speculate.drafters.suffix_index import Shelf, Text, occurrences
+
+texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+def text_of(tokens):
+    text = Text()
+    text.grow(tokens)
+    return text
+
+
+def context(tokens, prompt_len=None, name="r"):
+    return Context(name, tokens, len(tokens) if prompt_len is None else prompt_len, SamplingParams())
+
+
+@given(texts)
+def test_occurrences_are_those_of_a_plain_search(tokens):
+    text = text_of(tokens)
+    found = occurrences(tokens, [text], 64)
+    for size, places in found.items():
+        suffix = tokens[-size:]
+        wanted = [end for end in range(size, len(tokens)) if tokens[end - size : end] == suffix]
+        assert [end for _, end in places] == wanted[::-1]
+    longest = max((n for n in range(2, len(tokens)) if _occurs(tokens, n)), default=0)
+    assert max(found, default=0) == longest
+
+
+def _occurs(tokens, size):
+    return any(tokens[end - size : end] == tokens[-size:] for end in range(size, len(tokens)))
+
+
+@given(texts, texts, st.integers(0, 40))
+def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, length):
+    length = min(length, len(tokens))
+    text = text_of(tokens)
+    text.cut(length)
+    whole = tokens[:length] + others
+    text.grow(whole)
+    again = text_of(whole)
+    assert text.tokens == again.tokens
+    assert text._ends == again._ends
+
+
+@settings(max_examples=200)
+@given(texts, st.integers(1, 8), st.integers(1, 6))
+def test_a_tree_holds_the_commonest_continuations(tokens, nodes, depth):
+    text = text_of(tokens)
+    for places in occurrences(tokens, [text], 64).values():
+        grown = grow(places, nodes, depth)
+        assert len(grown.tokens) <= nodes
+        paths = {}
+        for node, (token, parent) in enumerate(zip(grown.tokens, grown.parents, strict=True)):
+            paths[node] = (*(paths[parent] if parent >= 0 else ()), token)
+            assert len(paths[node]) <= depth
+        lengths = range(1, depth + 1)
+        went = Counter(tuple(tokens[end : end + n]) for _, end in places for n in lengths if end + n <= len(tokens))
+        for node, path in paths.items():
+            assert grown.share[node] == pytest.approx(went[path] / len(places))
+        left = [count for path, count in went.items() if path not in paths.values() and count >= LEAST * len(places)]
+        if len(grown.tokens) == nodes and left:
+            assert min(grown.share) * len(places) >= max(left) - 1e-9
+        else:
+            assert not left
+
+
+def test_the_longest_match_of_equals_is_taken_and_told():
+    prompt = [9, 1, 2, 3, 4, 5, 8, 1, 2, 3]
+    (draft,) = SuffixDrafter(nodes=4, depth=3).propose([context(prompt)])
+    assert draft.tree.token.tolist()[:2] == [4, 5]
+    assert (draft.method.match_length, draft.method.match_count, draft.method.match_source) == (3, 1, "the prompt")
+    assert draft.method.confidence.tolist()[0] == 1.0
+    assert len(draft.tree) <= FACTOR * 3
+
+
+def test_branches_stand_in_the_order_of_how_often_they_came():
+    text = [1, 2, 5, 1, 2, 6, 1, 2, 6, 0, 1, 2]
+    (draft,) = SuffixDrafter(nodes=4, depth=1).propose([context(text)])
+    assert draft.tree.token.tolist() == [6, 5]
+    np.testing.assert_allclose(draft.method.confidence, [2 / 3, 1 / 3], rtol=1e-6)
+
+
+def test_earlier_requests_help_where_that_was_chosen():
+    alone, shared = SuffixDrafter(), SuffixDrafter(shared=100)
+    for drafter in (alone, shared):
+        drafter.propose([context([1, 2, 3, 4, 5], name="first")])
+        drafter.release("first")
+    (nothing,), (found,) = (drafter.propose([context([7, 2, 3], name="second")]) for drafter in (alone, shared))
+    assert len(nothing.tree) == 0
+    assert found.tree.token.tolist() == [4, 5]
+    assert found.method.match_source == "other requests"
+
+
+def test_what_is_kept_of_earlier_requests_is_bounded():
+    shelf = Shelf(10)
+    for name, length in (("a", 6), ("b", 3), ("c", 4), ("d", 50)):
+        shelf.put(name, range(length))
+        assert shelf.size == sum(map(len, shelf.others(""))) <= 10
+    assert [len(text) for text in shelf.others("")] == [10]
+    shelf.put("d", [1, 2])
+    assert shelf.size == 2
+
+
+def test_output_is_that_of_plain_decoding_and_drafts_are_accepted(deep):
+    prompt = [1, 2, 3, 4] * 4
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01}
+    (plain,) = Engine(drafter="none", **how).generate([prompt], params)
+    engine = Engine(drafter="suffix", **how)
+    (drafted,) = engine.generate([prompt], params)
+    assert drafted.token_ids == plain.token_ids
+    told = [step.method for step in drafted.steps if len(step.tree)]
+    assert told
+    assert all(one.match_length >= 2 and one.match_count >= 1 for one in told)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"tree": "3x5"}, "takes the largest tree"),
+        ({"draft_model": "x"}, "the drafter is suffix"),
+        ({"suffix_shared": -1}, "suffix_shared"),
+    ],
+)
+def test_what_does_not_fit_is_refused(how, said):
+    from specscope.engine.config import EngineConfig
+
+    with pytest.raises(UserError, match=said):
+        EngineConfig(drafter="suffix", **how)
+    with pytest.raises(UserError, match="suffix-shared"):
+        EngineConfig(drafter="ngram", suffix_shared=5)
