@@ -153,9 +153,7 @@ class EngineWhatIf(WhatIf):
         for _, node in found["coins"]:
             first = part.tree.children(int(part.tree.parent[node]))[0]
             if node != first:
-                raise UserError(
-                    f"under match the coin of node {first} decides for its siblings: write coin={first}:COIN"
-                )
+                raise UserError(f"under match siblings share the coin of node {first}: write coin={first}:COIN")
 
     def _node(self, text: str, part: RequestStep) -> int:
         number = whole(text)
