@@ -24,7 +24,7 @@ NOT_OURS = (
     "No specscope records belong to this trace: drafts, verdicts and tokens are not known, only what these spans say."
 )
 NOTHING = "No request and no spans yet."
-BY_NAME = "The client sent no traceparent, so that these are two traces; they were put together by the request's id."
+BY_NAME = "The client sent no traceparent: these are two traces, joined by the request's id."
 MISSING = (NO_OTHERS, NOT_OURS, NOTHING, BY_NAME)
 
 

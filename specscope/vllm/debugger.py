@@ -52,7 +52,7 @@ class Limit:
         others = f"; {plural(self.ranks - 1, 'other rank')} may wait in a collective" if self.ranks > 1 else ""
         return (
             f"vLLM waits here{others}. Its engine gives up after {self.seconds:g} s ({self.name}), "
-            f"so it goes on by itself after {self.hold:g} s"
+            f"so it continues by itself after {self.hold:g} s"
         )
 
 

@@ -21,7 +21,7 @@ class Guard:
     def caught(self, where: str, error: BaseException) -> None:
         """Count it, and tell the log."""
         self.errors += 1
-        log.warning("specscope: %s failed, and vLLM goes on without it: %r", where, error, exc_info=self.errors == 1)
+        log.warning("specscope: %s failed; vLLM continues without it: %r", where, error, exc_info=self.errors == 1)
         if self.errors >= MOST:
             self.step_aside(f"{self.errors} errors; what was recorded before is kept")
 
@@ -29,7 +29,7 @@ class Guard:
         """Do nothing more, and say so once."""
         if not self.is_off:
             self.is_off = True
-            log.warning("specscope: steps aside: %s", why)
+            log.warning("specscope: switched off: %s", why)
 
     def safely(self, function: Callable[..., Any], *args: object) -> Any:
         """The function's value; None where the plugin is off or the function failed."""

@@ -127,7 +127,7 @@ def witness(
         guard.safely(scheduler.rest)
         guard.safely(made.rest, None)
         if made.bytes:
-            log.warning("specscope: %d bytes copied a step", made.bytes // max(made.steps, 1))
+            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
         lost = losses.count
         guard.safely(bus.close)
         for closer in closers:

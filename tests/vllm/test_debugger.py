@@ -184,7 +184,7 @@ def test_what_cannot_be_forced_is_refused_and_nothing_changes(bench):
 def test_other_ranks_that_wait_are_told_of(bench):
     _, said = bench(limit=Limit(3600.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", ranks=2)).stopped()
     assert "1 other rank may wait in a collective" in said
-    assert "goes on by itself after 300 s" in said  # half of what a collective waits
+    assert "continues by itself after 300 s" in said  # half of what a collective waits
 
 
 def test_logprobs_that_vllm_has_computed_are_not_made_wrong(bench):
@@ -362,7 +362,7 @@ def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
     one = bench(limit=Limit(1.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"), tokens=400)
     one.vllm.pause = 0.005
     client, said = one.stopped()
-    assert "gives up after 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), so it goes on by itself after 0.5 s" in said
+    assert "gives up after 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), so it continues by itself after 0.5 s" in said
     before = one.vllm.steps
     until(lambda: one.vllm.steps > before + 3, 1)
     said = client.run("info breakpoints")

@@ -168,7 +168,7 @@ NODES = [
     _column("forced", BOOL, "whether the outcome was forced by a debugger"),
     _column("judged", BOOL, "whether its own coin decided; under block and traversal a node below may have"),
     _column("p", FLOAT, "the target's probability of the token at its parent", "where p was not recorded"),
-    _column("p_trial", FLOAT, "the same in what was left of p when it was tried", _UNTRIED),
+    _column("p_trial", FLOAT, "p when it was tried, after rejected siblings were taken away", _UNTRIED),
     _column("q_trial", FLOAT, "likewise of q", _UNTRIED),
     _column("accept_prob", DOUBLE, "min(1, p_trial / q_trial); under block and traversal a ratio", _UNTRIED),
     _column("coin", DOUBLE, "uniform number that decides", "where the engine tosses none"),
