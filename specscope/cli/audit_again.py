@@ -89,10 +89,9 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         drafter=run.drafter,
         draft_model=draft,
         tree=run.tree or None,
-        rule=run.rule,
         dtype=run.dtype,
         max_context=run.max_context,
-        **more,
+        **{"rule": run.rule, **more},
     )
 
 

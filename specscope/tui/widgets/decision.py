@@ -80,8 +80,8 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     if tried(verdict, node):
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
         ink, sign = INKS[Outcome(int(verdict.outcome[node]))], coin_sign(verdict, node)
-        fell = "below" if sign == "↓" else probability(coin) if coin else "none "
-        said = f"  {fell} {sign if coin else ''} a {probability(a)}"
+        fell = "below" if sign == "↓" else probability(coin)
+        said = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
         line = mark_line(a, coin_on_line(verdict, node), room, ink)
         lines.append([(left("coin", LABEL), "dim"), *line, (said, "text")])
     return [*lines, *(bar_line(*each, room) for each in _bars(step, verdict, node))]

@@ -33,6 +33,10 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
         p = found.finding("target p")
         assert p.check.tested + (p.check.note != "") >= 0.9 * drafted
         drafter = found.finding("drafter tree" if name == "ngram" else "drafter p")
+        if name == "suffix":  # nothing draws its trees a second time yet, and the audit says so
+            assert drafter.check.result is Result.SKIPPED
+            assert "the drafter is suffix" in drafter.check.note
+            return
         assert drafter.check.result is Result.PASSED
         assert drafter.check.tested == (found.audited if name == "ngram" else drafted)
 

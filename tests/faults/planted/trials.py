@@ -62,7 +62,7 @@ def not_divided(patch, engine):
 
 def bonus_of_the_root(patch, engine):
     """The bonus token is drawn from the root's p, whatever was accepted."""
-    targets, draw_final = host._targets, host.BatchEvidence.final
+    targets, draw_final = host.target_rows, host.BatchEvidence.final
     rows = []
 
     def remembered(batch):
@@ -82,7 +82,7 @@ def bonus_of_the_root(patch, engine):
         now[0] = batch
         return verify(batch)
 
-    patch.setattr(host, "_targets", remembered)
+    patch.setattr(host, "target_rows", remembered)
     patch.setattr(host.BatchEvidence, "final", from_root)
     patch.setattr(host, "verify", kept)
 
