@@ -23,7 +23,8 @@ class RawRows:
     def target(self, draft: int) -> RawRow:
         """At the row that judges a draft; good until the next is asked for, which is put in its place."""
         torch.softmax(self._logits[self._rows[draft]].float(), 0, out=self._row)
-        return RawRow(self._row.numpy(), 1.0)
+        row = self._row.numpy()
+        return RawRow(row, float(row.sum()))  # torch's own sum over a vocabulary is off by some 1e-5
 
     def drafter(self, logits: Tensor, row: int) -> tuple[RawRow, Indices | None]:
         """(A row of a drafter's pass [., V] over the tokens that the drafter knows, these; None where it knows all)."""
