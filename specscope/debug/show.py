@@ -9,7 +9,7 @@ import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
-from specscope.trace.decided import coin_sign
+from specscope.trace.decided import BELOW, DRAWN, DREW, coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo, Verdict
@@ -66,10 +66,10 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
 def _coin(verdict: Verdict, node: int) -> str:
     """What decided, by the rule."""
     sign, coin, a = coin_sign(verdict, node), verdict.coin[node], verdict.accept_prob[node]
-    if sign == "↓":
+    if sign == BELOW:
         return f"accepted with node {verdict.path[-1]} below it, ratio {a:.4f}"
-    if sign in "=≠":
-        return f"coin {coin:.4f} drew {'it' if sign == '=' else 'another token'}, with a chance of {a:.4f}"
+    if sign in DRAWN:
+        return f"coin {coin:.4f} drew {'it' if sign == DREW else 'another token'}, with a chance of {a:.4f}"
     return f"coin {coin:.4f} {sign} a {a:.4f}" if coin else f"no coin, a {a:.4f}"
 
 

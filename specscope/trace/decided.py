@@ -6,6 +6,8 @@ from specscope.trace.records import Outcome, Verdict
 from specscope.trace.rules import MATCH
 
 BELOW, DREW, DREW_ANOTHER, LESS, NOT_LESS = "↓", "=", "≠", "<", "≥"
+DRAWN = (DREW, DREW_ANOTHER)
+TOSSED = (LESS, NOT_LESS)
 
 
 def coin_sign(verdict: Verdict, node: int) -> str:

@@ -146,8 +146,9 @@ class OtherSpans:
         self._count -= 1
         self._bytes -= span.weight
         name = span.attributes.get(REQUEST_ID)
-        others = any(other.attributes.get(REQUEST_ID) == name for other in known.values())
-        if isinstance(name, str) and self._by_request.get(name) == span.trace_id and not others:
+        if not isinstance(name, str) or self._by_request.get(name) != span.trace_id:
+            return
+        if not any(other.attributes.get(REQUEST_ID) == name for other in known.values()):
             del self._by_request[name]
 
     def lose(self, count: int) -> None:

@@ -164,9 +164,8 @@ class _One:
         """Of what the final token was drawn from."""
         if drawn_from is None:
             return 0.0, 0.0
-        known = None
-        if self.q is None and self.accepted < len(self.tokens):  # the last tried row without its draft
-            last = {name: float(found.parent[name][self.accepted]) for name in ("entropy", "varentropy")}
-            p = self.call.target(self.first + self.accepted)[self.tokens[self.accepted]]
-            known = spread_without((last["entropy"], last["varentropy"]), float(p))
+        at, known = self.accepted, None
+        if self.q is None and at < len(self.tokens):  # the last tried row without its draft
+            whole = float(found.parent["entropy"][at]), float(found.parent["varentropy"][at])
+            known = spread_without(whole, float(self.call.target(self.first + at)[self.tokens[at]]))
         return spread(drawn_from) if known is None else known

@@ -111,7 +111,7 @@ def trial_order(c: Columns) -> Check:
         "trial order",
         "siblings are tried in draw order until one is accepted, and only below accepted nodes",
         due != c.tried,
-        (c.told & ~(c.by_rule.ahead & forced_steps(c)))[c.step],
+        _unforced_ratios(c),
         c.at_node,
         lambda i: "was not tried when its turn came" if due[i] else "was tried out of turn",
     )
@@ -309,13 +309,8 @@ def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -
     final[recovered] = of_row[c.final_row[known[recovered]]]
 
 
-def forced_steps(c: Columns) -> Bools:
-    """[S] in which an outcome was forced."""
-    found = np.zeros(len(c), np.bool_)
-    found[c.step[c.forced]] = True
-    return found
-
-
 def _unforced_ratios(c: Columns) -> Bools:
     """[N] of steps that can be checked: where ratios count, those in which none follows from what was forced."""
-    return (c.told & ~(c.by_rule.ahead & forced_steps(c)))[c.step]
+    forced = np.zeros(len(c), np.bool_)
+    forced[c.step[c.forced]] = True
+    return (c.told & ~(c.by_rule.ahead & forced))[c.step]

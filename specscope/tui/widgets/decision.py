@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specscope.trace.decided import coin_sign
+from specscope.trace.decided import BELOW, TOSSED, coin_sign
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.rules import MATCH
 from specscope.trace.tree import ROOT, Drawn
@@ -47,7 +47,7 @@ def q_tried(step: RequestStep, verdict: Verdict, node: int) -> str:
 
 def coin_on_line(verdict: Verdict, node: int) -> float:
     """The coin, where it was held against a; 0 where the rule has another use for it."""
-    return float(verdict.coin[node]) if coin_sign(verdict, node) in "<≥" else 0.0
+    return float(verdict.coin[node]) if coin_sign(verdict, node) in TOSSED else 0.0
 
 
 def mark_line(a: float, coin: float, width: int, ink: Ink) -> list[tuple[str, Ink]]:
@@ -80,7 +80,7 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     if tried(verdict, node):
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
         ink, sign = INKS[Outcome(int(verdict.outcome[node]))], coin_sign(verdict, node)
-        fell = "below" if sign == "↓" else probability(coin)
+        fell = "below" if sign == BELOW else probability(coin)
         said = f"  {fell} {sign} a {probability(a)}" if coin else f"  none  a {probability(a)}"
         line = mark_line(a, coin_on_line(verdict, node), room, ink)
         lines.append([(left("coin", LABEL), "dim"), *line, (said, "text")])

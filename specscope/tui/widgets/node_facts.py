@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specscope.trace.decided import coin_sign
+from specscope.trace.decided import BELOW, DRAWN, DREW, coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.ratios import ratios
 from specscope.trace.records import Outcome, RequestStep, Verdict
@@ -114,10 +114,10 @@ def _made(step: RequestStep, verdict: Verdict, node: int) -> str:
 def _fell(verdict: Verdict, node: int) -> str:
     """How the coin stands to a, by the rule."""
     sign, coin, a = coin_sign(verdict, node), float(verdict.coin[node]), float(verdict.accept_prob[node])
-    if sign == "↓":
+    if sign == BELOW:
         return f"node {int(verdict.path[-1])} below it was accepted"
-    if sign in "=≠":
-        return f"coin {coin:.6g} drew {'this token' if sign == '=' else 'another token'} from the target's p"
+    if sign in DRAWN:
+        return f"coin {coin:.6g} drew {'this token' if sign == DREW else 'another token'} from the target's p"
     return f"coin {coin:.6g} {sign} {a:.6g}"
 
 
