@@ -182,6 +182,6 @@ def _source(task: Task) -> str:
     then = ", ".join(map(str, ANSWER_TEMPERATURES))
     return (
         "the target's own writing. It continues its chat template's opening with an\n"
-        f"instruction (at a temperature of {hot}; {OPENED:.0%} begin with an opener of one of {len(OPENERS)} kinds), then\n"
+        f"instruction (at a temperature of {hot}; {OPENED:.0%} begin with an opener of {len(OPENERS)} kinds), then\n"
         f"answers it (at {then}, evenly), up to {task.longest} tokens in all"
     )

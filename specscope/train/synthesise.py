@@ -162,7 +162,7 @@ class Synthesiser:
         if drawn:
             heat = torch.tensor([running[i].temperature for i in drawn], device=logits.device)
             probs = (logits[drawn].float() / heat[:, None]).softmax(-1).cpu()
-            ends = probs.cumsum(-1)  # a token where the cumulative sum passes a coin: multinomial takes ten times as long
+            ends = probs.cumsum(-1)  # drawn where this passes a coin: multinomial takes ten times as long
             coins = torch.rand(len(drawn), 1, generator=self.generator) * ends[:, -1:]
             tokens = torch.searchsorted(ends, coins, right=True)[:, 0].clamp(max=probs.shape[-1] - 1).tolist()
             for i, token in zip(drawn, tokens, strict=True):
