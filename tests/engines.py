@@ -1,9 +1,13 @@
 """Engines with every drafter over one tiny target, for tests that go back, look and fork."""
 
+from pathlib import Path
+
 from specscope import Engine
+from specscope.speculate.adaptive import Sizer
 from tests.heads import head_tensors, write_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+COSTS = str(Path(__file__).parent / "data" / "costs.json")  # so that adaptive trees do not hang on this machine
 DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
@@ -11,7 +15,7 @@ DRAFTERS = {
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
-    "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True},
+    "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True, "costs": COSTS},
 }
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
@@ -35,6 +39,8 @@ def fresh(engine, blocks):
     while engine.busy:
         engine.step()
     engine.timeline, engine.last, engine.steps = None, None, 0
+    if engine.sizer is not None:
+        engine.sizer = Sizer(engine.sizer.plan, engine.sizer.costs)
     pool = engine.runner.cache.pool
     assert pool.used == 0
     pool.__init__(blocks)

@@ -37,7 +37,7 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
     console = Console()
     console.print("loading the engine for each drafter, and generate()", style="dim")
-    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False)
+    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None)
     plain = Engine(bare)
     ngram = Engine(dataclasses.replace(bare, drafter="ngram", tree=NGRAM_TREE))
     eagle = Engine(config) if config.drafter == "eagle" else None

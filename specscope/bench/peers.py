@@ -30,7 +30,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
     if vllm is not None and not os.access(vllm, os.X_OK):
         raise UserError(f"--vllm {vllm}: there is no Python to run; give the path of the environment's bin/python")
     console.print("loading the engines", style="dim")
-    plain = Engine(dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False))
+    plain = Engine(dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None))
     own = Engine(config)
     peer, phases = Peer(config), PhaseTimes()
     prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))

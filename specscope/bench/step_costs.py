@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
 
 import torch
@@ -21,7 +20,7 @@ from specscope.bench.paired import machine_info, median_interval
 from specscope.engine.engine import Engine
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.trace.costs import Point, StepCosts
+from specscope.trace.costs import Point, StepCosts, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
 
@@ -172,20 +171,6 @@ def _passes(
             each = [max(one - first.seconds, 1e-6) / (plan.depth - 1) for one in seconds]
             by_rows.setdefault(batch * plan.top, []).extend(each)
     return first, rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
-
-
-def rising(points: Sequence[Point]) -> tuple[Point, ...]:
-    """More rows take no less: neighbours that fall are set to their mean (isotonic regression)."""
-    groups: list[list[Point]] = []
-    for point in points:
-        groups.append([point])
-        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return tuple(replace(point, seconds=_mean(group)) for group in groups for point in group)
-
-
-def _mean(points: Sequence[Point]) -> float:
-    return sum(point.seconds for point in points) / len(points)
 
 
 def _point(rows: int, seconds: Sequence[float]) -> Point:

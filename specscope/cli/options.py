@@ -55,7 +55,14 @@ _ENGINE = [
         help="How drafts are verified; block and traversal accept more sampled drafts.  [default: standard]",
     ),
     click.option(
-        "--adaptive", is_flag=True, default=None, help="Adapt the size of a dynamic tree to recent acceptance and cost."
+        "--adaptive/--no-adaptive",
+        default=None,
+        help="Fit each tree to measured costs and recent acceptance.  [default: unless --tree is given]",
+    ),
+    click.option(
+        "--costs",
+        metavar="FILE",
+        help="Step costs for adaptive trees; measured if FILE does not exist.  [default: in your cache]",
     ),
     click.option(
         "--dtype",
@@ -199,7 +206,17 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
     )
     given = {
         name: flags.pop(name)
-        for name in (*names, "drafter", "rule", "suffix_shared", "evidence", "kv_memory", "threads", "adaptive")
+        for name in (
+            *names,
+            "drafter",
+            "rule",
+            "suffix_shared",
+            "evidence",
+            "kv_memory",
+            "threads",
+            "adaptive",
+            "costs",
+        )
     }
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 

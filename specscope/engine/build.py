@@ -7,15 +7,18 @@ import platform
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import specscope
+from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs
+from specscope.engine.measure import Bench, measure
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
@@ -26,15 +29,17 @@ from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
+from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
+from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
-from specscope.trace.plan import StaticPlan
+from specscope.trace.plan import DynamicPlan, StaticPlan
 from specscope.trace.records import RunInfo
 from specscope.trace.rules import STANDARD
 from specscope.trace.tokens import read_vocabulary
@@ -53,6 +58,7 @@ class Parts:
     vocabulary: Vocabulary
     max_context: int
     run_info: RunInfo
+    costs: Costs | None = None  # where trees are adaptive
 
 
 def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
@@ -83,14 +89,55 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if backend is Backend.TRITON and config.rule != STANDARD:
         ran_by += f", rule {config.rule} on the host"
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
+    run_info = _run_info(config, target, drafter, max_context, blocks, ran_by)
+    costs = engine_costs(config, runner, drafter, run_info, progress)
     return Parts(
         runner=runner,
         drafter=drafter,
         tokenizer=tokenizer,
         vocabulary=read_vocabulary(tokenizer),
         max_context=max_context,
-        run_info=_run_info(config, target, drafter, max_context, blocks, ran_by),
+        run_info=run_info if costs is None else replace(run_info, costs=costs.digest),
+        costs=costs,
     )
+
+
+def engine_costs(
+    config: EngineConfig, runner: ModelRunner, drafter: Drafter, run: RunInfo, progress: Callable[[str], None]
+) -> Costs | None:
+    """What a step costs here, from a file or measured now; None where trees are not adaptive. Raises UserError."""
+    plan = config.plan
+    if not config.adapts or not isinstance(plan, DynamicPlan):
+        return None
+    about = {
+        "target": f"{run.target} {run.revision}",
+        "drafter": run.drafter,
+        "draft model": run.draft_model,
+        "dtype": run.dtype,
+        "tree": run.tree,
+        "rule": run.rule,
+        "evidence": run.evidence,
+        "backend": run.backend,
+        "device": run.device if runner.loaded.device.type == "cuda" else cost_file.processor(),
+        "threads": str(torch.get_num_threads()),
+        "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
+    }
+    named = config.costs
+    known = cost_file.read_cached(about) if named is None else cost_file.read_named(named, about)
+    if known is not None:
+        return known
+    verifier = Verifier(runner.cache.backend, notes=run.evidence == "full", rule=config.rule)
+    found = measure(Bench(runner, drafter, verifier, plan, config.max_batch), about, progress)
+    if found is None:
+        progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
+        return None
+    try:
+        place = cost_file.cached_file(about) if named is None else Path(named)
+        cost_file.write(place, found, make_folder=named is None)
+    except OSError as error:
+        if named is not None:
+            raise UserError(f"cannot write the costs {named}: {error.strerror}") from error
+    return found
 
 
 def check_memory(gib: float, device: torch.device) -> None:

@@ -25,6 +25,8 @@ DEFAULT_TREES = {
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
 }
+ADAPTIVE_TREES = {"eagle": "dynamic:16,depth=5,top=4"}  # the largest, where each step's follows its costs
+MODELS = ("eagle", "draft_model")  # drafters that are models
 MOST_THREADS = os.cpu_count() or 1
 
 Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
@@ -56,7 +58,9 @@ class EngineConfig:
     # for "eagle": the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     rule: str = STANDARD  # of verification: one of RULES
-    adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree
+    # Depth and nodes follow measured costs and recent acceptance; needs a dynamic tree. None: where no tree is given
+    adaptive: bool | None = None
+    costs: str | None = None  # a file of step costs for adaptive trees, made where there is none; None: in the cache
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
     suffix_shared: Shared = 0  # tokens of earlier requests that suffix decoding keeps for later ones
@@ -72,7 +76,7 @@ class EngineConfig:
     threads: Threads | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
-        for name in ("target", "draft_model", "tree", "device"):
+        for name in ("target", "draft_model", "tree", "device", "costs"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
         if self.drafter not in DRAFTERS and self.synthetic_rates is None:
@@ -103,8 +107,10 @@ class EngineConfig:
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        if self.adaptive and not isinstance(self.plan, DynamicPlan):
+        if self.adaptive and (self.drafter not in MODELS or not isinstance(self.plan, DynamicPlan)):
             raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
+        if self.costs is not None and not self.adapts:
+            raise UserError("--costs is of use to adaptive trees alone: leave it out, or add --adaptive")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
     def _check_rule(self) -> None:
@@ -122,6 +128,11 @@ class EngineConfig:
         if self.draft_model is not None:
             return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
         return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether trees are adaptive: where that was asked for, or nothing was said of the tree of a head."""
+        return (self.drafter == "eagle" and self.tree is None) if self.adaptive is None else self.adaptive
 
     @property
     def head(self) -> str:
@@ -161,11 +172,8 @@ class EngineConfig:
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
         rates = self.synthetic_rates
-        text = (
-            self.tree
-            if self.tree is not None
-            else (DEFAULT_TREES.get(self.drafter) if rates is None else str(len(rates)))
-        )
+        trees = ADAPTIVE_TREES if self.adapts else DEFAULT_TREES
+        text = self.tree or (trees.get(self.drafter) if rates is None else str(len(rates)))
         if text is None:
             return None
         plan = parse_plan(text)

@@ -71,7 +71,7 @@ class Engine(GenerateMixin):
             root_alone=bool(self.drafter.aux_layers),
         )
         plan = self.config.plan
-        self.sizer = Sizer(plan) if self.config.adaptive and isinstance(plan, DynamicPlan) else None
+        self.sizer = Sizer(plan, parts.costs) if parts.costs is not None and isinstance(plan, DynamicPlan) else None
         self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun and not finished
@@ -212,7 +212,9 @@ class Engine(GenerateMixin):
             record, is_new = self.timeline.settle(record)
             self.last = LastStep(record, now)
         if self.sizer is not None:
-            self.sizer.note(record)
+            self.sizer.learn(now.outcomes())
+            for ended in now.finished:
+                self.sizer.forget(ended.id)
         self.current = None
         self.steps = record.step + 1 if self.timeline is None else self.timeline.step
         while self._cancel_later:
@@ -252,7 +254,7 @@ class Engine(GenerateMixin):
         """Trees for the requests that decode in this step and have room for one in their context."""
         fits = [part.decodes and self._has_room(part.request) for part in now.plan.parts]
         able = [self._context(now, part.request) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
-        now.sizes = {context.request: context.size for context in able if context.size is not None}
+        now.budgets = {context.request: context.budget for context in able if context.budget is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
@@ -262,17 +264,18 @@ class Engine(GenerateMixin):
         return len(request.tokens) + self.drafter.max_depth < self.max_context
 
     def _most_nodes(self, now: StepState, request: Request) -> int:
-        """Nodes that the request's draft may have in this step; where sizes are adaptive, its size is chosen here."""
+        """Nodes that the request's draft may have in this step; where trees are adaptive, its budget is set here."""
         if not self._has_room(request):
             return 0
         if self.sizer is not None:
-            now.sizes[request.id] = self.sizer.choose(request.id, max(len(self.scheduler.running), 1))
+            batch = max(len(self.scheduler.running), 1)
+            now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=request.params.greedy)
         return self.drafter.most_nodes(self._context(now, request))
 
     def _context(self, now: StepState, request: Request) -> Context:
-        """What the drafter may know of a request, and how much it shall draft where sizes are adaptive."""
-        size = now.sizes.get(request.id)
-        return request.context if size is None else dataclasses.replace(request.context, size=size)
+        """What the drafter may know of a request, and how much it shall draft where trees are adaptive."""
+        budget = now.budgets.get(request.id)
+        return request.context if budget is None else dataclasses.replace(request.context, budget=budget)
 
     def _forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
@@ -315,7 +318,7 @@ class Engine(GenerateMixin):
     def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
-        request, start, size = part.request, part.request.computed, now.sizes.get(part.request.id)
+        request, start, budget = part.request, part.request.computed, now.budgets.get(part.request.id)
         emitted, preceded = 0, request.preceded
         request.computed += part.feed
         if verdict is not None:
@@ -335,7 +338,7 @@ class Engine(GenerateMixin):
             verdict=verdict,
             emitted=emitted,
             notes=draft.notes,
-            sizing=size.reason if size is not None and bool(size.depth) == bool(len(draft.tree)) else "",
+            sizing=budget.reason if budget is not None and (draft.levels or not budget.depth) else "",
             preceded=None if verdict is None else preceded,
             blocks=request.table.written(start, start + part.feed + len(draft.tree)),
             moved=NO_NODES if verdict is None or request.id not in now.moves else verdict.path,
@@ -356,8 +359,6 @@ class Engine(GenerateMixin):
     def _retire(self, request: Request) -> None:
         self.scheduler.retire(request)
         self.drafter.release(request.id)
-        if self.sizer is not None:
-            self.sizer.forget(request.id)
         self.requests.pop(request.id, None)
 
     def _record(self, now: StepState) -> StepRecord:

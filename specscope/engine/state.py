@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
-from specscope.speculate.adaptive import Size
+from specscope.speculate.adaptive import Budget, Outcome
 from specscope.speculate.drafters.base import Draft
 from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
@@ -34,8 +34,25 @@ class StepState:
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
-    sizes: dict[str, Size] = field(default_factory=dict)  # by request, where sizes are adaptive
+    budgets: dict[str, Budget] = field(default_factory=dict)  # by request, where trees are adaptive
     waiting: int = 0  # requests that were left in the queue
+
+    def outcomes(self) -> list[Outcome]:
+        """What became of the budgets of the requests that decoded. When the step is whole."""
+        return [
+            Outcome(
+                request=part.request.id,
+                greedy=part.request.params.greedy,
+                budget=self.budgets.get(part.request.id),
+                levels=draft.levels,
+                tree=draft.tree,
+                scores=np.zeros(0, np.float32) if draft.notes is None else draft.notes.score,
+                path=verdict.path,
+                tokens=verdict.accepted + 1,
+            )
+            for part, draft, verdict in zip(self.plan.parts, self.drafts, self.verdicts, strict=True)
+            if verdict is not None
+        ]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.adaptive import Sizer
+from specscope.speculate.adaptive import Learned, Sizer
 from specscope.speculate.drafters.base import Drafter
 from specscope.trace.history import KEPT
 from specscope.trace.records import Preceded, StepRecord
@@ -67,7 +67,7 @@ class Moment:
     waiting: tuple[Mark, ...]
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
-    sizer: Sizer | None  # a copy, where sizes are adaptive
+    learned: Learned | None  # the sizer's, where trees are adaptive
     record: StepRecord | None = None  # of the step, when it has run
 
 
@@ -117,7 +117,8 @@ class Timeline:
         waiting, running = (
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), copy.deepcopy(engine.sizer)))
+        learned = None if engine.sizer is None else copy.deepcopy(engine.sizer.learned)
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """A request was added, or cancelled. Between the phases of a step that is after the step."""
@@ -193,7 +194,8 @@ class Timeline:
         engine.scheduler.running = [mark.request for mark in moment.running]
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
-        engine.sizer = moment.sizer
+        if engine.sizer is not None and moment.learned is not None:
+            engine.sizer.learned = moment.learned
         self.undone.extendleft(m.record for m in reversed(self.moments[at:]) if m.record is not None)
         del self.moments[at:]
         self._undo_inputs()

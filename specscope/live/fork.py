@@ -89,7 +89,7 @@ def beside(engine: Engine, changes: Changes) -> Engine:
     settings = dict(changes.engine)
     if "drafter" in settings:  # what the old drafter had is not the new one's
         settings = {"draft_model": None, "tree": None, "adaptive": False, **settings}
-    config = dataclasses.replace(engine.config, **settings)
+    config = dataclasses.replace(engine.config, costs=None, **settings)  # they are at hand
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)
     same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
@@ -106,6 +106,8 @@ def beside(engine: Engine, changes: Changes) -> Engine:
             drafter=drafter.name,
             tree="" if config.plan is None else str(config.plan),
             rule=config.rule,
+            costs=engine.run_info.costs if config.adapts else "",
         ),
+        costs=None if engine.sizer is None or not config.adapts else engine.sizer.costs,
     )
     return Engine(config, parts=parts, changes=changes)

@@ -1,147 +1,236 @@
-"""Sizer: how deep and how wide to draft for a request, from what was accepted lately and what a step costs. No torch.
+"""Sizer: what a draft must be worth, from what a step costs on this machine and from what was accepted. No torch.
 
-A step that verifies rows drafted in D passes takes about base + slope * rows + pass * D, all three measured as the
-engine runs. A request that has its d-th level accepted with probability a_d, measured over its last steps, gets
-1 + a_1 + .. + a_D tokens from it. The sizer takes the depth of the most tokens per time; 0, where drafting does not
-pay. From time to time a request that drafts nothing drafts a little, to see whether it pays again.
+A step of B requests with R rows and D drafting passes takes step(R) + first + (D - 1) passes seconds (costs.py). At a
+rate of L tokens a second, time is worth tokens: a tree of n nodes must bring L * (step(B (1 + n)) - step(B)) / B of
+them, a pass L * its seconds / B. So a request drafts another level where it expects more tokens from it than the pass
+costs, and of what was found it verifies the n nodes for which expected tokens less their price are most. L is what the
+engine makes at present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
+
+What a node brings is the probability that it is accepted: a curve over the drafter's own probability of its path,
+fitted to what became of the nodes verified lately. All of it follows from the tokens and from the file of costs, never
+from the clock, so that a run with the same seed and the same costs drafts the same trees again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.speculate.costs import Costs
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import Phase, StepRecord, Verdict
-from specscope.trace.tree import DraftTree
+from specscope.trace.tree import DraftTree, Floats, Ints
 from specscope.trace.wording import plural
 
-WEIGHT = 0.08  # of the newest step in a request's averages: about the last dozen count
-COST_WEIGHT = 0.02  # of the newest step in the measured costs
-PRIOR = 0.6  # acceptance of a level, given the one above, before anything is known
-OUTLIER = 5  # a pass that takes so many times what is known fed more than a tree
+Doubles = NDArray[np.float64]
+# Probabilities of a path, between which nodes are counted together.
+EDGES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
+MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
+PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
+KEEP = 0.995  # of the counts of nodes, at each step that verified some
+RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
+RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
+LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
+LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
+MARGIN = 1.25  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
 PROBE_EVERY = 24  # steps without drafts after which a request tries again
-PROBE_DEPTH = 2
+EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a request may draft in a step. Filled by Sizer.choose."""
+class Curve:
+    """Acceptance by the drafter's probability of a path. It never falls."""
 
-    depth: int  # 0: nothing
-    nodes: int
+    rates: Doubles  # [bins] at MIDDLES
+
+    def at(self, scores: Sequence[float]) -> Doubles:
+        """The probability that nodes are accepted, [n], from cumulative log probabilities."""
+        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
+        return found
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a request may draft in a step, and what it must bring. Filled by Sizer.choose; a drafter reads it."""
+
+    depth: int  # at most; 0: nothing
+    nodes: int  # at most
+    prices: Doubles  # [nodes + 1] tokens that so many nodes must bring to be worth their rows
+    passes: Doubles  # [depth] tokens that each pass must bring
+    lifts: Doubles  # [depth] tokens that each level brings for each that the one above it brings
+    curve: Curve
     reason: str  # for the evidence
 
+    def best(self, scores: Sequence[float]) -> tuple[int, float]:
+        """How many of the best nodes to verify, and the tokens that they bring beyond their price.
 
-def _seconds(phase: Phase) -> float:
-    return (phase.end_ns - phase.start_ns) / 1e9
+        `scores`: log probabilities of their paths, falling.
+        """
+        count = min(len(scores), self.nodes)
+        if not count:
+            return 0, 0.0
+        worth = np.cumsum(self.curve.at(scores[:count])) - self.prices[1 : count + 1]
+        most = int(worth.argmax())
+        return (most + 1, float(worth[most])) if worth[most] > 0 else (0, 0.0)
 
+    def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
+        """Whether to draft another level below nodes of these scores, `level` levels down."""
+        if level >= self.depth:
+            return False
+        return bool(self.lifts[level] * self.curve.at(frontier).sum() > self.passes[level])
 
-@dataclass
-class _CostLine:
-    """Least squares of y = base + slope * x over an exponential window."""
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        keep = 1 - COST_WEIGHT
-        self.weight = keep * self.weight + 1
-        self.x, self.y = keep * self.x + x, keep * self.y + y
-        self.xx, self.xy = keep * self.xx + x * x, keep * self.xy + x * y
-
-    def at(self, x: float) -> float:
-        """The line's value; flat while all points have one x. 0 before the first point."""
-        if self.weight == 0:
-            return 0.0
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean_x**2
-        slope = (self.xy / self.weight - mean_x * mean_y) / spread if spread > 1e-6 else 0.0
-        return max(mean_y + max(slope, 0.0) * (x - mean_x), mean_y * 0.1)
+    @staticmethod
+    def whole(depth: int, nodes: int, reason: str = "") -> Budget:
+        """One that nothing is too dear for."""
+        free = Curve(np.ones(len(MIDDLES)))
+        return Budget(depth, nodes, np.zeros(nodes + 1), np.full(depth, -1.0), np.ones(depth), free, reason)
 
 
 @dataclass
-class _Recent:
-    """What became of a request's last drafts."""
+class Kind:
+    """What became of the nodes of greedy requests, or of sampled ones. One decaying count for each bin."""
 
-    reach: list[float]  # a_d: how often level d was accepted
+    tries: Doubles = field(default_factory=lambda: np.full(len(MIDDLES), PRIOR))
+    hits: Doubles = field(default_factory=lambda: PRIOR * MIDDLES)
+
+    def add(self, scores: Floats, accepted: Ints) -> None:
+        """Verified nodes by the log probability of their paths, and which of them were accepted."""
+        bins = np.searchsorted(EDGES, np.exp(scores))
+        self.tries = KEEP * self.tries + np.bincount(bins, minlength=len(MIDDLES))
+        self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=len(MIDDLES))
+
+    def curve(self) -> Curve:
+        """As counted, with neighbours that fall set to the higher one's rate."""
+        return Curve(np.maximum.accumulate(self.hits / np.maximum(self.tries, 1e-9)))
+
+
+@dataclass
+class Recent:
+    """A request's own figures."""
+
+    lift: float  # tokens beyond their price that its searches found after one pass
+    searches: int = 1  # of which that is the mean: of all at first, then of the last ones
     idle: int = 0  # steps since it last drafted
 
 
 @dataclass
+class Learned:
+    """All that changes from step to step: a copy of it brings an engine back to an earlier step."""
+
+    kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
+    recent: dict[str, Recent] = field(default_factory=dict)
+    lifts: list[float] = field(default_factory=list)  # by level
+    unseen: list[int] = field(default_factory=list)  # searches since each level was looked at
+    tokens: float = RATE_PRIOR  # a request's, over the last steps
+    costs: float = RATE_PRIOR  # of those steps, in plain steps of their batches
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a request's budget in a step. Filled by the engine."""
+
+    request: str
+    greedy: bool
+    budget: Budget | None  # None where it could not draft
+    levels: Sequence[Sequence[float]]  # scores that were found, by level; empty where nothing was looked for
+    tree: DraftTree
+    scores: Floats  # [n] of the tree's nodes
+    path: Ints  # its accepted nodes
+    tokens: int  # committed
+
+
 class Sizer:
-    """Chooses sizes for all requests of an engine."""
+    """Sets budgets for all requests of an engine."""
 
-    plan: DynamicPlan  # the largest tree
-    _recent: dict[str, _Recent] = field(default_factory=dict)
-    _step: _CostLine = field(default_factory=_CostLine)  # seconds of a step without its passes, by rows
-    _pass: _CostLine = field(default_factory=_CostLine)  # seconds of a drafting pass, by requests
+    def __init__(self, plan: DynamicPlan, costs: Costs) -> None:
+        self.plan = plan  # the largest search
+        self.costs = costs
+        self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth)
 
-    def nodes(self, depth: int) -> int:
-        """Nodes of a tree of some depth: the plan's share of them."""
-        return max(round(self.plan.max_nodes * depth / self.plan.depth), depth)
+    def choose(self, request: str, batch: int, *, greedy: bool) -> Budget:
+        """The budget of a request in a batch of that many, as if all of them chose alike."""
+        known, costs, plan = self.learned, self.costs, self.plan
+        recent = known.recent.setdefault(request, Recent(known.lifts[0]))
+        plain = costs.step_seconds(batch, batch)
+        worth = max(known.tokens / known.costs, 1.0) / plain  # tokens of each request a second
+        rows = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
+        prices = worth * (np.array([costs.step_seconds(count, batch) for count in rows]) - plain)
+        later = worth * costs.pass_seconds(batch * plan.top)
+        passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
+        depth, reason = self._depth(recent, passes, prices)
+        lifts = np.array([recent.lift, *known.lifts[1:]])
+        for level, count in enumerate(known.unseen):
+            if count >= EXPLORE_EVERY and level:
+                passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
+                break
+        return Budget(depth, plan.max_nodes, prices, passes, lifts, known.kinds[greedy].curve(), reason)
 
-    def choose(self, request: str, batch: int) -> Size:
-        """The size for a request in a batch of that many, as if all of them chose alike."""
-        recent = self._recent.setdefault(request, _Recent([PRIOR ** (d + 1) for d in range(self.plan.depth)]))
-        if self._pass.weight == 0 or self._step.weight == 0:
-            return Size(self.plan.depth, self.plan.max_nodes, "the whole tree: costs are not known yet")
+    def _depth(self, recent: Recent, passes: Doubles, prices: Doubles) -> tuple[int, str]:
+        """How deep a search may go, and why."""
+        some = min(4, len(prices) - 1)
+        price = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {prices[some]:.2f}"
+        if recent.lift > MARGIN * passes[0]:
+            return self.plan.depth, f"{price}; lately they brought {recent.lift:.2f}"
         if recent.idle >= PROBE_EVERY:
-            depth = min(PROBE_DEPTH, self.plan.depth)
-            return Size(depth, self.nodes(depth), f"a probe after {plural(recent.idle, 'step')} without drafts")
-        gains = [1 + sum(recent.reach[:depth]) for depth in range(self.plan.depth + 1)]
-        costs = [self._cost(depth, batch) for depth in range(self.plan.depth + 1)]
-        best = max(range(self.plan.depth + 1), key=lambda depth: gains[depth] / costs[depth])
-        reach = " ".join(f"{a:.2f}" for a in recent.reach)
-        why = f"{gains[best]:.2f} tokens at {costs[best] / costs[0]:.2f} of a plain step; recent acceptance {reach}"
-        return Size(best, self.nodes(best) if best else 0, why if best else f"no draft pays: {why}")
+            return 1, f"a probe after {plural(recent.idle, 'step')} without drafts"
+        return 0, f"no draft pays: {price}; it would bring {recent.lift:.2f}"
 
-    def _cost(self, depth: int, batch: int) -> float:
-        """Seconds of a step with trees of some depth."""
-        if depth == 0:
-            return self._step.at(batch)
-        return self._step.at(batch * (1 + self.nodes(depth))) + depth * self._pass.at(batch)
-
-    def learn(self, request: str, tree: DraftTree, verdict: Verdict) -> None:
-        """What became of a draft, or that nothing was drafted."""
-        recent = self._recent.get(request)
-        if recent is None:
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
+        if not outcomes:
             return
-        if not len(tree):
+        for one in outcomes:
+            if one.budget is not None:
+                self._learn_one(one, one.budget)
+        self._learn_rate(outcomes)
+
+    def _learn_one(self, one: Outcome, budget: Budget) -> None:
+        known = self.learned
+        recent = known.recent.setdefault(one.request, Recent(known.lifts[0]))
+        if not one.levels:
             recent.idle += 1
             return
-        recent.idle, reach = 0, recent.reach
-        for depth in range(len(reach)):
-            if depth < tree.max_depth:
-                seen = 1.0 if verdict.accepted > depth else 0.0
-            else:  # not drafted: as likely, given the level above, as that was given the one above it
-                above = reach[depth - 2] if depth > 1 else 1.0
-                seen = min(reach[depth - 1] ** 2 / max(above, 1e-9), reach[depth - 1])
-            reach[depth] += WEIGHT * (seen - reach[depth])
+        if len(one.tree):
+            known.kinds[one.greedy].add(one.scores, one.path)
+        for level, lift in enumerate(lifts(one.levels, budget, self.plan.top)):
+            known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
+            if level == 0:
+                recent.searches += 1
+                recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (lift - recent.lift)
+                least = MARGIN * budget.passes[0]
+                recent.idle = 0 if recent.lift > least or lift <= least else PROBE_EVERY
+        for level in range(len(known.unseen)):
+            known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
 
-    def note(self, record: StepRecord) -> None:
-        """Learn from a step: what became of its drafts, and what it cost where it only decoded."""
-        for part in record.requests:
-            if part.verdict is not None:
-                self.learn(part.request, part.tree, part.verdict)
-        if not record.requests or any(part.prefill_tokens or part.verdict is None for part in record.requests):
-            return
-        seconds = {phase.name: _seconds(phase) for phase in record.phases}
-        drafting = seconds.pop("draft")
-        if len(record.passes) > 1:  # the first pass may also feed a whole prompt, and says nothing of the others
-            drafting = (drafting - _seconds(record.passes[0])) / (len(record.passes) - 1)
-        rows = sum(1 + len(part.tree) for part in record.requests)
-        self.timed(rows, sum(seconds.values()), len(record.requests), drafting if record.passes else None)
-
-    def timed(self, rows: int, step_s: float, batch: int, pass_s: float | None) -> None:
-        """Note costs: seconds of a step without drafting, by rows; seconds of a pass, by requests, None without."""
-        self._step.add(rows, step_s)
-        known = self._pass.at(batch)
-        if pass_s is not None and (known == 0 or pass_s < OUTLIER * known):
-            self._pass.add(batch, pass_s)
+    def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
+        """Tokens a request of this step, and what it cost by the file, in plain steps."""
+        batch = len(outcomes)
+        rows = batch + sum(len(one.tree) for one in outcomes)
+        seconds = self.costs.step_seconds(rows, batch)
+        looked = [len(one.levels) for one in outcomes if one.levels]
+        if looked:
+            seconds += self.costs.first_seconds(len(looked))
+            for level in range(1, max(looked)):
+                seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
+        known = self.learned
+        known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
+        known.costs = RATE_KEEP * known.costs + seconds / self.costs.step_seconds(batch, batch)
 
     def forget(self, request: str) -> None:
         """A request ended."""
-        self._recent.pop(request, None)
+        self.learned.recent.pop(request, None)
+
+
+def lifts(levels: Sequence[Sequence[float]], budget: Budget, top: int) -> list[float]:
+    """Of each level that was looked at: tokens that it added, beyond their price, for each that led to it."""
+    found: list[float] = []
+    nodes: list[float] = []
+    before, above = 0.0, 1.0
+    for scores in levels:
+        nodes = sorted([*nodes, *scores], reverse=True)
+        value = budget.best(nodes)[1]
+        found.append((value - before) / max(above, 1e-6))
+        before, above = value, float(budget.curve.at(sorted(scores, reverse=True)[:top]).sum())
+    return found

@@ -88,6 +88,20 @@ def at(points: Sequence[Point], rows: float) -> float:
     return float(np.interp(rows, x, y))
 
 
+def rising(points: Sequence[Point]) -> tuple[Point, ...]:
+    """More rows take no less: neighbours that fall are set to their mean (isotonic regression)."""
+    groups: list[list[Point]] = []
+    for point in points:
+        groups.append([point])
+        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return tuple(dataclasses.replace(point, seconds=_mean(group)) for group in groups for point in group)
+
+
+def _mean(points: Sequence[Point]) -> float:
+    return sum(point.seconds for point in points) / len(points)
+
+
 def fed(plan: TreePlan) -> list[int]:
     """Nodes of a request that each drafting pass after the first feeds."""
     if isinstance(plan, DynamicPlan):

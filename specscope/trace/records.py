@@ -387,6 +387,7 @@ class RunInfo:
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
     speculation: Mapping[str, Any] = field(default_factory=dict)
     rule: str = STANDARD  # of verification, for whole runs
+    costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
     text: bool = True  # False with --no-text: prompts and text are left out
 
     @property

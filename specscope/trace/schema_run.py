@@ -39,6 +39,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     evidence: Short = field(name="specscope.run.evidence", default="")
     speculation: Short = field(name="specscope.run.speculation", default="{}")  # JSON: dict[str, Any]
     rule: Name = field(name="specscope.run.rule", default="standard")
+    costs: Short = field(name="specscope.run.costs", default="")
     text: bool = field(name="specscope.run.text")
 
     def __post_init__(self) -> None:

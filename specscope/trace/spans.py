@@ -316,5 +316,6 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         **({"specscope.run.draft_tokens": run.draft_tokens} if run.draft_tokens else {}),
         "specscope.run.evidence": run.evidence,
         "specscope.run.rule": run.rule,
+        "specscope.run.costs": run.costs,
         "specscope.run.text": run.text,
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

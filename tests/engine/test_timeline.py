@@ -9,8 +9,6 @@ from specscope import SamplingParams
 from specscope.errors import UserError
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
 
-EXACT = [name for name in DRAFTERS if name != "eagle adaptive"]  # whose trees depend on measured times
-
 
 @pytest.fixture(scope="module")
 def engines(deep, tmp_path_factory):
@@ -53,7 +51,7 @@ def fill(engine, seed):
         engine.add(PROMPTS[int(rng.integers(len(PROMPTS)))], params)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", DRAFTERS)
 @settings(max_examples=10)
 @given(
     seed=st.integers(0, 10_000),

@@ -13,6 +13,7 @@ from specscope import Engine, SamplingParams
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
+from tests.engines import COSTS
 from tests.faults.fault import Fault
 from tests.faults.models import DRAFT, HEAD, TARGET, story
 
@@ -36,6 +37,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "draft_model": str(HEAD),
         "tree": "dynamic:8,depth=4,top=3",
         "adaptive": True,
+        "costs": COSTS,
     },
 }
 

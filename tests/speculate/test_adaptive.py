@@ -1,109 +1,229 @@
-"""Adaptive sizes: the best depth by the measured costs, down to none where drafts do not pay, and back."""
+"""Adaptive trees: prices from the file of costs, worth from what was accepted, and the most tokens per time."""
 
-import itertools
+import copy
+import math
+import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
-from specscope.speculate.adaptive import PROBE_DEPTH, PROBE_EVERY, Sizer
+from specscope.speculate.adaptive import MIDDLES, PROBE_EVERY, Budget, Curve, Kind, Outcome, Sizer
+from specscope.speculate.costs import Costs
+from specscope.trace.costs import Point
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.records import FinalKind
-from specscope.trace.tree import DraftTree
+from specscope.trace.tree import ROOT, DraftTree
+from tests.engines import COSTS
 from tests.heads import head_tensors, write_head
-from tests.trace.samples import verdict
 
 PLAN = DynamicPlan(12, depth=4, top=3)
 
 
-def judged(depth, accepted):
-    """A chain with its first nodes accepted."""
-    tree = DraftTree.build(list(range(depth)), list(range(-1, depth - 1)))
-    return tree, verdict(tree, [0] * depth, list(range(accepted)), 1, FinalKind.TARGET)
+def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
+    """Straight lines: a step of R rows takes base + slope * R."""
+    step = tuple(Point(rows, base + slope * rows, 0, 0) for rows in (1, 65))
+    return Costs({}, step, 0.0, first, 0.0, (Point(1, later, 0, 0),))
 
 
-def measured(base, slope, per_pass):
-    """A sizer that has seen steps of these costs in seconds."""
-    sizer = Sizer(PLAN)
-    for rows in (1, 4, 7, 10, 13):
-        sizer.timed(rows, base + slope * rows, 1, per_pass)
-    return sizer
+scores = st.lists(st.floats(-8, 0), max_size=20).map(lambda xs: sorted(xs, reverse=True))
 
 
-def steps(sizer, accepted, count):
-    """Let request r draft what the sizer says `count` times, `accepted` levels of it accepted; the depths."""
+@given(scores, st.lists(st.floats(0, 0.5), min_size=12, max_size=12))
+def test_the_best_nodes_are_those_of_most_worth(found, steps):
+    prices = np.cumsum([0.0, *steps])
+    budget = Budget(4, 12, prices, np.zeros(4), np.ones(4), Curve(np.array(MIDDLES)), "")
+    count, value = budget.best(found)
+    worth = [budget.curve.at(found[:n]).sum() - prices[n] for n in range(min(len(found), 12) + 1)]
+    assert value == pytest.approx(max(worth))
+    assert worth[count] == pytest.approx(max(worth))
+
+
+@given(st.lists(st.tuples(st.floats(-6, 0), st.booleans()), max_size=60))
+def test_acceptance_never_falls_as_the_drafter_is_surer(nodes):
+    kind = Kind()
+    for score, accepted in nodes:
+        kind.add(np.array([score]), np.array([0] if accepted else [], dtype=np.int64))
+    rates = kind.curve().at(np.linspace(-9, 0, 200).tolist())
+    assert (np.diff(rates) >= 0).all()
+    assert (rates >= 0).all()
+    assert (rates <= 1).all()
+
+
+def test_the_curve_follows_what_was_accepted():
+    kind, chance = Kind(), random.Random(0)
+    for _ in range(2000):
+        sure = chance.choice([0.25, 0.65])
+        kind.add(np.array([math.log(sure)]), np.array([0] if chance.random() < sure + 0.2 else [], dtype=np.int64))
+    assert kind.curve().at([math.log(0.25), math.log(0.65)]).tolist() == pytest.approx([0.45, 0.85], abs=0.08)
+
+
+def test_prices_are_seconds_at_the_rate_of_the_engine():
+    sizer = Sizer(PLAN, costs(base=0.03, slope=0.001, first=0.003, later=0.002))
+    budget = sizer.choose("r", 2, greedy=True)
+    plain = 0.03 + 0.002  # a step of two rows
+    assert budget.prices[5] == pytest.approx(2 * 5 * 0.001 / plain)  # the batch's time, a token for each request
+    assert budget.passes.tolist() == pytest.approx([0.003 / plain, *[0.002 / plain] * 3])
+    sizer.learned.tokens *= 2  # twice as many tokens in the same time: time is worth twice as much
+    assert sizer.choose("r", 2, greedy=True).prices[5] == pytest.approx(4 * 5 * 0.001 / plain)
+
+
+class World:
+    """Texts whose next tokens a drafter knows more or less: a search finds children, one of which may be right."""
+
+    def __init__(self, quality, honesty, seed):
+        self.quality, self.honesty = quality, honesty
+        self.chance = random.Random(seed)
+
+    def children(self):
+        """Probabilities of a node's children, falling."""
+        sure = self.chance.random() ** (1 / max(self.quality, 1e-3) - 1) if self.quality < 1 else 1.0
+        return [sure * part for part in (0.7, 0.15, 0.1)]
+
+    def step(self, budget):
+        """What comes of a budget: an Outcome, and what the step took of draft passes and rows."""
+        token, parent, score, right = [], [], [], []
+        levels, frontier = [], [(ROOT, 0.0, True)]
+        while budget.depth:
+            found = []
+            for node, above, on_path in frontier:
+                probs = self.children()
+                draw = self.chance.random()
+                for i, p in enumerate(probs):
+                    start = sum(probs[:i]) * self.honesty
+                    hit = on_path and start <= draw < start + p * self.honesty
+                    token.append(len(token))
+                    parent.append(node)
+                    score.append(above + math.log(max(p, 1e-9)))
+                    right.append(hit)
+                    found.append((len(token) - 1, score[-1], hit))
+            levels.append([s for _, s, _ in found])
+            frontier = sorted(sorted(found, key=lambda x: -x[1])[: PLAN.top])
+            if not budget.goes_on(len(levels), [s for _, s, _ in frontier]):
+                break
+        kept = sorted(range(len(score)), key=lambda n: (-score[n], n))[: budget.best(sorted(score, reverse=True))[0]]
+        kept.sort()
+        place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        tree = DraftTree.build([token[n] for n in kept], [place[parent[n]] for n in kept])
+        path = np.array([place[n] for n in kept if right[n]], dtype=np.int64)
+        found = np.array([score[n] for n in kept])
+        return Outcome("r", True, budget, levels, tree, found, path, 1 + len(path))
+
+
+def seconds(costs, outcome):
+    """What a step of one request took."""
+    took = costs.step_seconds(1 + len(outcome.tree), 1)
+    if outcome.levels:
+        took += costs.first_seconds(1) + sum(costs.pass_seconds(PLAN.top) for _ in outcome.levels[1:])
+    return took
+
+
+def rate(costs, world, choose, learn, steps=2500):
+    """Tokens a second; and the worst of any 200 steps."""
+    made = []
+    for _ in range(steps):
+        outcome = world.step(choose())
+        learn(outcome)
+        made.append((outcome.tokens, seconds(costs, outcome)))
+    spans = [made[i : i + 200] for i in range(0, steps - 200, 50)]
+    each = [sum(t for t, _ in span) / sum(s for _, s in span) for span in spans]
+    return sum(t for t, _ in made) / sum(s for _, s in made), min(each)
+
+
+@pytest.mark.parametrize("quality", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("honesty", [1.0, 0.5])
+@pytest.mark.parametrize("slope", [0.0003, 0.002])
+def test_it_is_never_below_plain_decoding_and_close_to_the_best_fixed_tree(quality, honesty, slope):
+    takes = costs(base=0.03, slope=slope, first=0.004, later=0.002)
+    sizer = Sizer(PLAN, takes)
+    found, worst = rate(
+        takes,
+        World(quality, honesty, 1),
+        lambda: sizer.choose("r", 1, greedy=True),
+        lambda outcome: sizer.learn([outcome]),
+    )
+    plain = 1 / takes.step_seconds(1, 1)
+    assert worst >= 0.98 * plain
+    fixed = [
+        rate(takes, World(quality, honesty, 1), lambda d=d, n=n: Budget.whole(d, n), lambda _: None, steps=1200)[0]
+        for d in (1, 2, 4)
+        for n in (1, 2, 4, 8, 12)
+    ]
+    assert found >= 0.97 * max(*fixed, plain)
+
+
+def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
+    sizer = Sizer(PLAN, costs(first=0.006))
+    bad, good = World(0.5, 0.0, 2), World(0.9, 1.0, 2)
     depths = []
-    for _ in range(count):
-        size = sizer.choose("r", 1)
-        depths.append(size.depth)
-        tree, verdict = judged(size.depth, min(accepted, size.depth))
-        sizer.learn("r", tree, verdict)
-    return depths
+    for world in (bad, good):
+        for _ in range(300):
+            budget = sizer.choose("r", 1, greedy=True)
+            depths.append(budget.depth)
+            sizer.learn([world.step(budget)])
+    assert depths[0] > 0
+    assert depths[200:300].count(0) >= 90
+    assert max(len(run) for run in "".join("x" if d else "." for d in depths).split("x")) == PROBE_EVERY
+    assert depths[-50:].count(0) == 0
+    assert "no draft pays" in _sized(sizer, bad).reason
 
 
-def test_the_whole_tree_until_costs_are_known():
-    size = Sizer(PLAN).choose("r", 1)
-    assert (size.depth, size.nodes) == (4, 12)
-    assert "not known" in size.reason
+def _sized(sizer, world):
+    """A budget that allows nothing, after steps that brought nothing."""
+    for _ in range(400):
+        budget = sizer.choose("r", 1, greedy=True)
+        if not budget.depth:
+            return budget
+        sizer.learn([world.step(budget)])
+    raise AssertionError("it went on")
 
 
-@given(
-    base=st.floats(0.001, 0.1),
-    slope=st.floats(0, 0.02),
-    per_pass=st.floats(0.0001, 0.05),
-    outcomes=st.lists(st.integers(0, 4), max_size=30),
-    batch=st.integers(1, 8),
-)
-def test_the_choice_is_the_most_tokens_per_time(base, slope, per_pass, outcomes, batch):
-    sizer = measured(base, slope, per_pass)
-    reach = [0.6 ** (d + 1) for d in range(4)]
-    sizer.choose("r", batch)
-    for accepted in outcomes:
-        tree, verdict = judged(4, accepted)
-        sizer.learn("r", tree, verdict)
-        reach = [a + 0.08 * ((accepted > d) - a) for d, a in enumerate(reach)]
-    rates = []
-    for depth in range(5):
-        rows = batch * (1 + (max(round(12 * depth / 4), depth) if depth else 0))
-        cost = base + slope * rows + depth * per_pass
-        rates.append((1 + sum(reach[:depth])) / cost)
-    chosen = sizer.choose("r", batch)
-    assert rates[chosen.depth] == pytest.approx(max(rates), rel=0.02)
-    assert chosen.nodes == (max(round(12 * chosen.depth / 4), chosen.depth) if chosen.depth else 0)
+def test_a_copy_of_what_was_learned_brings_back_the_same_choices():
+    sizer, world = Sizer(PLAN, costs()), World(0.6, 1.0, 3)
+    for _ in range(50):
+        sizer.learn([world.step(sizer.choose("r", 1, greedy=True))])
+    kept = copy.deepcopy(sizer.learned)
 
+    def more():
+        same = World(0.6, 1.0, 4)
+        outcomes = [same.step(sizer.choose("r", 1, greedy=True)) for _ in range(1)]
+        for _ in range(40):
+            sizer.learn(outcomes[-1:])
+            outcomes.append(same.step(sizer.choose("r", 1, greedy=True)))
+        return [one.tree.token.tolist() for one in outcomes]
 
-def test_it_shrinks_to_nothing_probes_and_grows_back():
-    sizer = measured(base=0.03, slope=0.001, per_pass=0.003)
-    down = steps(sizer, accepted=0, count=60)
-    assert down[0] > 0
-    assert down[-1] == 0
-    assert "no draft pays" in sizer.choose("r", 1).reason
-    idle = [len(list(group)) for depth, group in itertools.groupby(steps(sizer, 0, 200)) if depth == 0]
-    assert max(idle) == PROBE_EVERY
-    up = steps(sizer, accepted=4, count=400)
-    assert PROBE_DEPTH in up
-    assert up[-1] == 4
+    first = more()
+    sizer.learned = kept
+    assert more() == first
 
 
 def test_requests_are_told_apart_and_forgotten():
-    sizer = measured(base=0.03, slope=0.001, per_pass=0.003)
-    steps(sizer, accepted=0, count=60)
-    assert sizer.choose("other", 1).depth > 0
-    sizer.forget("r")
-    sizer.forget("other")
-    sizer.forget("never seen")
-    assert sizer.choose("r", 1).depth > 0
+    sizer, bad = Sizer(PLAN, costs(first=0.006)), World(0.5, 0.0, 2)
+    sizer.choose("other", 1, greedy=True)
+    _sized(sizer, bad)
+    assert sizer.choose("other", 1, greedy=True).depth > 0  # it was promised more when it came
+    for name in ("r", "other", "never seen"):
+        sizer.forget(name)
+    assert not sizer.learned.recent
 
 
-def test_an_engine_with_adaptive_sizes_is_lossless_and_says_why(deep, tmp_path):
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_an_engine_with_adaptive_trees_is_lossless_says_why_and_repeats(deep, tmp_path, temperature):
     folder = write_head(tmp_path / "h", head_tensors())
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
     common = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01}
     plain = Engine(drafter="none", **common).generate(["hello", "what is this"], params)
-    engine = Engine(drafter="eagle", draft_model=str(folder), tree="dynamic:8", adaptive=True, **common)
-    found = engine.generate(["hello", "what is this"], params)
-    assert [r.token_ids for r in found] == [r.token_ids for r in plain]
+    how = {"drafter": "eagle", "draft_model": str(folder), "tree": "dynamic:8", "adaptive": True, "costs": COSTS}
+    engines = [Engine(**how, **common) for _ in range(2)]
+    found, again = (engine.generate(["hello", "what is this"], params) for engine in engines)
+    if temperature == 0:
+        assert [r.token_ids for r in found] == [r.token_ids for r in plain]
+    assert [r.token_ids for r in found] == [r.token_ids for r in again]
+    trees = [[step.tree.token.tolist() for step in result.steps] for result in found]
+    assert trees == [[step.tree.token.tolist() for step in result.steps] for result in again]
+    assert engines[0].run_info.costs == engines[1].run_info.costs != ""
     # The prompt's last token is never drafted from, whatever the sizer says: nothing is to be explained there.
     first = [next(step for step in result.steps if step.verdict is not None) for result in found]
     later = [
@@ -112,3 +232,37 @@ def test_an_engine_with_adaptive_sizes_is_lossless_and_says_why(deep, tmp_path):
     assert not any(step.sizing or len(step.tree) for step in first)
     assert all(step.sizing for step in later)
     assert {len(step.tree) for step in later} != {8}
+
+
+def test_costs_are_measured_once_and_kept(deep, tmp_path):
+    folder = write_head(tmp_path / "h", head_tensors())
+    file = tmp_path / "costs.json"
+    how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.05, "drafter": "eagle", "draft_model": str(folder)}
+    said = []
+    first = Engine(**how, costs=str(file), progress=said.append)
+    assert any("measuring" in text for text in said)
+    assert Path(file).exists()
+    said.clear()
+    second = Engine(**how, costs=str(file), progress=said.append)
+    assert not any("measuring" in text for text in said)
+    assert first.sizer.costs == second.sizer.costs
+    assert all(point.seconds > 0 for point in first.sizer.costs.step)
+    assert first.runner.cache.pool.used == 0
+    assert first.drafter.cache.pool.used == 0
+
+
+def test_without_room_to_measure_trees_are_not_adaptive(deep, tmp_path):
+    folder = write_head(tmp_path / "h", head_tensors())
+    said = []
+    engine = Engine(
+        target=str(deep),
+        dtype="float32",
+        kv_memory=0.001,
+        drafter="eagle",
+        draft_model=str(folder),
+        costs=str(tmp_path / "c.json"),
+        progress=said.append,
+    )
+    assert engine.sizer is None
+    assert engine.run_info.costs == ""
+    assert any("not adaptive" in text for text in said)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.speculate.adaptive import Size
+from specscope.speculate.adaptive import Budget
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
@@ -28,7 +28,7 @@ class Context:
     tokens: Sequence[int]  # prompt and output; grows between calls, earlier tokens never change
     prompt_len: int
     params: SamplingParams
-    size: Size | None = None  # how much to draft where sizes are adaptive; a drafter without sizes ignores it
+    budget: Budget | None = None  # how much to draft where that is adaptive; a drafter that cannot ignores it
 
     @property
     def position(self) -> int:
@@ -76,6 +76,7 @@ class Draft:
     # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
     # not look.
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
+    levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
 
 
 NO_DRAFT = Draft(DraftTree.empty())

@@ -83,7 +83,7 @@ class ModelDrafter(ABC):
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
     def most_nodes(self, context: Context) -> int:
-        """None where it cannot draft yet or any more, else the plan's, or the request's own size."""
+        """None where it cannot draft yet or any more, else the plan's, or the request's own budget."""
         plan = self._plan_for(context)
         base = self.known(context, self.states.get(context.request, State()))
         return 0 if plan is None or base < 0 or base + plan.max_fed > self.max_context else plan.max_nodes
@@ -103,11 +103,11 @@ class ModelDrafter(ABC):
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def _plan_for(self, context: Context) -> TreePlan | None:
-        """The plan of a request's own size, where it has one; None where it shall draft nothing."""
-        plan, size = self.plan, context.size
-        if size is None or not isinstance(plan, DynamicPlan):
+        """The plan of a request's own budget, where it has one; None where it shall draft nothing."""
+        plan, budget = self.plan, context.budget
+        if budget is None or not isinstance(plan, DynamicPlan):
             return plan
-        return DynamicPlan(size.nodes, size.depth, plan.top) if size.depth else None
+        return DynamicPlan(budget.nodes, budget.depth, plan.top) if budget.depth else None
 
     def _begin(self, context: Context) -> Drafting | None:
         plan = self._plan_for(context)

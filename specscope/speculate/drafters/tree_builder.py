@@ -236,7 +236,7 @@ class DynamicTreeBuilder(TreeBuilder):
     def __init__(self, context: Context, plan: DynamicPlan) -> None:
         super().__init__(context)
         self.plan = plan
-        self._level = 0
+        self.levels: list[list[float]] = []  # scores of the nodes found at each depth
 
     def grow(self, level: Level, rows: slice) -> None:
         """Every node of the frontier is expanded; the best of the new ones are the next frontier."""
@@ -244,9 +244,16 @@ class DynamicTreeBuilder(TreeBuilder):
         for node, row in zip(self.frontier, self._top(level, rows, self.plan.top), strict=True):
             for token, log_prob in row:
                 self._add(node, token, log_prob)
-        self._level += 1
-        deeper = self._level < self.plan.depth
-        self._move_on(self._best(range(first, len(self.token)), self.plan.top) if deeper else [])
+        self.levels.append(self.score[first:])
+        best = self._best(range(first, len(self.token)), self.plan.top)
+        self._move_on(best if self._goes_on(best) else [])
+
+    def _goes_on(self, frontier: Sequence[int]) -> bool:
+        """Whether to look below these nodes: the plan is deeper, and where there is a budget it expects to gain."""
+        level, budget = len(self.levels), self.context.budget
+        if level >= self.plan.depth:
+            return False
+        return budget is None or budget.goes_on(level, [self.score[node] for node in frontier])
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         """The nodes of highest score, in their order. Of equal ones the earlier: a parent comes before its child."""
@@ -254,11 +261,14 @@ class DynamicTreeBuilder(TreeBuilder):
 
     def finish(self) -> tuple[Draft, Ints]:
         """The best nodes. A node's score is at most its parent's, so that what is kept is a tree."""
-        kept = self._best(range(len(self.token)), self.plan.nodes)
+        count = self.plan.nodes
+        if self.context.budget is not None:
+            count = self.context.budget.best(sorted(self.score, reverse=True))[0]
+        kept = self._best(range(len(self.token)), count)
         place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
         tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
         dropped = sorted(set(range(len(self.token))) - set(kept))
-        return Draft(tree, {}, self._notes(kept, dropped)), self._places(kept)
+        return Draft(tree, {}, self._notes(kept, dropped), levels=self.levels), self._places(kept)
 
 
 def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:

@@ -26,8 +26,8 @@ def engines(deep, tmp_path_factory):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_notes_are_those_of_the_distributions(engines, name, params):
     engine = engines[name]
-    if engine.sizer is not None:  # it has not learned yet that drafting does not pay: that hangs on the clock
-        engine.sizer = Sizer(engine.config.plan)
+    if engine.sizer is not None:  # it has not learned yet that drafting does not pay
+        engine.sizer = Sizer(engine.config.plan, engine.sizer.costs)
     engine.keep_timeline()  # keeps the tensors of the step that ran last
     for prompt in PROMPTS[:3]:
         engine.add(prompt, params)

@@ -1,0 +1,92 @@
+"""Where the measured costs of an engine are kept: a file in the user's cache, or one that the user names. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from platformdirs import user_cache_path
+
+from specscope.errors import UserError
+from specscope.speculate.costs import KIND, Costs
+
+LARGEST = 2**20  # bytes of a file of costs
+
+
+def cached_file(about: Mapping[str, str]) -> Path:
+    """The file in the user's cache for engines of this kind on this machine."""
+    name = hashlib.blake2b(msgspec.json.encode(dict(sorted(about.items()))), digest_size=8).hexdigest()
+    return user_cache_path("specscope") / "costs" / f"{name}.json"
+
+
+def read_cached(about: Mapping[str, str]) -> Costs | None:
+    """What was measured before; None where nothing was, or where it cannot be read."""
+    try:
+        found = _read(cached_file(about))
+    except (OSError, UserError):
+        return None
+    return found if dict(found.about) == dict(about) else None
+
+
+def read_named(path: str, about: Mapping[str, str]) -> Costs | None:
+    """From a file that the user names; None where there is none yet. Raises UserError for costs of another engine.
+
+    What a file does not say of its engine is not checked: costs may be made up.
+    """
+    try:
+        found = _read(Path(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
+    for name, here in about.items():
+        there = found.about.get(name, here)
+        if there != here and name in MODELS:
+            raise UserError(
+                f"{path} holds the costs of {name} {there or 'none'}, and this engine's is {here or 'none'}"
+            )
+    return found
+
+
+MODELS = ("target", "drafter", "draft model", "dtype", "tree")  # what a named file must agree in; machines may differ
+
+
+def _read(path: Path) -> Costs:
+    if path.stat().st_size > LARGEST:
+        raise UserError(f"{path} holds no costs: it is too large")
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Costs)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist") from None
+    points = (*found.step, *found.passes)
+    numbers = (found.step_request, found.first, found.first_request, *(p.seconds for p in points))
+    sound = found.kind == KIND and found.step and all(0 <= x < math.inf for x in numbers)
+    if not sound or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in found.step):
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
+    return found
+
+
+def write(path: Path, costs: Costs, *, make_folder: bool = False) -> None:
+    """As JSON, whole or not at all. Raises OSError."""
+    if make_folder:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n"
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+        part.write(text)
+    os.replace(part.name, path)
+
+
+def processor() -> str:
+    """The name of the machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,154 @@
+"""What a step and a drafting pass take here: measured once, on made-up requests, before an engine serves any.
+
+Sizes are run in turn, round by round, so that other load on the machine meets all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import quantiles
+
+from torch import Tensor
+
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable, OutOfBlocksError
+from specscope.model.runner import ModelRunner
+from specscope.speculate.adaptive import Budget
+from specscope.speculate.costs import Costs
+from specscope.speculate.drafters.base import Context, Draft, Drafter
+from specscope.speculate.verify.verifier import Verifier
+from specscope.trace.costs import Point, at, rising
+from specscope.trace.params import SamplingParams
+from specscope.trace.plan import DynamicPlan
+from specscope.trace.tree import DraftTree
+
+CONTEXT = 128  # tokens of each made-up request
+ROWS = (1, 2, 3, 5, 9, 17, 33, 65)  # of one request's steps
+BATCH = 4  # requests of the steps that show what a further one adds
+ROUNDS, WARM = 9, 1  # of each size; those that do not count
+LEAST, SECONDS = 3, 4.0  # rounds, and after how long no more than these are run
+GREEDY = SamplingParams()
+DEPTHS = (1, 3)  # of the searches
+Figures = dict[tuple[int, int], list[float]]
+NAME = "\0costs{}"  # of a made-up request; nobody's can be called so
+
+
+class Bench:
+    """A target, its drafter and made-up requests over both."""
+
+    def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, plan: DynamicPlan, most: int) -> None:
+        """`most`: requests that the engine runs at once."""
+        self.runner, self.drafter, self.verifier, self.plan = runner, drafter, verifier, plan
+        self.batch = max(min(BATCH, most), 1)
+        self.vocab_size = runner.loaded.vocab_size
+        self.tokens = [[self._token(i, r) for i in range(CONTEXT)] for r in range(self.batch)]
+        self.tables = [BlockTable() for _ in range(self.batch)]
+        self.features: list[Tensor] = []  # of the last token of each, where the drafter is fed them
+
+    def _token(self, place: int, request: int) -> int:
+        return (7919 * place + 104729 * request + 3) % self.vocab_size
+
+    @contextmanager
+    def requests(self) -> Iterator[None]:
+        """The requests in both caches, for as long as it lasts. Raises OutOfBlocksError."""
+        try:
+            for r, (table, tokens) in enumerate(zip(self.tables, self.tokens, strict=True)):
+                self.runner.cache.reserve(table, CONTEXT + max(ROWS), 0)
+                for start, features in self.runner.compute(table, tokens):
+                    if features is not None:
+                        self.drafter.observe(NAME.format(r), start, features)
+                        self.features = [*self.features[:r], features[-1:]]
+            yield
+        finally:
+            for r, table in enumerate(self.tables):
+                self.runner.cache.truncate(table, 0)
+                self.drafter.release(NAME.format(r))
+
+    def step(self, rows: int, batch: int) -> float:
+        """Seconds of a step of `batch` requests with `rows` rows in all: forward and verification."""
+        nodes = rows // batch - 1
+        tree = DraftTree.build([self._token(i, 9) for i in range(nodes)], list(range(-1, nodes - 1)))
+        start = time.perf_counter()
+        segments = [
+            Segment.of_tree(table, CONTEXT - 1, tokens[CONTEXT - 1 : CONTEXT], tree, logits=True)
+            for table, tokens in zip(self.tables[:batch], self.tokens, strict=False)
+        ]
+        logits = self.runner.forward(segments)
+        contexts = [self._context(r) for r in range(batch)]
+        self.verifier.verify([(c, Draft(tree), row) for c, row in zip(contexts, logits, strict=True)])
+        return time.perf_counter() - start
+
+    def draft(self, depth: int, batch: int) -> float:
+        """Seconds of drafting for `batch` requests, so many levels deep, after one more token of each."""
+        for r in range(batch):
+            tokens = self.tokens[r]
+            tokens.append(self._token(len(tokens), r))
+            if self.drafter.aux_layers:
+                self.drafter.observe(NAME.format(r), len(tokens) - 2, self.features[r])
+        contexts = [self._context(r, Budget.whole(depth, self.plan.max_nodes)) for r in range(batch)]
+        start = time.perf_counter()
+        self.drafter.propose(contexts)
+        return time.perf_counter() - start
+
+    def _context(self, request: int, budget: Budget | None = None) -> Context:
+        return Context(NAME.format(request), self.tokens[request], 1, GREEDY, budget)
+
+    def rounds(self) -> tuple[Figures, Figures]:
+        """Seconds of steps by (rows, batch), and of drafting by (depth, batch)."""
+        steps: Figures = {key: [] for key in (*((rows, 1) for rows in ROWS), (self.batch, self.batch))}
+        drafts: Figures = {(depth, batch): [] for depth in DEPTHS for batch in {1, self.batch}}
+        begin = time.monotonic()
+        for number in range(WARM + ROUNDS):
+            if number >= WARM + LEAST and time.monotonic() - begin > SECONDS:
+                break
+            for figures, run in ((steps, self.step), (drafts, self.draft)):
+                for key in list(figures)[:: 1 if number % 2 else -1]:
+                    seconds = run(*key)
+                    if number >= WARM:
+                        figures[key].append(seconds)
+        return steps, drafts
+
+
+def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> Costs | None:
+    """The costs of an engine; None where its KV cache is too small to measure them."""
+    progress("measuring once what a step costs on this machine")
+    try:
+        with bench.requests():
+            steps, drafts = bench.rounds()
+    except OutOfBlocksError:
+        return None
+    batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
+    alone = rising([_point(rows, seconds) for (rows, size), seconds in steps.items() if size == 1])
+    first, together = usual(drafts[1, 1]), usual(drafts[1, batch])
+    later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
+    return Costs(
+        about=dict(about),
+        step=alone,
+        step_request=rounded(max(usual(steps[batch, batch]) - at(alone, batch), 0.0) / others),
+        first=first,
+        first_request=rounded(max(together - first, 0.0) / others),
+        passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
+    )
+
+
+def _later(drafts: Figures, batch: int) -> list[float]:
+    """Seconds of a pass after the first: what a deeper search took beyond the shallowest, by pass."""
+    shallow, deep = DEPTHS
+    pairs = zip(drafts[shallow, batch], drafts[deep, batch], strict=True)
+    return [max(b - a, 1e-6) / (deep - shallow) for a, b in pairs]
+
+
+def _point(rows: int, seconds: list[float]) -> Point:
+    return Point(rows, usual(seconds), rounded(min(seconds)), rounded(max(seconds)))
+
+
+def usual(seconds: list[float]) -> float:
+    """The lower quartile: what it takes where nothing else runs meanwhile."""
+    return rounded(quantiles(seconds, n=4)[0])
+
+
+def rounded(seconds: float) -> float:
+    """To a tenth of a microsecond."""
+    return round(seconds, 7)
