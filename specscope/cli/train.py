@@ -40,9 +40,7 @@ def train(context: click.Context) -> None:
     "--draft-vocab",
     type=whole_from(4, 10**6),
     metavar="N",
-    default=8192,
-    show_default=True,
-    help="Size of the head's vocabulary.",
+    help="Size of the head's vocabulary; with --start, more than that head's adds tokens.  [default: 8192]",
 )
 @click.option(
     "--steps",

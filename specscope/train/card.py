@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specscope.train.eagle3 import LOG, Training
+from specscope.train.eagle3 import LOG, Recipe, Training
 
 
 def card(training: Training, command: str, source: str) -> str:
@@ -25,7 +25,7 @@ Made by
     {command}
 
 Data: {training.data.tokens:,} tokens in {len(training.data):,} sequences: {source}. Every 40th sequence is held out.
-The draft vocabulary is the commonest tokens of the data.
+{_vocabulary(recipe)}
 
 Training: {training.seen:,} tokens ({recipe.epochs:g} epochs) in {training.step:,} steps of AdamW, learning rate
 {recipe.learning_rate:g} with cosine decay, {recipe.steps} passes of training-time test, cross-entropy with the target's
@@ -38,6 +38,14 @@ the draft, and how often it is among the head's first four; with the tokens trai
 
 {_table(along, recipe.steps)}
 """
+
+
+def _vocabulary(recipe: Recipe) -> str:
+    if recipe.start:
+        return (
+            f"It continues from {recipe.start}, whose draft vocabulary it keeps; more tokens are the data's commonest."
+        )
+    return "The draft vocabulary is the commonest tokens of the data."
 
 
 def _table(along: list[Mapping[str, Any]], steps: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
+from specscope.model.fast_paths import has_bfloat16
 from specscope.model.features import published_aux_layers
 from specscope.model.head_config import HeadConfig
 from specscope.model.head_loader import load_head, save_head
@@ -28,13 +30,14 @@ STATE = "training.pt"
 LOG = "training.jsonl"
 HELD_OUT = 40  # every 40th sample is never trained on
 WARM_UP = 50  # optimiser steps
+DRAFT_VOCAB = 8192  # of a new head
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a training run besides the data."""
 
-    draft_vocab: int = 8192
+    draft_vocab: int | None = None  # None: DRAFT_VOCAB for a new head; a head to go on from keeps its own
     steps: int = 3  # training-time test: passes of the head over its own outputs
     epochs: float = 4.0
     learning_rate: float = 1e-3
@@ -63,7 +66,7 @@ class Training:
         self._resume()
 
     def _about(self) -> dict[str, Any]:
-        return {"recipe": asdict(self.recipe), "target": self.target.revision, "tokens": self.data.tokens}
+        return {"recipe": dataclasses.asdict(self.recipe), "target": self.target.revision, "tokens": self.data.tokens}
 
     def _resume(self) -> None:
         path = self.folder / STATE
@@ -99,7 +102,8 @@ class Training:
             began = time.perf_counter()
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate()
-            outcome = forward(self.head, self.heads, batch, self.recipe.steps)
+            with faster_products(self.target.device):
+                outcome = forward(self.head, self.heads, batch, self.recipe.steps)
             self.optimizer.zero_grad(set_to_none=True)
             outcome.loss.backward()
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
@@ -157,13 +161,22 @@ class Training:
         return line
 
 
+def faster_products(device: torch.device) -> torch.autocast:
+    """Products in bfloat16 where the CPU has instructions for them; elsewhere they stay in float32.
+
+    Weights, their gradients' sums and the optimiser are float32 all the same (mixed precision, Micikevicius et al.
+    2018; bfloat16 has float32's range, so that the loss needs no scaling).
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cpu" and has_bfloat16())
+
+
 def new_head(
     target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
 ) -> tuple[EagleHead, TargetTensors]:
     """A head of the target's width for the commonest tokens of the data; its own head starts from the target's rows."""
     counts = data.counts(target.vocab_size, samples)
-    size = min(recipe.draft_vocab, target.vocab_size)
-    chosen = counts.argsort(descending=True, stable=True)[:size].sort().values.to(target.device)
+    size = min(recipe.draft_vocab or DRAFT_VOCAB, target.vocab_size)
+    chosen = commonest(counts, size).to(target.device)
     torch.manual_seed(recipe.seed)
     head = EagleHead(head_config(target, size)).to(target.device)
     with torch.no_grad():
@@ -181,14 +194,46 @@ def new_head(
 def going_on(
     target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
 ) -> tuple[EagleHead, TargetTensors]:
-    """An earlier head of the same shape, with its vocabulary. Raises UserError where it is another kind of head."""
+    """An earlier head of the same shape. Raises UserError where it is another kind of head.
+
+    It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join.
+    """
     head = load_head(recipe.start, target).head.float().requires_grad_(True)
-    tokens = head.target_tokens()
     wanted, found = head_config(target, head.config.draft_vocab), head.config
     if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
+    size = min(recipe.draft_vocab or 0, target.vocab_size)
+    if size > found.draft_vocab:
+        head = with_more_tokens(head, target, data.counts(target.vocab_size, samples), size)
+    tokens = head.target_tokens()
     rows = target.output.weight if tokens is None else target.output.weight[tokens]
     return head, TargetTensors(target.embedding.weight.float(), rows.float())
+
+
+def commonest(counts: Tensor, size: int) -> Tensor:
+    """The tokens with the highest counts, int64 [size], ascending; of equal counts the lower token."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def with_more_tokens(head: EagleHead, target: LoadedModel, counts: Tensor, size: int) -> EagleHead:
+    """The head with a draft vocabulary of `size`: its own tokens, and the commonest of the others.
+
+    Rows of new tokens start from the target's. counts int64 [vocabulary].
+    """
+    had = head.target_tokens()
+    assert had is not None  # a full vocabulary has room for no more
+    others = counts.clone()
+    others[had.cpu()] = -1  # below every other token
+    new = commonest(others, size - len(had)).to(had.device)
+    tokens, order = torch.cat([had, new]).sort()
+    config = dataclasses.replace(head.config, draft_vocab=size)
+    larger = EagleHead(config).to(target.device)
+    rows = torch.cat([head.lm_head.weight.detach(), target.output.weight[new].float()])[order]
+    kept = {name: tensor for name, tensor in head.state_dict().items() if name not in ("d2t", "t2d")}
+    larger.load_state_dict({**kept, "lm_head.weight": rows}, strict=False)
+    if size != target.vocab_size:
+        larger.set_vocabulary(tokens)
+    return larger
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:

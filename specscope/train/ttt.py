@@ -56,7 +56,7 @@ def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -
     steps. Positions whose most likely token (of the draft vocabulary) follows something given are left out.
     """
     length = batch.tokens.shape[1]
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(batch.final.device.type, enabled=False):  # what is learnt stays exact
         wanted = (batch.final @ target.rows.T).float().softmax(-1)  # the target's choice after each token
         best = wanted.argmax(-1)
     hidden = head.combine(batch.features)
