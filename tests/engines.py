@@ -1,7 +1,7 @@
 """Engines with every drafter over one tiny target, for tests that go back, look and fork."""
 
 from specscope import Engine
-from tests.heads import head_tensors, write_head
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
 DRAFTERS = {
@@ -11,6 +11,9 @@ DRAFTERS = {
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "p-eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
+    "p-eagle chain": {"drafter": "eagle", "tree": "4"},
+    "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
     "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True},
 }
 SMALL = 9  # blocks: with a few requests somebody is preempted
@@ -18,10 +21,10 @@ SMALL = 9  # blocks: with a few requests somebody is preempted
 
 def build_engines(target, folder):
     """One of each, by name; the head is written into `folder`."""
-    head = write_head(folder, head_tensors())
+    heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
     made = {}
     for name, how in DRAFTERS.items():
-        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        extra = {"draft_model": str(heads[name.split()[0]])} if how["drafter"] == "eagle" else {}
         made[name] = Engine(
             target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
         )
