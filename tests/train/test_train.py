@@ -19,10 +19,12 @@ from specscope.model.features import published_aux_layers
 from specscope.model.head_loader import load_head
 from specscope.model.loader import load_model
 from specscope.model.runner import ModelRunner
-from specscope.train.eagle3 import Recipe, Training, batches_of
+from specscope.train.eagle3 import Eagle3Training as Training
+from specscope.train.eagle3 import Recipe
 from specscope.train.shards import Sample, Shards, ShardWriter
 from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
+from specscope.train.training import batches_of
 from specscope.train.ttt import forward
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
@@ -326,7 +328,7 @@ def test_products_are_in_bfloat16_where_the_processor_has_it_and_nowhere_else(da
     """Weights, gradients and what is learnt stay float32, and the loss is the same to bfloat16's accuracy."""
     losses, dtypes = {}, {}
     for has in (False, True):
-        monkeypatch.setattr("specscope.train.eagle3.has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr("specscope.train.training.has_bfloat16", lambda has=has: has)
         training = Training(target, data, RECIPE, tmp_path / str(has))
         seen = []
         training.head.fc.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out.dtype))
