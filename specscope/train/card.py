@@ -8,8 +8,8 @@ from typing import Any
 
 from specscope.train.training import LOG, CommonRecipe, Training
 
-ONE_PASS = """ The head does not see
-the tokens before it, all of a pass: where they are the target's own, which is what these figures count."""
+ONE_PASS = """ Deeper
+positions are drafted without sight of the draft's own tokens before them."""
 
 
 def card(training: Training, command: str, source: str) -> str:

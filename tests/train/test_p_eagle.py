@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -271,3 +274,25 @@ def test_an_eagle3_head_is_a_start_and_its_first_depth_is_kept(data, target, tmp
     back = Eagle3Training(target, data, eagle3.Recipe(start=str(tmp_path / "p")), tmp_path / "back")
     assert back.head.config.parallel is None
     assert "mask_hidden" not in back.head.state_dict()
+
+
+def test_the_command_trains_one_and_says_how(deep, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"prompt": f"say {i}", "response": f"{i} and once more {i}"} for i in range(60)]
+    texts.write_text("\n".join(map(json.dumps, lines)))
+    words = ["--target", deep, "--dtype", "float32", "--data", texts, "-o", tmp_path / "head", "--draft-vocab", 80]
+    words += ["--epochs", 1, "--depths", 2, "--keep-ratio", 0.5]
+    done = subprocess.run(
+        [sys.executable, "-m", "specscope", "train", "p-eagle", *map(str, words)],
+        stderr=subprocess.PIPE, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "acceptance by position" in done.stderr
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert card.startswith("# P-EAGLE head for deep0")
+    assert "specscope train p-eagle --target" in card
+    assert "--depths 2 --keep-ratio 0.5" in card
+    assert "2 depths in one pass, each at 0.5 of the positions" in card
+    assert "| tokens | first, 1 | first, 2 | among four, 1 | among four, 2 |" in card
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 2
