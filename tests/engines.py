@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specscope import Engine
 from specscope.speculate.adaptive import Sizer
-from tests.heads import head_tensors, write_head
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
 COSTS = str(Path(__file__).parent / "data" / "costs.json")  # so that adaptive trees do not hang on this machine
@@ -15,6 +15,9 @@ DRAFTERS = {
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "p-eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
+    "p-eagle chain": {"drafter": "eagle", "tree": "4"},
+    "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
     "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True, "costs": COSTS},
 }
 SMALL = 9  # blocks: with a few requests somebody is preempted
@@ -22,10 +25,10 @@ SMALL = 9  # blocks: with a few requests somebody is preempted
 
 def build_engines(target, folder):
     """One of each, by name; the head is written into `folder`."""
-    head = write_head(folder, head_tensors())
+    heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
     made = {}
     for name, how in DRAFTERS.items():
-        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        extra = {"draft_model": str(heads[name.split()[0]])} if how["drafter"] == "eagle" else {}
         made[name] = Engine(
             target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
         )

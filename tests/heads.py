@@ -28,9 +28,18 @@ DRAFT_VOCAB = 60
 
 
 def head_tensors(
-    version=3, width=48, target=48, aux_layers=3, draft=DRAFT_VOCAB, vocab=300, mlp=80, bias=False, seed=0
+    version=3,
+    width=48,
+    target=48,
+    aux_layers=3,
+    draft=DRAFT_VOCAB,
+    vocab=300,
+    mlp=80,
+    bias=False,
+    seed=0,
+    parallel=False,
 ):
-    """Random tensors by their published names: 4 query heads and 2 key heads."""
+    """Random tensors by their published names: 4 query heads and 2 key heads. `parallel`: a P-EAGLE head's."""
     generator = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator) * 0.2  # noqa: E731
     wide, size = width * (2 if version == 3 else 1), width // 4
@@ -52,11 +61,39 @@ def head_tensors(
     tensors["midlayer.input_layernorm.weight"] = 1 + normal(width)
     tensors["norm.weight"] = 1 + normal(width)
     tensors["lm_head.weight"] = normal(draft, width)
+    if parallel:
+        tensors["mask_hidden"] = normal(1, 1, aux_layers * target)
     if draft != vocab:
         known = torch.randperm(vocab, generator=generator)[:draft].sort().values
         tensors["d2t"] = known - torch.arange(draft)
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, known, True)
     return tensors
+
+
+def write_parallel_head(folder, tensors=None, mask_token=7, depths=4, **config):
+    """A P-EAGLE head's folder, laid out as vLLM's speculators write it."""
+    tensors = head_tensors(parallel=True) if tensors is None else tensors
+    folder.mkdir(parents=True, exist_ok=True)
+    layer = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    told = {
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": "peagle",
+        "speculators_config": {
+            "algorithm": "peagle",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depths}],
+            "verifier": {"name_or_path": "some/model", "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": layer,
+        "draft_vocab_size": len(tensors["lm_head.weight"]),
+        "mask_token_id": mask_token,
+        "norm_before_residual": False,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    named = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors")
+    return folder
 
 
 def write_head(folder, tensors, binary=False, **config):
@@ -82,7 +119,9 @@ class Reference:
             name: x.float() if x.is_floating_point() else x
             for name, x in load_file(folder / "model.safetensors").items()
         }
-        self.config = json.loads((folder / "config.json").read_text())
+        self.t = {name.replace("layers.0.", "midlayer."): x for name, x in self.t.items()}
+        told = json.loads((folder / "config.json").read_text())
+        self.config = {**told, **told.get("transformer_layer_config", {})}
         self.three = "midlayer.hidden_norm.weight" in self.t
         self.embedding = self.t.get("embed_tokens.weight", embedding).float()
         self.output = self.t["lm_head.weight"] if self.three else output.float()
@@ -136,6 +175,12 @@ class Reference:
         out = torch.full((self.config["vocab_size"],), -torch.inf)
         out[self.d2t] = logits
         return out
+
+    def one_pass(self, tokens, features, length, mask_token):
+        """The logits [length, draft] of a P-EAGLE head's one pass below tokens[-1], mask rows behind the true pairs."""
+        masked = self.t["mask_hidden"].view(1, -1).expand(length - 1, -1)
+        hidden = self.combine(torch.cat([features[: len(tokens) - 1], masked]))
+        return self.forward([*tokens[1:], *[mask_token] * (length - 1)], hidden)[0][-length:]
 
     def chain(self, tokens, features, length, bias=None):
         """The greedy chain below tokens[-1]: the target's true features of the tokens before it, then guesses."""

@@ -3,14 +3,103 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
 from specscope.trace.files import check_training
+
+if TYPE_CHECKING:
+    from specscope.train.training import CommonRecipe, Training
+
+RECIPE = ("draft_vocab", "epochs", "learning_rate", "batch_tokens", "seed", "start")  # of every kind of head
+
+
+COMMON = (
+    click.option(
+        "-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state."
+    ),
+    click.option(
+        "--target",
+        metavar="MODEL",
+        help="Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]",
+    ),
+    click.option(
+        "--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".'
+    ),
+    click.option(
+        "--self-synthesise",
+        "tokens",
+        type=whole_from(1, 10**10),
+        metavar="N",
+        help="Let the target write N tokens of training data.",
+    ),
+    click.option(
+        "--draft-vocab",
+        type=whole_from(4, 10**6),
+        metavar="N",
+        help="Size of the head's vocabulary; with --start, more than that head's adds tokens.  [default: 8192]",
+    ),
+    click.option(
+        "--epochs",
+        type=real_from(0.01, 1000),
+        metavar="N",
+        default=4.0,
+        show_default=True,
+        help="Passes over the data.",
+    ),
+    click.option(
+        "--learning-rate",
+        type=real_from(1e-9, 10),
+        metavar="RATE",
+        default=1e-3,
+        show_default=True,
+        help="Peak learning rate, before cosine decay.",
+    ),
+    click.option(
+        "--batch-tokens",
+        type=whole_from(16, 2**20),
+        metavar="N",
+        default=2048,
+        show_default=True,
+        help="Tokens per training step.",
+    ),
+    click.option(
+        "--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True, help="Seed of the training."
+    ),
+    click.option("--start", default="", metavar="HEAD", help="Continue from this head instead of a new one."),
+    click.option(
+        "--rows",
+        type=whole_from(1, 4096),
+        metavar="N",
+        default=64,
+        show_default=True,
+        help="Sequences that the target writes at once (--self-synthesise).",
+    ),
+    click.option(
+        "--longest",
+        type=whole_from(32, 2**17),
+        metavar="N",
+        default=320,
+        show_default=True,
+        help="Longest sequence, in tokens.",
+    ),
+    click.option("--device", metavar="DEVICE", default="auto", show_default=True, help="cpu, cuda or auto."),
+    click.option(
+        "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True
+    ),
+)
+
+
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that every kind of head has."""
+    for option in reversed(COMMON):
+        command = option(command)
+    return command
 
 
 @click.group(invoke_without_command=True)
@@ -22,28 +111,7 @@ def train(context: click.Context) -> None:
 
 
 @train.command("eagle3")
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", help="Folder for the head, its data and its training state."
-)
-@click.option(
-    "--target", metavar="MODEL", help="Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]"
-)
-@click.option("--data", metavar="FILE", help='Text, or JSON Lines with "text", "prompt" and "response", or "messages".')
-@click.option(
-    "--self-synthesise",
-    "tokens",
-    type=whole_from(1, 10**10),
-    metavar="N",
-    help="Let the target write N tokens of training data.",
-)
-@click.option(
-    "--draft-vocab",
-    type=whole_from(4, 10**6),
-    metavar="N",
-    default=8192,
-    show_default=True,
-    help="Size of the head's vocabulary.",
-)
+@common_options
 @click.option(
     "--steps",
     type=whole_from(1, 16),
@@ -52,63 +120,63 @@ def train(context: click.Context) -> None:
     show_default=True,
     help="Passes over the head's own output (EAGLE-3's training-time test).",
 )
-@click.option(
-    "--epochs", type=real_from(0.01, 1000), metavar="N", default=4.0, show_default=True, help="Passes over the data."
-)
-@click.option(
-    "--learning-rate",
-    type=real_from(1e-9, 10),
-    metavar="RATE",
-    default=1e-3,
-    show_default=True,
-    help="Peak learning rate, before cosine decay.",
-)
-@click.option(
-    "--batch-tokens",
-    type=whole_from(16, 2**20),
-    metavar="N",
-    default=2048,
-    show_default=True,
-    help="Tokens per training step.",
-)
-@click.option(
-    "--seed", type=whole_from(0, 2**31 - 1), metavar="N", default=0, show_default=True, help="Seed of the training."
-)
-@click.option("--start", default="", metavar="HEAD", help="Continue from this head instead of a new one.")
-@click.option(
-    "--rows",
-    type=whole_from(1, 4096),
-    metavar="N",
-    default=64,
-    show_default=True,
-    help="Sequences that the target writes at once (--self-synthesise).",
-)
-@click.option(
-    "--longest",
-    type=whole_from(32, 2**17),
-    metavar="N",
-    default=320,
-    show_default=True,
-    help="Longest sequence, in tokens.",
-)
-@click.option("--device", metavar="DEVICE", default="auto", show_default=True, help="cpu, cuda or auto.")
-@click.option(
-    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True
-)
-def train_eagle3(output: str, target: str | None, data: str | None, tokens: int | None, **how: Any) -> None:  # noqa: ANN401
+def train_eagle3(**how: Any) -> None:  # noqa: ANN401
     """Train an EAGLE-3 head and write it in the published format.
 
     The training data is what the target writes by itself (instructions, then its answers), or your file. Interrupt or
     kill the training at any time: the same command resumes it.
     """
-    if (data is None) == (tokens is None):
+    _check(how)
+    from specscope.train.eagle3 import Eagle3Training, Recipe
+
+    _run(Eagle3Training, Recipe(**_taken(how, (*RECIPE, "steps"))), how)
+
+
+@train.command("p-eagle")
+@common_options
+@click.option(
+    "--depths",
+    type=whole_from(1, 16),
+    metavar="N",
+    default=4,
+    show_default=True,
+    help="Tokens that one pass drafts.",
+)
+@click.option(
+    "--keep-ratio",
+    type=real_from(0.01, 1),
+    metavar="RATIO",
+    default=0.7,
+    show_default=True,
+    help="Of the positions trained at a depth, the share that the next depth is trained at too.",
+)
+def train_p_eagle(**how: Any) -> None:  # noqa: ANN401
+    """Train a P-EAGLE head, which drafts all depths in one pass, and write it as vLLM's speculators do.
+
+    Everything else is as with eagle3. An EAGLE-3 head is a good start: give it with --start.
+    """
+    _check(how)
+    from specscope.train.p_eagle import PEagleTraining, Recipe
+
+    _run(PEagleTraining, Recipe(**_taken(how, (*RECIPE, "depths", "keep_ratio"))), how)
+
+
+def _check(how: dict[str, Any]) -> None:
+    """What can be refused before torch is imported. Raises UserError."""
+    if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
-    check_training(output, (target, data, how["start"] or None))
-    from specscope.train.eagle3 import Recipe
+    check_training(how["output"], (how["target"], how["data"], how["start"] or None))
+
+
+def _taken(how: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """These flags, which `how` then lacks."""
+    return {name: how.pop(name) for name in names}
+
+
+def _run(kind: type[Training], recipe: CommonRecipe, how: dict[str, Any]) -> None:
     from specscope.train.run import Task
     from specscope.train.run import train as run_training
 
-    names = ("draft_vocab", "steps", "epochs", "learning_rate", "batch_tokens", "seed", "start")
-    recipe = Recipe(**{name: how.pop(name) for name in names})
+    data, tokens, output = (how.pop(name) for name in ("data", "tokens", "output"))
     file = None if data is None else Path(data)
-    sys.exit(run_training(Task(target, file, tokens or 0, Path(output), recipe, **how)))
+    sys.exit(run_training(Task(kind, data=file, tokens=tokens or 0, out=Path(output), recipe=recipe, **how)))

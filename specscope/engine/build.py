@@ -34,6 +34,7 @@ from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
+from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.verify.verifier import Verifier
@@ -191,7 +192,8 @@ def make_drafter(
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
-        return Eagle(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
+        make = Eagle if head.head.config.parallel is None else ParallelEagle
+        return make(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
     if isinstance(other, DraftModel):
         draft = other.runner.loaded
     elif config.draft_layers is None:

@@ -11,6 +11,7 @@ from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.trace.plan import DynamicPlan, TreePlan
 
 
@@ -32,7 +33,7 @@ def capture_graphs(
     windows = [drafter.max_nodes + 1]
     if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
         runners.append(drafter.runner)
-        wanted.append(draft_shapes(config, config.plan))
+        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle)))
         windows.append(config.plan.max_fed + wanted[-1][-1].rows)
     announced, refused = 0, ""
     for one, these, window in zip(runners, wanted, windows, strict=True):
@@ -53,7 +54,12 @@ def verify_shapes(config: EngineConfig) -> list[Shape]:
     return shapes(config.max_batch, 1 if config.plan is None else config.plan.max_nodes + 1)
 
 
-def draft_shapes(config: EngineConfig, plan: TreePlan) -> list[Shape]:
-    """Of a drafter's passes: what was accepted since the last draft, then one level of every tree."""
+def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
+    """Of a drafter's passes: what was accepted since the last draft, then one level of every tree.
+
+    With `one_pass` a row for each further depth follows what was accepted, and there is no other pass.
+    """
+    if one_pass:
+        return shapes(config.max_batch, 2 * plan.max_depth)
     widest = plan.top if isinstance(plan, DynamicPlan) else max(map(len, plan.shape.levels))
     return shapes(config.max_batch, max(plan.max_depth + 1, widest))

@@ -2,8 +2,10 @@
 
 A head works on pairs: the feature of position t and the token at t + 1 give the token at t + 2. EAGLE-3 (Li et al.
 2025) joins features of three layers through `fc`, attends over [embedding, feature] and has a norm and a head of its
-own over a reduced vocabulary; EAGLE and EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the
-target's head. Module names are those of the published checkpoints.
+own over a reduced vocabulary. P-EAGLE (Hui et al. 2026, arXiv 2602.01469) is an EAGLE-3 head that drafts all depths in
+one pass: behind the root's pair follow rows of one mask token and one learned feature, `mask_hidden`. EAGLE and
+EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the target's head. Module names are those of
+the published checkpoints.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class EagleHead(nn.Module):
         if config.version == 3:
             self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
             self.lm_head = nn.Linear(config.width, config.draft_vocab, bias=False)
+            if config.parallel is not None:
+                self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
             if config.draft_vocab != config.vocab:
                 self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
                 self.register_buffer("t2d", torch.zeros(config.vocab, dtype=torch.bool))
@@ -87,6 +91,10 @@ class EagleHead(nn.Module):
     def combine(self, features: Tensor) -> Tensor:
         """Features [..., aux_layers * target width] as hidden states [..., width]; EAGLE takes them as they are."""
         return self.fc(features) if self.config.version == 3 else features
+
+    def mask_features(self) -> Tensor:
+        """What a mask row of a P-EAGLE head is fed instead of a target's features: [1, aux_layers * target width]."""
+        return self.mask_hidden.view(1, -1)
 
     def prepare(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(the residual stream [..., width], what attention projects) of embeddings and hidden states [..., width]."""

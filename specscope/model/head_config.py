@@ -17,6 +17,15 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """What a head that drafts all depths in one pass (P-EAGLE) has besides. Filled by `read_config`, or by training."""
+
+    mask_token: int  # whose embedding every row below the root's gets
+    depths: int  # that it was trained for; 0: its config does not say
+    verifier: str = ""  # the target's name, for those who look it up by the head
+
+
+@dataclass(frozen=True)
 class HeadConfig:
     """One EAGLE head. Filled by `read_config`, or by training."""
 
@@ -26,6 +35,7 @@ class HeadConfig:
     draft_vocab: int  # tokens that the head can draft; the target's vocabulary where it is not reduced
     aux_layers: tuple[AuxLayer, ...]
     norm_before_residual: bool = False  # the residual is the normalised feature: a variant of EAGLE-3
+    parallel: Parallel | None = None
 
     @property
     def width(self) -> int:
@@ -38,7 +48,12 @@ class HeadConfig:
         return int(self.layer["vocab_size"])
 
     def to_dict(self) -> dict[str, Any]:
-        """A config.json as the EAGLE-3 authors publish it, with what vLLM and SGLang read besides."""
+        """A config.json as the EAGLE-3 authors publish it, with what vLLM and SGLang read besides.
+
+        A P-EAGLE head's is that of vLLM's speculators.
+        """
+        if self.parallel is not None:
+            return self._speculators(self.parallel)
         return {
             **self.layer,
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -48,6 +63,29 @@ class HeadConfig:
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
             "norm_before_residual": self.norm_before_residual,
+            LAYER_IDS: list(self.aux_layers),
+        }
+
+    def _speculators(self, parallel: Parallel) -> dict[str, Any]:
+        """As speculators' PEagleSpeculatorConfig writes it, and vLLM 0.33 reads it (transformers_utils/configs/)."""
+        layer = {**self.layer, "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": parallel.depths}
+        return {
+            "architectures": ["PEagleSpeculator"],
+            "model_type": "speculator_model",
+            "speculators_model_type": "peagle",
+            "speculators_config": {
+                "algorithm": "peagle",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": {"name_or_path": parallel.verifier, "architectures": []},
+            },
+            "transformer_layer_config": layer,
+            "draft_vocab_size": self.draft_vocab,
+            "target_hidden_size": self.target_width,
+            "norm_before_residual": self.norm_before_residual,
+            "norm_before_fc": False,
+            "mask_token_id": parallel.mask_token,
             LAYER_IDS: list(self.aux_layers),
         }
 
@@ -70,6 +108,7 @@ class LayerJson(msgspec.Struct):
     rope_parameters: dict[str, Any] | None = None
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Ids = list[Annotated[int, msgspec.Meta(ge=0, le=4096)]]
 
 
@@ -77,6 +116,18 @@ class SglangJson(msgspec.Struct):
     """`eagle_config`, as SGLang writes it."""
 
     eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=-1, le=4096)]] | None = None
+
+
+class ProposalJson(msgspec.Struct):
+    """How a head is meant to be used, as vLLM's speculators write it."""
+
+    speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
+
+
+class SpeculatorsJson(msgspec.Struct):
+    """`speculators_config`."""
+
+    proposal_methods: list[ProposalJson] = msgspec.field(default_factory=list)
 
 
 class HeadJson(msgspec.Struct):
@@ -88,10 +139,17 @@ class HeadJson(msgspec.Struct):
     transformer_layer_config: dict[str, Any] | None = None  # the layer, nested: vLLM's speculators format
     eagle_aux_hidden_state_layer_ids: Ids | None = None
     eagle_config: SglangJson | None = None
+    mask_token_id: TokenId | None = None  # P-EAGLE: speculators' name, and two more that vLLM reads
+    pard_token: TokenId | None = None
+    ptd_token_id: TokenId | None = None
+    speculators_config: SpeculatorsJson | None = None
 
 
-def read_config(folder: Path, version: int, target_layers: int) -> HeadConfig:
-    """Read a head's config.json. `version` follows from its tensors. Raises UserError."""
+def read_config(folder: Path, version: int, target_layers: int, *, parallel: bool = False) -> HeadConfig:
+    """Read a head's config.json. `version`, and whether it is a P-EAGLE head, follow from its tensors.
+
+    Raises UserError.
+    """
     raw = read_json_object(folder / "config.json")
     try:
         told = msgspec.convert(raw, HeadJson)
@@ -112,7 +170,18 @@ def read_config(folder: Path, version: int, target_layers: int) -> HeadConfig:
         draft_vocab=told.draft_vocab_size or sizes.vocab_size,
         aux_layers=choose_aux_layers(told, target_layers) if version == 3 else ("final",),
         norm_before_residual=bool(told.norm_before_residual),
+        parallel=_parallel(told, sizes.vocab_size, folder) if parallel else None,
     )
+
+
+def _parallel(told: HeadJson, vocab: int, folder: Path) -> Parallel:
+    """What a P-EAGLE head's config says of its mask rows, in the order in which vLLM 0.33 looks for it."""
+    token = next((t for t in (told.mask_token_id, told.pard_token, told.ptd_token_id) if t is not None), None)
+    if token is None or token >= vocab:
+        wrong = "names no mask token" if token is None else f"names mask token {token} in a vocabulary of {vocab}"
+        raise UserError(f"{folder}/config.json {wrong}: a P-EAGLE head needs mask_token_id, pard_token or ptd_token_id")
+    methods = [] if told.speculators_config is None else told.speculators_config.proposal_methods
+    return Parallel(token, (methods[0].speculative_tokens or 0) if methods else 0)
 
 
 def choose_aux_layers(told: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:

@@ -20,6 +20,7 @@ from specscope.model.meta import quick_meta
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
+MASK_HIDDEN = "mask_hidden"
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -40,7 +41,10 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
         raise UserError(f"no EAGLE head at {folder}: give a folder with config.json and model.safetensors")
     tensors = _renamed(_read_tensors(path))
     version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
-    config = read_config(path, version, len(target.layers))
+    parallel = MASK_HIDDEN in tensors
+    config = read_config(path, version, len(target.layers), parallel=parallel)
+    if parallel:
+        tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].reshape(1, 1, -1)  # published with one or two leading ones
     biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
     config = dataclasses.replace(config, layer={**config.layer, **biased})
     _check_fit(config, target, path)
@@ -161,11 +165,12 @@ def _kind(tensor: Tensor) -> str:
 
 
 def save_head(head: EagleHead, folder: Path) -> None:
-    """Write a head as the EAGLE-3 authors publish theirs, in bfloat16."""
+    """Write a head as the EAGLE-3 authors publish theirs, a P-EAGLE head as vLLM's speculators do, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
+    layer = "midlayer." if head.config.parallel is None else "layers.0."
     tensors = {
-        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous().clone()
-        for name, tensor in head.state_dict().items()
+        name.replace("midlayer.", layer): (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
+        for name, x in head.state_dict().items()
     }
     save_file(tensors, folder / FILES[0], metadata={"format": "pt"})
     (folder / "config.json").write_text(

@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specscope.train.eagle3 import LOG, Training
+from specscope.train.training import LOG, CommonRecipe, Training
+
+ONE_PASS = """ Deeper
+positions are drafted without sight of the draft's own tokens before them."""
 
 
 def card(training: Training, command: str, source: str) -> str:
@@ -15,29 +18,39 @@ def card(training: Training, command: str, source: str) -> str:
     along = list({line["step"]: line for line in lines}.values())
     config, recipe = training.head.config, training.recipe
     parameters = sum(p.numel() for p in training.head.parameters())
-    return f"""# EAGLE-3 head for {training.target.name}
+    note = "" if config.parallel is None else ONE_PASS
+    layout = "published EAGLE-3 checkpoints" if config.parallel is None else "vLLM's speculators"
+    return f"""# {training.kind} head for {training.target.name}
 
 One decoder layer over what enters layers {", ".join(map(str, config.aux_layers))} of the target;
 {parameters / 1e6:.1f} M
-parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of the published EAGLE-3 checkpoints.
+parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of {layout}.
 Made by
 
     {command}
 
 Data: {training.data.tokens:,} tokens in {len(training.data):,} sequences: {source}. Every 40th sequence is held out.
-The draft vocabulary is the commonest tokens of the data.
+{_vocabulary(recipe)}
 
 Training: {training.seen:,} tokens ({recipe.epochs:g} epochs) in {training.step:,} steps of AdamW, learning rate
-{recipe.learning_rate:g} with cosine decay, {recipe.steps} passes of training-time test, cross-entropy with the target's
+{recipe.learning_rate:g} with cosine decay, {training.method}, cross-entropy with the target's
 distribution, seed {recipe.seed}; {training.seconds / 60:.0f} minutes on {training.target.device.type}.
 
 ## Held out
 
 How often the target's likeliest token is the head's first choice when the tokens before it are right, by position in
-the draft, and how often it is among the head's first four; with the tokens trained on so far.
+the draft, and how often it is among the head's first four; with the tokens trained on so far.{note}
 
-{_table(along, recipe.steps)}
+{_table(along, training.depths)}
 """
+
+
+def _vocabulary(recipe: CommonRecipe) -> str:
+    if recipe.start:
+        return (
+            f"It continues from {recipe.start}, whose draft vocabulary it keeps; more tokens are the data's commonest."
+        )
+    return "The draft vocabulary is the commonest tokens of the data."
 
 
 def _table(along: list[Mapping[str, Any]], steps: int) -> str:

@@ -1,4 +1,4 @@
-"""`specscope train eagle3`: data, training and the head's own README, each resumable, under a progress bar."""
+"""`specscope train`: data, training and the head's own README, each resumable, under a progress bar."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.train.card import card
-from specscope.train.eagle3 import Recipe, Training
 from specscope.train.shards import Shards, ShardWriter, shard_files
 from specscope.train.synthesise import ANSWER_TEMPERATURES, INSTRUCTION_TEMPERATURES, OPENED, OPENERS, Synthesiser
 from specscope.train.texts import run_texts
+from specscope.train.training import CommonRecipe, Training
 
 ROWS, LONGEST = 64, 320  # what the command does unless it is told otherwise
 EVERY = 100  # optimiser steps between two saves, each with held-out figures
@@ -36,11 +36,12 @@ LONGEST_OPENING = 256  # tokens of a chat template's opening and an opener
 class Task:
     """What the user asked for."""
 
+    training: type[Training]  # a kind of head
     target: str | None
     data: Path | None  # a file of texts; None: the target writes its own
     tokens: int  # that the target writes
     out: Path
-    recipe: Recipe
+    recipe: CommonRecipe
     device: str
     dtype: str
     rows: int  # sequences that the target writes at once
@@ -58,7 +59,7 @@ def train(task: Task) -> int:
             device = pick_device(task.device)
             target = load_model(task.target, device, pick_dtype(task.dtype, device))
             folder = _data(task, target, progress)
-            training = Training(target, Shards(folder), task.recipe, task.out)
+            training = task.training(target, Shards(folder), task.recipe, task.out)
             figures = _train(training, progress)
     except (StoppedError, KeyboardInterrupt):
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -163,11 +164,11 @@ def _train(training: Training, progress: Callable[[str, int, int], None]) -> dic
 
 def _command(task: Task) -> str:
     """The command that makes the same head."""
-    words = ["specscope", "train", "eagle3"]
+    words = ["specscope", "train", task.training.verb]
     words += [] if task.target is None else ["--target", task.target]
     words += ["--data", str(task.data)] if task.data is not None else ["--self-synthesise", str(task.tokens)]
     for name, value in asdict(task.recipe).items():
-        if value != getattr(Recipe(), name):
+        if value != getattr(type(task.recipe)(), name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     for name, value, usual in (("--rows", task.rows, ROWS), ("--longest", task.longest, LONGEST)):
         words += [] if value == usual else [name, str(value)]

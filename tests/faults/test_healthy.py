@@ -1,12 +1,20 @@
 """Runs without a fault: no cause is named, with the models at hand and without."""
 
-import pytest
+import json
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.hypotheses import diagnose
 from specscope.analyze.findings import Exit
+from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY
-from tests.faults.settings import history, record
+from tests.faults.models import HEAD
+from tests.faults.settings import DRAFTERS, TREE, Setting, history, record
 from tests.faults.table import diagnosed
+from tests.heads import write_parallel_head
 
 SOME = [
     "none, warm",
@@ -41,3 +49,40 @@ def test_there_are_sixty_of_them():
 @pytest.mark.parametrize("name", [name for name in HEALTHY if name not in SOME])
 def test_no_healthy_run_names_a_cause(name, tmp_path):
     check(name, tmp_path)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
+def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path, monkeypatch, params):
+    """The EAGLE-3 head with mask rows that it was never trained on: a weak drafter, but nothing is wrong."""
+    monkeypatch.setitem(
+        DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
+    )
+    monkeypatch.setitem(HEALTHY, "one pass", Setting("one pass", params, tokens=60, requests=9))
+    check("one pass", tmp_path)
+
+
+def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
+    """Each of them one position too far: the head is asked again with its drafts moved, and agrees."""
+    real = parallel.with_masks
+
+    def with_masks(segment, count, mask_token):
+        found = real(segment, count, mask_token)
+        found.positions[len(segment.tokens) :] += 1
+        return found
+
+    monkeypatch.setattr(parallel, "with_masks", with_masks)
+    monkeypatch.setitem(
+        DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
+    )
+    setting = Setting("one pass", {}, tokens=60, requests=9)
+    found = diagnosed(record(setting, tmp_path / "moved.jsonl"), setting)
+    assert Cause.DRAFTER_ROTARY in [one.cause for one in found.faults]
+
+
+def one_pass(folder):
+    """The folder of a P-EAGLE head with the weights of the EAGLE-3 head."""
+    layer = json.loads((HEAD / "config.json").read_text())
+    tensors = load_file(HEAD / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    tensors["mask_hidden"] = torch.randn(1, 1, tensors["fc.weight"].shape[1], generator=generator)
+    return write_parallel_head(folder / "head", tensors, transformer_layer_config=layer)

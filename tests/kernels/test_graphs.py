@@ -12,7 +12,7 @@ from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs, draft_shapes, verify_shapes
 from specscope.model.graphs import CudaCapture, Shape, shapes
-from tests.heads import head_tensors, write_head
+from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.kernels import DEVICE
 
 PROMPTS = ["abcabcabcab", "the cat sat"]
@@ -22,6 +22,7 @@ DRAFTERS = {
     "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:3,depth=2,top=2"},
     "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
     "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (1, 0)]"},
+    "eagle in one pass": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2", "draft_model": "parallel"},
 }
 
 
@@ -39,7 +40,7 @@ def keep(run):
 
 def engine_of(model, head, how):
     if how["drafter"] == "eagle":
-        how = {**how, "draft_model": str(head)}
+        how = {**how, "draft_model": str(head / how.get("draft_model", "eagle"))}
     config = EngineConfig(
         target=str(model),
         dtype="float32",
@@ -57,7 +58,11 @@ def engine_of(model, head, how):
 
 @pytest.fixture(scope="module")
 def head(deep, tmp_path_factory):
-    return write_head(tmp_path_factory.mktemp("head"), head_tensors())
+    """The folder of an EAGLE-3 head and of a P-EAGLE head."""
+    folder = tmp_path_factory.mktemp("head")
+    write_head(folder / "eagle", head_tensors())
+    write_parallel_head(folder / "parallel")
+    return folder
 
 
 def capture(engine):
@@ -81,7 +86,7 @@ def watch_replays(graphs):
     return used
 
 
-@pytest.mark.parametrize(("name", "temperature"), zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9), strict=True))
+@pytest.mark.parametrize(("name", "temperature"), zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0), strict=True))
 def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     model = deep if name.startswith("eagle") else tiny
@@ -106,8 +111,9 @@ def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     assert graphed.runner.cache.pool.used == 0
 
 
-def test_the_drafter_is_captured_too(deep, head):
-    engine = engine_of(deep, head, DRAFTERS["eagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle in one pass"])
+def test_the_drafter_is_captured_too(deep, head, name):
+    engine = engine_of(deep, head, DRAFTERS[name])
     capture(engine)
     used = watch_replays(engine.drafter.runner.graphs)
     engine.generate(PROMPTS, SamplingParams(max_tokens=5, ignore_eos=True))
@@ -158,3 +164,4 @@ def test_shapes_are_powers_of_two_and_the_largest():
     config = EngineConfig(target="x", drafter="draft_model", draft_model="self:1", tree="dynamic:24,depth=4,top=6")
     assert verify_shapes(config)[-1] == Shape(8, 25)
     assert draft_shapes(config, config.plan)[-1] == Shape(8, 6)
+    assert draft_shapes(config, config.plan, one_pass=True)[-1] == Shape(8, 2 * config.plan.max_depth)

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.eagle_head import EagleHead
-from specscope.model.head_config import HeadConfig
+from specscope.model.head_config import HeadConfig, Parallel
 from specscope.model.head_loader import load_head, save_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
 from specscope.trace.tree import DraftTree
-from tests.heads import CONFIG, DRAFT_VOCAB, Reference, head_tensors, write_head
+from tests.heads import CONFIG, DRAFT_VOCAB, Reference, head_tensors, write_head, write_parallel_head
 
 TOKENS = [5, 77, 5, 290, 31, 8, 8, 120]
 
@@ -383,3 +383,65 @@ def test_a_saved_head_comes_back_and_computes_the_same(tmp_path, target, more):
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
         tmp_path / "head" / "model.safetensors"
     ).read_bytes()
+
+
+def test_a_p_eagle_head_is_read_as_speculators_write_it(tmp_path, target):
+    """And computes what its tensors say: pairs as an EAGLE-3 head, and the feature of its mask rows through `fc`."""
+    folder = write_parallel_head(tmp_path, mask_token=9, depths=5)
+    loaded = same_as_published(folder, target)
+    assert loaded.head.config.parallel == Parallel(mask_token=9, depths=5)
+    reference = Reference(folder, target.embedding.weight)
+    mask = loaded.head.combine(loaded.head.mask_features())
+    torch.testing.assert_close(mask, reference.combine(reference.t["mask_hidden"].view(1, -1)))
+
+
+@pytest.mark.parametrize("name", ["pard_token", "ptd_token_id", "mask_token_id"])
+def test_a_p_eagle_head_in_the_authors_layout_is_read_too(tmp_path, target, name):
+    """A flat config with any of the names that vLLM reads, and `mask_hidden` as vLLM holds it, [1, F]."""
+    tensors = head_tensors(parallel=True)
+    tensors["mask_hidden"] = tensors["mask_hidden"][0]
+    loaded = same_as_published(write_head(tmp_path, tensors, **{name: 11}), target)
+    assert loaded.head.config.parallel == Parallel(mask_token=11, depths=0)
+    assert loaded.head.mask_hidden.shape == (1, 1, 3 * 48)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"mask_token_id": None}, "names no mask token: a P-EAGLE head needs mask_token_id"),
+        ({"mask_token_id": 300}, "names mask token 300 in a vocabulary of 300"),
+        ({"mask_token_id": -1}, "mask_token_id"),
+        ({"mask_token_id": "x"}, "mask_token_id"),
+        ({"speculators_config": {"proposal_methods": 3}}, "proposal_methods"),
+    ],
+)
+def test_a_p_eagle_head_without_a_usable_mask_token_is_refused(tmp_path, target, told, message):
+    folder = write_parallel_head(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in {**config, **told}.items() if v is not None}))
+    with pytest.raises(UserError, match=message):
+        load_head(str(folder), target)
+
+
+def test_mask_features_of_another_size_are_refused(tmp_path, target):
+    tensors = head_tensors(parallel=True)
+    tensors["mask_hidden"] = tensors["mask_hidden"][..., :48]
+    with pytest.raises(UserError, match=r"mask_hidden in .* is \[1, 1, 48\], but config.json makes it \[1, 1, 144\]"):
+        load_head(str(write_parallel_head(tmp_path, tensors)), target)
+
+
+def test_a_saved_p_eagle_head_comes_back_and_computes_the_same(tmp_path, target):
+    first = load_head(str(write_parallel_head(tmp_path / "one", mask_token=9, depths=5)), target)
+    save_head(first.head, tmp_path / "two")
+    second = load_head(str(tmp_path / "two"), target)
+    assert second.head.config.parallel == first.head.config.parallel
+    for name, tensor in second.head.state_dict().items():
+        wanted = first.head.state_dict()[name]
+        assert torch.equal(tensor, wanted.bfloat16().float() if wanted.is_floating_point() else wanted)
+    same_as_published(tmp_path / "two", target)
+
+
+def test_a_mask_token_alone_makes_no_p_eagle_head(tmp_path, target):
+    """Configs carry mask tokens for other reasons; `mask_hidden` is what decides."""
+    loaded = load_head(str(write_head(tmp_path, head_tensors(), mask_token_id=3)), target)
+    assert loaded.head.config.parallel is None

@@ -16,12 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
+from specscope.model.head_loader import load_head
 from specscope.model.loader import load_model
 from specscope.model.runner import ModelRunner
-from specscope.train.eagle3 import Recipe, Training, batches_of
+from specscope.train.eagle3 import Eagle3Training as Training
+from specscope.train.eagle3 import Recipe
 from specscope.train.shards import Sample, Shards, ShardWriter
 from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
+from specscope.train.training import batches_of
 from specscope.train.ttt import forward
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
@@ -289,6 +292,53 @@ def test_a_head_can_be_gone_on_from(data, target, tmp_path):
     assert second.head.target_tokens().tolist() == first.head.target_tokens().tolist()
     assert second.evaluate()["first"] == pytest.approx(knows["first"], abs=0.02)  # it was saved in bfloat16
     assert second.step == 0
+
+
+@pytest.mark.parametrize("size", [200, 10_000])  # 10,000: all 300 tokens of the target
+def test_a_head_to_go_on_from_can_learn_more_tokens(data, target, tmp_path, size):
+    """Its own tokens keep their rows; the others that the data has most often join, with the target's rows."""
+    first = Training(target, data, RECIPE, tmp_path / "first")
+    first.save()
+    recipe = dataclasses.replace(RECIPE, start=str(tmp_path / "first"), draft_vocab=size)
+    second = Training(target, data, recipe, tmp_path / "second")
+    counts = data.counts(target.vocab_size, second.samples).tolist()
+    had = first.head.target_tokens().tolist()
+    others = sorted((t for t in range(300) if t not in had), key=lambda t: (-counts[t], t))[: min(size, 300) - len(had)]
+    tokens = sorted(had + others)
+    rows = second.head.lm_head.weight
+    assert len(rows) == len(tokens) == min(size, 300)
+    for row, token in enumerate(tokens):
+        expected = (
+            first.head.lm_head.weight[had.index(token)].bfloat16() if token in had else target.output.weight[token]
+        )
+        assert torch.equal(rows[row], expected.float())
+    assert torch.equal(second.heads.rows, target.output.weight[tokens])
+    assert torch.equal(second.head.fc.weight, first.head.fc.weight.bfloat16().float())
+    next(second.run())  # it trains
+    second.save()
+    loaded = load_head(str(tmp_path / "second"), target).head
+    if size == 200:
+        assert loaded.target_tokens().tolist() == tokens
+        assert loaded.t2d.nonzero()[:, 0].tolist() == tokens
+    else:
+        assert loaded.target_tokens() is None
+
+
+def test_products_are_in_bfloat16_where_the_processor_has_it_and_nowhere_else(data, target, tmp_path, monkeypatch):
+    """Weights, gradients and what is learnt stay float32, and the loss is the same to bfloat16's accuracy."""
+    losses, dtypes = {}, {}
+    for has in (False, True):
+        monkeypatch.setattr("specscope.train.training.has_bfloat16", lambda has=has: has)
+        training = Training(target, data, RECIPE, tmp_path / str(has))
+        seen = []
+        training.head.fc.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out.dtype))
+        losses[has] = float(next(training.run()).loss.detach())
+        dtypes[has] = seen[0]
+        assert {p.dtype for p in training.head.parameters()} == {torch.float32}
+        training.evaluate()
+        assert seen[-1] is torch.float32  # held-out figures are not rounded
+    assert dtypes == {False: torch.float32, True: torch.bfloat16}
+    assert losses[True] == pytest.approx(losses[False], rel=0.01)
 
 
 def test_only_a_head_of_this_kind_can_be_gone_on_from(data, target, tmp_path):

@@ -99,10 +99,14 @@ class Eagle(ModelDrafter):
                 segments, features = self._pending([g], PREFILL_CHUNK, logits=False)
                 self.runner.forward(segments, self.runner.combine(features))
         segments, features = self._pending(drafting, PREFILL_CHUNK, logits=True)
-        level = self._level(segments, self.runner.combine(features))
+        level = self._root_level(drafting, segments, self.runner.combine(features))
         if self.notes_features:
             self._note(drafting, segments, features)
         return level
+
+    def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
+        """The pass over the committed pairs. hidden [N, width]: the true features, combined."""
+        return self._level(segments, hidden)
 
     def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
         """Keep what fed the head, as the drafts' notes will say it."""

@@ -7,7 +7,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import Options, Source
 from specscope.trace.history import History
 from tests.engines import DRAFTERS, PROMPTS
-from tests.heads import head_tensors, write_head
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 RULES = {
     "greedy": {},
@@ -50,14 +50,18 @@ class Bench:
     """Engines over one tiny target, each built when it is first asked for."""
 
     def __init__(self, target, folder):
-        self.target, self.head = str(target), str(write_head(Path(folder) / "head", head_tensors()))
+        self.target = str(target)
+        self.heads = {
+            "eagle": str(write_head(Path(folder) / "head", head_tensors())),
+            "p-eagle": str(write_parallel_head(Path(folder) / "parallel")),
+        }
         self._made = {}
 
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
         how = dict(SETTINGS[name])
         if how["drafter"] == "eagle":
-            how["draft_model"] = self.head
+            how["draft_model"] = self.heads[name.split()[0]]
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
         return Engine(target=self.target, **{**SMALL, **how})
@@ -72,7 +76,7 @@ class Bench:
         """The models that judge it."""
         draft = None
         if engine.config.drafter == "eagle":
-            draft = Source(self.head, "head")
+            draft = Source(engine.config.draft_model, "head")
         if engine.config.drafter == "draft_model":
             layers = engine.config.draft_layers
             draft = Source(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})

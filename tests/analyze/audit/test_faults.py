@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specscope.model.batch import Segment
+from specscope.speculate.drafters import parallel
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.ngram import NgramDrafter
@@ -164,6 +165,18 @@ def q_of_another_temperature(engine, patch):
     patch.setattr(DraftTree, "build", staticmethod(build))
 
 
+def masks_at_one_position(engine, patch):
+    """Every mask row of a P-EAGLE head lies right behind the root's pair."""
+    real = parallel.with_masks
+
+    def with_masks(segment, count, mask_token):
+        found = real(segment, count, mask_token)
+        found.positions[len(segment.tokens) :] = found.positions[len(segment.tokens) - 1] + 1
+        return found
+
+    patch.setattr(parallel, "with_masks", with_masks)
+
+
 MANY = [f"{word} {number}" for number in range(5) for word in ("one two one two", "abc", "so it goes", "x y", "zzz")]
 # The fault, the engine and the rule that it shows in, the check that fails, and words of the condition: any will do.
 FAULTS = [
@@ -182,6 +195,7 @@ FAULTS = [
     ),
     (short_rotary_table, "eagle", "greedy", "drafter p", ["position", "context length", "output tokens"]),
     (tree_positions, "eagle dynamic", "greedy", "drafter p", ["depth", "the parent is"]),
+    (masks_at_one_position, "p-eagle dynamic", "greedy", "drafter p", ["depth", "the parent is"]),
     (missing_leaf, "same model, top", "cold", "drafter p", ["the step before is full", "accepted in the step before"]),
     (shifted_lookup, "ngram", "greedy", "drafter tree", ["nodes", "depth of the tree", "drafter is"]),
     (wrong_vocabulary, "eagle", "greedy", "drafter tokens", ["all "]),

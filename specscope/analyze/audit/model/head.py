@@ -42,6 +42,10 @@ class Head:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+        token = (self.config.get(name) for name in ("mask_token_id", "pard_token", "ptd_token_id"))
+        self.mask_token: int | None = next((t for t in token if t is not None), None)  # of a P-EAGLE head
+        if "mask_hidden" not in self.weights:
+            self.mask_token = None
         self.three = "midlayer.hidden_norm.weight" in self.weights
         own = self.weights.get("embed_tokens.weight")
         self.embedding = target.get_input_embeddings().weight if own is None else own
@@ -147,6 +151,9 @@ class Head:
         self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
     ) -> Iterator[tuple[list[Ask], Tensor]]:
         """Of some steps, level by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
+        if self.mask_token is not None:
+            yield from self._one_pass(asked, out, kv)
+            return
         roots = [ask for ask in asked if ask[1] == ROOT]
         hidden = out[[_slot(step) for step, _ in roots]]
         yield roots, self.logits(hidden)
@@ -164,6 +171,33 @@ class Head:
             yield level, self.logits(hidden)
             place = {(id(step), node): at for at, (step, node) in enumerate(level)}
             depth += 1
+
+    def _one_pass(
+        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Iterator[tuple[list[Ask], Tensor]]:
+        """Of a P-EAGLE head: all nodes of a depth have the logits of its row, which sees the mask rows before it."""
+        roots = [ask for ask in asked if ask[1] == ROOT]
+        yield roots, self.logits(out[[_slot(step) for step, _ in roots]])
+        depths = {id(step): 0 for step, _ in asked}
+        for step, node in asked:
+            depths[id(step)] = max(depths[id(step)], 0 if node == ROOT else int(step.part.tree.depth[node]))
+        steps = {id(step): step for step, _ in asked}
+        rows = [(steps[key], depth) for key, most in depths.items() for depth in range(1, most + 1)]
+        below = [ask for ask in asked if ask[1] != ROOT]
+        if not below:
+            return
+        tokens = torch.full((len(rows),), self.mask_token or 0)
+        hidden = self.combine(self.weights["mask_hidden"].view(1, -1)).expand(len(rows), -1)
+        positions = torch.tensor([_slot(step) + depth for step, depth in rows])
+        residual, projected = self.prepare(tokens, hidden)
+        both = [torch.cat([x, y]) for x, y in zip(kv, self.keys(projected, positions), strict=True)]
+        seen = torch.zeros(len(rows), len(both[0]), dtype=torch.bool)
+        for row, (step, depth) in enumerate(rows):
+            seen[row, : _slot(step) + 1] = True
+            seen[row, len(kv[0]) + row - depth + 1 : len(kv[0]) + row + 1] = True  # depths 1 to its own
+        logits = self.logits(self.layer(residual, projected, positions, seen, (both[0], both[1])))
+        place = {(id(step), depth): at for at, (step, depth) in enumerate(rows)}
+        yield below, logits[[place[id(step), int(step.part.tree.depth[node])] for step, node in below]]
 
 
 def _slot(step: Judged) -> int:

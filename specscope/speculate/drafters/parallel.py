@@ -1,0 +1,100 @@
+"""P-EAGLE heads as drafters: one pass gives the distributions of all depths.
+
+Parallel drafting as in P-EAGLE (Hui et al. 2026, arXiv 2602.01469, section 3) and vLLM's `parallel_drafting` (0.33,
+v1/spec_decode/utils.py, copy_and_expand_eagle_inputs_kernel): behind the root's pair come depth - 1 mask rows, each of
+the mask token and the learned feature `mask_hidden`, at the positions that follow. All is causal: row d sees the
+committed pairs and the mask rows before it, and gives the distribution of the tokens d deep, whatever path leads there.
+
+A tree is chosen from these distributions as from those of an EAGLE head: a dynamic one is EAGLE-2's search, where a
+path's score is the product of its depths' probabilities, and a static one takes the shape's top tokens, or draws each
+node's children without replacement. Only committed pairs stay in the head's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.model.batch import Segment
+from specscope.model.head_runner import HeadRunner
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.model_drafter import Drafting
+from specscope.speculate.drafters.tree_builder import Level, grow_trees
+from specscope.trace.method import MethodNotes
+from specscope.trace.plan import TreePlan
+from specscope.trace.tree import DraftTree
+
+
+class ParallelEagle(Eagle):
+    """Drafts with a P-EAGLE head. Its name in records is an EAGLE head's; their notes say that it was one pass."""
+
+    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+        super().__init__(runner, plan, max_context, notes_features=notes_features)
+        parallel = runner.head.config.parallel
+        assert parallel is not None
+        self.mask_token = parallel.mask_token
+        with torch.inference_mode():
+            self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """One tree a request, all of them from one pass. A request without room in the head's cache gets none."""
+        self.passes = ()
+        drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
+        if drafting:
+            self._grow(list(drafting.values()))
+        return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
+
+    def _grow(self, drafting: Sequence[Drafting]) -> None:
+        """Run the pass, and give each tree its levels: the nodes of a frontier share the row of their depth."""
+        level = self._pass(self.feed_context, drafting)
+        first = np.cumsum([0, *map(self._depths, drafting)]).tolist()
+        for g in drafting:
+            g.fed = [g.base - g.cached + self._depths(g) - 1]
+        depth, alive = 0, list(zip(drafting, first, strict=False))
+        while alive:
+            rows = [row + depth for g, row in alive for _ in g.builder.frontier]
+            here = self._rows(level, rows)
+            at, growing = 0, []
+            for g, _ in alive:
+                growing.append((g.builder, slice(at, at + len(g.builder.frontier))))
+                g.passes.append((here, at, g.builder.frontier))
+                at += len(g.builder.frontier)
+            grow_trees(here, growing)
+            alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
+
+    def _rows(self, level: Level, rows: list[int]) -> Level:
+        """Some rows of a level, each as often as it is named, as a level of their own."""
+        logits = level.logits[torch.tensor(rows, device=level.logits.device)]
+        return Level(logits, level.vocab_size, level.d2t, level.backend)
+
+    def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
+        """The pass over the committed pairs, with the mask rows of each request behind its own."""
+        true = hidden.split([len(segment.tokens) for segment in segments])
+        masks = [self._depths(g) - 1 for g in drafting]
+        both = [x for one, count in zip(true, masks, strict=True) for x in (one, self._mask_hidden.expand(count, -1))]
+        masked = [with_masks(s, count, self.mask_token) for s, count in zip(segments, masks, strict=True)]
+        return self._level(masked, torch.cat(both))
+
+    def _depths(self, g: Drafting) -> int:
+        """How deep a request's tree may be: so many rows of the pass are wanted."""
+        plan = self._plan_for(g.context)
+        assert plan is not None  # or it would not have begun
+        return plan.max_depth
+
+    def _finish(self, g: Drafting) -> Draft:
+        draft = super()._finish(g)
+        assert draft.notes is not None
+        sure = np.exp(np.minimum(draft.notes.score, 0), dtype=np.float32)
+        return replace(draft, method=MethodNotes(confidence=sure, one_pass=True))
+
+
+def with_masks(segment: Segment, count: int, mask_token: int) -> Segment:
+    """Pending pairs with `count` mask rows behind them; the rows of the root's pair and of the masks are wanted."""
+    last, tokens = len(segment.tokens) - 1, segment.tokens + [mask_token] * count
+    causal = Segment.of_tree(segment.table, segment.context, tokens, DraftTree.empty(), logits=False)
+    return replace(causal, wanted=range(last, len(tokens)))

@@ -1,0 +1,151 @@
+"""Heads to begin a training with: new ones, and earlier ones to go on from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.model.eagle_head import EagleHead
+from specscope.model.features import published_aux_layers
+from specscope.model.head_config import HeadConfig, Parallel
+from specscope.model.head_loader import load_head
+from specscope.model.loader import LoadedModel
+from specscope.train.scores import TargetTensors
+from specscope.train.shards import Shards
+from specscope.train.training import CommonRecipe
+
+DRAFT_VOCAB = 8192  # of a new head
+FURTHER = ("attention_bias", "bias", "rope_scaling", "rope_parameters")  # of a layer that was made elsewhere
+
+
+def new_head(
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: CommonRecipe, parallel: Parallel | None = None
+) -> tuple[EagleHead, TargetTensors]:
+    """A head of the target's width for the commonest tokens of the data; its own head starts from the target's rows."""
+    counts = data.counts(target.vocab_size, samples)
+    size = min(recipe.draft_vocab or DRAFT_VOCAB, target.vocab_size)
+    chosen = commonest(counts, size).to(target.device)
+    torch.manual_seed(recipe.seed)
+    head = EagleHead(replace(head_config(target, size), parallel=parallel)).to(target.device)
+    with torch.no_grad():
+        for module in head.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.normal_(0, 0.02)
+        rows = target.output.weight[chosen].float()
+        head.lm_head.weight.copy_(rows)
+        _start_from_the_last_tap(head, data, samples)
+        if parallel is not None:
+            _start_from_the_mean(head, data, samples)
+        if size != target.vocab_size:
+            head.set_vocabulary(chosen)
+    return head, TargetTensors(target.embedding.weight.float(), rows)
+
+
+def going_on(
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: CommonRecipe, parallel: Parallel | None = None
+) -> tuple[EagleHead, TargetTensors]:
+    """An earlier head of the same shape, as an EAGLE-3 or a P-EAGLE head. Raises UserError where it is of another.
+
+    It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join. A
+    mask token, where it has one, is kept too.
+    """
+    head = load_head(recipe.start, target).head.float().requires_grad_(True)
+    wanted, found = head_config(target, head.config.draft_vocab), head.config
+    if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
+        raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
+    if parallel is not None and found.parallel is not None:
+        parallel = replace(parallel, mask_token=found.parallel.mask_token)
+    size = max(min(recipe.draft_vocab or 0, target.vocab_size), found.draft_vocab)
+    if (size, parallel) != (found.draft_vocab, found.parallel):
+        layer = {name: value for name, value in found.layer.items() if name in (*wanted.layer, *FURTHER)}
+        config = replace(found, layer=layer, draft_vocab=size, parallel=parallel)
+        head = with_more_tokens(head, config, target, data.counts(target.vocab_size, samples))
+        if parallel is not None and found.parallel is None:
+            with torch.no_grad():
+                _start_from_the_mean(head, data, samples)
+    tokens = head.target_tokens()
+    rows = target.output.weight if tokens is None else target.output.weight[tokens]
+    return head, TargetTensors(target.embedding.weight.float(), rows.float())
+
+
+def commonest(counts: Tensor, size: int) -> Tensor:
+    """The tokens with the highest counts, int64 [size], ascending; of equal counts the lower token."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def with_more_tokens(head: EagleHead, config: HeadConfig, target: LoadedModel, counts: Tensor) -> EagleHead:
+    """A head of `config` with a head's weights: its own tokens, and the commonest of the others where it has more.
+
+    Rows of new tokens start from the target's. counts int64 [vocabulary].
+    """
+    made = EagleHead(config).to(target.device)
+    kept = {name: x for name, x in head.state_dict().items() if name in made.state_dict()}
+    had = head.target_tokens()
+    if had is not None and config.draft_vocab > len(had):
+        others = counts.clone()
+        others[had.cpu()] = -1  # below every other token
+        new = commonest(others, config.draft_vocab - len(had)).to(had.device)
+        tokens, order = torch.cat([had, new]).sort()
+        kept["lm_head.weight"] = torch.cat([head.lm_head.weight.detach(), target.output.weight[new].float()])[order]
+        kept = {name: x for name, x in kept.items() if name not in ("d2t", "t2d")}
+        if config.draft_vocab != target.vocab_size:
+            made.set_vocabulary(tokens)
+    made.load_state_dict(kept, strict=False)
+    return made
+
+
+def mask_token_of(counts: Tensor) -> int:
+    """The token for mask rows: the one that the data has least often, of equals the highest. counts int64 [V]."""
+    return len(counts) - 1 - int(counts.flip(0).argmin())
+
+
+def _start_from_the_mean(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
+    """Let mask rows begin from an ordinary feature: of each number its median over some of the data's tokens."""
+    some = torch.cat([data[i].features for i in samples[:64]]).float()
+    head.mask_hidden.copy_(some.median(0).values.view(1, 1, -1))
+
+
+def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
+    """Let the highest layer's feature pass through `fc` as it is, in the basis that the target's head reads.
+
+    All are scaled by their size in the data (the median over tokens: a few tokens have features a thousand times as
+    large), so that the residual stream begins near 1 and the layer's own output counts from the first step on.
+    """
+    width, aux_layers = head.config.target_width, len(head.config.aux_layers)
+    some = torch.cat([data[i].features for i in samples[:64]]).float().view(-1, aux_layers, width)
+    sizes = some.pow(2).mean(-1).sqrt().median(0).values.tolist()
+    for aux_layer, size in enumerate(sizes):
+        block = head.fc.weight[:, aux_layer * width : (aux_layer + 1) * width]
+        if aux_layer == aux_layers - 1:
+            torch.nn.init.eye_(block)
+            block /= size
+        else:
+            block.normal_(0, 0.3 / (size * math.sqrt(width)))
+
+
+def head_config(target: LoadedModel, draft_vocab: int) -> HeadConfig:
+    """A Llama layer with the target's sizes."""
+    config: Any = target.model.config.get_text_config()  # type: ignore[operator, union-attr]
+    heads = config.num_attention_heads
+    layer = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": target.max_context,
+        "vocab_size": target.vocab_size,
+        "rope_theta": float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)),
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": target.eos[0] if target.eos else None,
+        "pad_token_id": 0,
+    }
+    return HeadConfig(3, layer, config.hidden_size, draft_vocab, published_aux_layers(len(target.layers)))

@@ -1,0 +1,238 @@
+"""P-EAGLE heads through the engine: one pass a draft, the same tokens as plain decoding, and nothing that stays."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from specscope import Engine, SamplingParams
+from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable
+from specscope.speculate.drafters import eagle
+from specscope.speculate.drafters.parallel import ParallelEagle, with_masks
+from specscope.trace.plan import parse_plan
+from specscope.trace.tree import ROOT, DraftTree
+from tests.heads import Reference, head_tensors, write_parallel_head
+
+PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+TREES = ["4", "3x3", "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "top:2x3", "dynamic:12,depth=4,top=3"]
+MASK = 7
+KNOWN = (head_tensors()["d2t"] + torch.arange(60)).tolist()  # under this bias four tokens are left, and some agree
+BIAS = dict.fromkeys((KNOWN[53], KNOWN[25], KNOWN[45], KNOWN[52]), 1000)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    return write_parallel_head(tmp_path_factory.mktemp("head"), mask_token=MASK)
+
+
+@pytest.fixture(scope="module")
+def make(deep, head):
+    def make(tree="4", **more):
+        drafting = {"drafter": "none"} if tree is None else {"draft_model": str(head), "tree": tree}
+        return Engine(target=str(deep), dtype="float32", **drafting, **{"kv_memory": 0.01, **more})
+
+    return make
+
+
+def greedy(bias=False, **more):
+    return SamplingParams(max_tokens=24, ignore_eos=True, logit_bias=BIAS if bias else {}, **more)
+
+
+@pytest.fixture(scope="module")
+def plain(make):
+    engine = make(None)
+    return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
+
+
+@pytest.fixture(scope="module")
+def hugging(deep):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
+
+
+def features_of(hugging, engine, tokens):
+    with torch.inference_mode():
+        states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in engine.drafter.aux_layers], dim=-1)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_greedy_tokens_are_the_targets_own(make, plain, tree):
+    engine = make(tree)
+    assert type(engine.drafter) is ParallelEagle
+    results = engine.generate(PROMPTS * 2, [greedy()] * len(PROMPTS) + [greedy(bias=True)] * len(PROMPTS))
+    assert [r.token_ids for r in results] == plain[False] + plain[True]
+    assert sum(r.acceptance.accepted for r in results) > 10
+    assert engine.runner.cache.pool.used == engine.drafter.cache.pool.used == 0
+    assert engine.drafter.states == engine.drafter._features == {}
+
+
+def test_a_mask_row_sees_the_committed_pairs_and_the_mask_rows_before_it():
+    """Two pending pairs behind three that are cached, and two mask rows: by hand."""
+    pairs = Segment.of_tree(BlockTable(), 3, [11, 12], DraftTree.empty(), logits=True)
+    segment = with_masks(pairs, 2, MASK)
+    assert segment.tokens == [11, 12, MASK, MASK]
+    assert segment.context == 3  # every row sees them
+    assert segment.positions.tolist() == [3, 4, 5, 6]
+    assert segment.mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert list(segment.wanted) == [1, 2, 3]  # the root's pair and both masks
+    assert with_masks(pairs, 0, MASK).wanted == range(1, 2)
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_chain_is_what_one_pass_of_the_head_says(make, head, hugging, monkeypatch, bias, chunk):
+    """Every drafted token against the head run densely, on what transformers says of the committed tokens.
+
+    It would differ as soon as a mask row stayed in the cache.
+    """
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", chunk)
+    engine, length = make("4", max_step_tokens=40), 4
+    results = engine.generate(PROMPTS, greedy(bias))
+    reference = Reference(head, hugging.model.embed_tokens.weight)
+    accepted = set()
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        tokens = engine.encode(prompt)[1] + result.token_ids
+        features = features_of(hugging, engine, tokens)
+        for step in (step for step in result.steps if len(step.tree)):
+            known = step.context_len + step.prefill_tokens + 1
+            rows = reference.one_pass(tokens[:known], features, length, MASK)
+            full = torch.stack([reference.full(row) for row in rows])
+            for token, value in (BIAS if bias else {}).items():
+                full[:, token] += value
+            assert step.tree.token.tolist() == full.argmax(-1).tolist()
+            accepted.add(step.verdict.accepted)
+    assert accepted >= ({0, 1, 2} if bias else {0})
+
+
+def test_a_dynamic_tree_holds_the_best_paths_by_product(make, head, hugging):
+    """Against every path of the likeliest tokens of each depth: products of probabilities, one row a depth."""
+    engine = make("dynamic:6,depth=3,top=3")
+    (result,) = engine.generate("the cat", greedy())
+    reference = Reference(head, hugging.model.embed_tokens.weight)
+    tokens = engine.encode("the cat")[1] + result.token_ids
+    features = features_of(hugging, engine, tokens)
+    steps = [step for step in result.steps if len(step.tree)]
+    assert steps
+    for step in steps:
+        known = step.context_len + step.prefill_tokens + 1
+        rows = reference.one_pass(tokens[:known], features, 3, MASK).log_softmax(-1)
+        best = rows.topk(3)
+        choices = [
+            list(zip(reference.d2t[i].tolist(), p.tolist(), strict=True))
+            for i, p in zip(best.indices, best.values, strict=True)
+        ]
+        paths = {(): 0.0}
+        for depth in range(3):
+            longer = {(*path, t): s + p for path, s in paths.items() if len(path) == depth for t, p in choices[depth]}
+            paths |= dict(sorted(longer.items(), key=lambda item: -item[1])[:3] if depth < 2 else longer.items())
+            if depth < 2:  # what is not expanded may be kept all the same
+                paths |= longer
+        del paths[()]
+        wanted = sorted(paths.values(), reverse=True)[:6]
+        assert sorted(step.notes.score, reverse=True) == pytest.approx(wanted, rel=1e-3)
+        for node in range(len(step.tree)):
+            path = tuple(int(step.tree.token[at]) for at in step.tree.path_to(node))
+            assert step.notes.score[node] == pytest.approx(paths[path], rel=1e-3)
+            assert step.method.confidence[node] == pytest.approx(math.exp(paths[path]), rel=1e-3)
+
+
+def test_sampled_nodes_are_drawn_from_their_depths_distribution(make, head, hugging):
+    """The q that is kept for the verdict, at every parent: one distribution for all nodes of a depth."""
+    engine = make("3x3")
+    steps = []
+    real = ParallelEagle.propose
+
+    def propose(self, contexts):
+        drafts = real(self, contexts)
+        steps.extend(zip([list(c.tokens) for c in contexts], drafts, strict=True))
+        return drafts
+
+    engine.drafter.propose = propose.__get__(engine.drafter)
+    params = SamplingParams(max_tokens=12, temperature=0.7, top_k=20, seed=3, ignore_eos=True)
+    engine.generate("the cat", params)
+    reference = Reference(head, hugging.model.embed_tokens.weight)
+    drafted = [(tokens, draft) for tokens, draft in steps if len(draft.tree)]
+    assert len(drafted) > 3
+    for tokens, draft in drafted:
+        rows = reference.one_pass(tokens, features_of(hugging, engine, tokens), 3, MASK).detach()
+        parents = [ROOT, *(n for n in range(len(draft.tree)) if draft.tree.children(n))]
+        assert sorted(draft.q) == sorted(parents)
+        for parent in parents:
+            depth = 0 if parent == ROOT else int(draft.tree.depth[parent])
+            full = reference.full(rows[depth]) / 0.7
+            wanted = torch.where(full >= full.topk(20).values[-1], full, -torch.inf).softmax(-1)
+            for child in draft.tree.children(parent):
+                assert float(wanted[int(draft.tree.token[child])]) > 0
+            assert draft.q[parent].probs.numpy() == pytest.approx(wanted.numpy(), abs=1e-4)
+
+
+def test_the_notes_say_that_it_was_one_pass(make):
+    engine = make("dynamic:12,depth=4,top=3")
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    results = engine.generate(PROMPTS[:2], greedy())
+    engine.close()
+    for record in records:
+        drafted = any(len(part.tree) for part in record.requests)
+        assert [p.name for p in record.passes] == ["pass 1"] * drafted
+    for result in results:
+        steps = [step for step in result.steps if len(step.tree)]
+        assert all(step.method.one_pass and len(step.method.confidence) == len(step.tree) for step in steps)
+        fed = np.concatenate([step.notes.fed_position for step in steps])  # committed pairs, each once: no mask row
+        assert fed.tolist() == list(range(len(fed)))
+        assert all(step.notes.rows.tolist() == [len(step.notes.fed_token) + 3] for step in steps)
+
+
+def test_a_row_that_somebody_looks_at_is_its_depths(make):
+    engine = make("3x3")
+    drafts = []
+    real = engine.drafter.propose
+    engine.drafter.propose = lambda contexts: drafts.extend(real(contexts)) or drafts[-len(contexts) :]
+    engine.generate("the cat", greedy())
+    draft = next(d for d in drafts if len(d.tree))
+    first, other = draft.tree.children(ROOT)[:2]
+    rows = [draft.row([int(draft.tree.token[n])]).logits for n in (first, other)]
+    assert torch.equal(*rows)
+    assert not torch.equal(draft.row([]).logits, rows[0])
+
+
+def test_the_end_of_the_context_is_reached(make):
+    params = SamplingParams(max_tokens=99, ignore_eos=True)
+    wanted, got = (make(tree).generate("a" * 470, params)[0] for tree in (None, "3x3"))
+    assert got.token_ids == wanted.token_ids
+    assert len(got.token_ids) == 512 - 470
+
+
+@pytest.mark.parametrize("tree", ["3x3", "dynamic:12,depth=4,top=3"])
+def test_a_seed_gives_its_tokens_whatever_the_batch(make, tree):
+    params = [
+        SamplingParams(max_tokens=12, temperature=0.9, seed=i, ignore_eos=True, logit_bias=BIAS)
+        for i in range(len(PROMPTS))
+    ]
+    engine = make(tree)
+    alone = [engine.generate(p, q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)]
+    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 3, 24
+    assert [r.token_ids for r in engine.generate(PROMPTS, params)] == alone
+
+
+def test_requests_of_several_sizes_share_a_pass(make, plain):
+    """Adaptive trees have their own depths: each request gets as many mask rows as its tree is deep."""
+    engine = make("dynamic:6,depth=3,top=3", adaptive=True)
+    results = engine.generate(PROMPTS, greedy(bias=True))
+    assert [r.token_ids for r in results] == plain[True]
+    rows = {int(s.notes.rows[0]) - len(s.notes.fed_token) for r in results for s in r.steps if len(s.tree)}
+    assert rows <= {0, 1, 2}
+
+
+def test_plan_depths_decide_how_many_rows_are_fed(make):
+    engine = make("dynamic:4,depth=2,top=4")
+    assert parse_plan("dynamic:4,depth=2,top=4").max_depth == 2
+    (result,) = engine.generate("the cat", greedy())
+    steps = [s for s in result.steps if len(s.tree)]
+    assert all(int(s.notes.rows[0]) == len(s.notes.fed_token) + 1 for s in steps)
+    assert dataclasses.is_dataclass(engine.drafter.runner.head.config.parallel)
