@@ -124,5 +124,6 @@ def _apart(cache: KVCache, held: Slots, fresh: KVCache, table: Slots) -> NDArray
 
 def _distance(mine: Tensor, true: Tensor) -> Tensor:
     """[places] of [heads, places, size], relative to the norm of what is true."""
-    norms = [torch.linalg.vector_norm(x, dim=(0, 2)) for x in (mine - true, true)]
-    return norms[0] / norms[1].clamp_min(1e-12)
+    apart, size = (x.transpose(0, 1).flatten(1).norm(dim=-1) for x in (mine - true, true))
+    distance: Tensor = apart / size.clamp_min(1e-12)
+    return distance

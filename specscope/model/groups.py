@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -154,7 +155,7 @@ class _Layout:
         runs = []
         if segment.context >= LONG:
             edges = [0, *(np.flatnonzero(np.diff(blocks[:whole]) != 1) + 1).tolist(), whole]
-            for start, end in zip(edges[:-1], edges[1:], strict=True):
+            for start, end in pairwise(edges):
                 if (end - start) * BLOCK_SIZE >= RUN:
                     slot = int(blocks[start]) * BLOCK_SIZE
                     runs.append((slot, slot + (end - start) * BLOCK_SIZE, start * BLOCK_SIZE))
