@@ -14,6 +14,7 @@ from specscope.errors import UserError
 
 COPY_BYTES = 1 << 30
 REPEATS = 30
+READS = 9
 
 
 def need_gpu() -> torch.device:
@@ -62,6 +63,12 @@ def copy_bandwidth(device: torch.device, size: int = COPY_BYTES) -> float:
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
+
+
+def read_bandwidth(device: torch.device, size: int = COPY_BYTES // 4) -> float:
+    """Bytes a second that a sum reads: as fast as memory gives them, where they are too many for the caches."""
+    source = torch.ones(size // 4, device=device)
+    return size / seconds(source.sum, device, READS)
 
 
 @dataclass(frozen=True)

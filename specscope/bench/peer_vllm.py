@@ -2,7 +2,9 @@
 
     python peer_vllm.py '{"model": "folder", "dtype": "float32", "ngram": true, "prompts": [[1, 2]], "tokens": 64}'
 
-prints "ready", and then, for each line that it reads, the tokens that one run over the prompts made.
+prints "ready", and then, for each line that it reads, the tokens that one run over the prompts made. With "batches" in
+place of "prompts", a list of lists of prompts, a line is the number of a batch, and the answer is how many tokens a
+second its prompts are decoded with, all at once: "tokens" of them each, after the prompts are cached.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from typing import Any
 
 SETTINGS = {
@@ -34,16 +37,31 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     how: dict[str, Any] = {"speculative_config": NGRAM} if work["ngram"] else {}
-    engine = LLM(model=work["model"], dtype=work["dtype"], max_model_len=2048, max_num_seqs=8, **how)
-    params = SamplingParams(temperature=0, max_tokens=work["tokens"], ignore_eos=True)
+    batches = work.get("batches", [work.get("prompts", [])])
+    most = max(len(prompt) for batch in batches for prompt in batch) + work["tokens"] + 1
+    how |= {"max_model_len": max(most, 2048), "max_num_seqs": max(8, *map(len, batches))}
+    engine = LLM(model=work["model"], dtype=work["dtype"], **how)
+
+    def made(prompts: list[list[int]], tokens: int) -> int:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        outs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        return sum(len(out.outputs[0].token_ids) for out in outs)
+
+    def rate(prompts: list[list[int]]) -> float:
+        seconds: list[float] = []
+        for tokens in (1, 1, 1 + work["tokens"]):  # the first fills the prefix cache
+            start = time.perf_counter()
+            made(prompts, tokens)
+            seconds.append(time.perf_counter() - start)
+        return len(prompts) * int(work["tokens"]) / max(seconds[2] - seconds[1], 1e-9)
+
     answers.write("ready\n")
     with contextlib.suppress(KeyboardInterrupt):
-        for _ in sys.stdin:
-            made = 0
-            for prompt in work["prompts"]:
-                (out,) = engine.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-                made += len(out.outputs[0].token_ids)
-            answers.write(f"{made}\n")
+        for line in sys.stdin:
+            if "batches" in work:
+                answers.write(f"{rate(batches[int(line)])}\n")
+            else:
+                answers.write(f"{sum(made([prompt], work['tokens']) for prompt in work['prompts'])}\n")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -46,7 +47,9 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
         if vllm is not None:
             for name, ngram in (("vLLM", False), ("vLLM n-gram", True)):
                 console.print(f"starting {name}", style="dim")
-                sides[name] = stack.enter_context(_vllm(vllm, plain, prompts, ngram=ngram))
+                work = {"ngram": ngram, "tokens": TOKENS, "prompts": [list(p) for p in prompts]}
+                ask = stack.enter_context(vllm_process(vllm, plain, work))
+                sides[name] = lambda ask=ask: int(ask(""))  # type: ignore[misc]
             goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.0), (drafts, "vLLM n-gram", 1.0)]
         rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
     comparisons = [Comparison(f"{a}, batch 1", a, b, goal, rates) for a, b, goal in goals]
@@ -64,12 +67,17 @@ def _fastest(python: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _vllm(python: str, engine: Engine, prompts: Sequence[Sequence[int]], *, ngram: bool) -> Iterator[Side]:
-    """A vLLM in a process of its own, which waits while it is not asked. It spins no threads meanwhile."""
+def vllm_process(python: str, engine: Engine, work: Mapping[str, Any]) -> Iterator[Callable[[str], str]]:
+    """A vLLM over the engine's model, in a process of its own; what it answers to a line. It waits without spinning.
+
+    `work`: as peer_vllm takes it, but for the model. Raises UserError where it does not start.
+    """
+    if not os.access(python, os.X_OK):
+        raise UserError(f"--vllm {python}: there is no Python to run; give the path of the environment's bin/python")
     model = bundled_model(lambda _: None) if engine.config.target is None else engine.config.target
-    work = {"model": str(model), "dtype": engine.run_info.dtype, "ngram": ngram, "tokens": TOKENS}
+    work = {"model": str(model), "dtype": engine.run_info.dtype, **work}
     # -P: this folder's own kernels.py must not stand for the package that transformers looks for.
-    command = [python, "-P", peer_vllm.__file__, json.dumps(work | {"prompts": [list(p) for p in prompts]})]
+    command = [python, "-P", peer_vllm.__file__, json.dumps(work)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -84,17 +92,24 @@ def _vllm(python: str, engine: Engine, prompts: Sequence[Sequence[int]], *, ngra
         assert process.stdout is not None
         answers, questions = process.stdout, process.stdin
 
-        def ask() -> int:
-            questions.write("\n")
+        def said() -> UserError:
+            log.seek(0)
+            last = log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            return UserError(f"vLLM stopped: {last[0]}")
+
+        def ask(line: str = "") -> str:
+            questions.write(f"{line}\n")
             questions.flush()
-            return int(answers.readline())
+            answer = answers.readline()
+            if not answer:
+                raise said()
+            return answer
 
         try:
             if answers.readline().strip() != "ready":
-                log.seek(0)
-                last = log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-                raise UserError(f"vLLM did not start: {last[0]}")
+                raise said()
             yield ask
         finally:
-            questions.close()
+            with suppress(BrokenPipeError):
+                questions.close()
             process.wait()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import engine_config, engine_options
+from specscope.errors import UserError
 from specscope.live.start import share_cores
-from specscope.trace.files import FIGURES, check_output
+from specscope.trace.files import FIGURES, PLOT, check_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +21,15 @@ def _figures(context: click.Context, option: click.Parameter, path: str | None) 
     """Refuse an unusable --json file before minutes of measuring, not after."""
     if path is not None:
         check_output(path, "--json", (), FIGURES)
+    return path
+
+
+def _plot(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """The same for --plot."""
+    if path is not None:
+        if Path(path).suffix.lower() not in (".svg", ".png"):
+            raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
+        check_output(path, "--plot", (), PLOT)
     return path
 
 
@@ -70,6 +81,20 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
     from specscope.bench.peers import run_peers
 
     run_peers(engine_config(flags), vllm, rounds, json_file)
+
+
+@bench.command("scale")
+@paired
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
+@click.option("--plot", metavar="FILE", callback=_plot, help="Write the curves to this file, .svg or .png.")
+def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure tokens/s over batch size, context length and mixed batches.
+
+    Plain decoding, beside transformers and, with --vllm, vLLM; and attention beside the time that its bytes take.
+    """
+    from specscope.bench.scale import run_scale
+
+    run_scale(engine_config(flags), rounds, json_file, vllm=vllm, plot=plot)
 
 
 @bench.command("kernels")

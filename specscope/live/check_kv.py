@@ -95,7 +95,7 @@ def _compare(
     model: str, cache: KVCache, held: BlockTable, fresh: KVCache, table: BlockTable, tokens: Sequence[int]
 ) -> KVCompared:
     """Each place of a table against the same place of one in a fresh cache."""
-    tolerance = TOLERANCE.get(cache.rows[0].dtype, max(TOLERANCE.values()))
+    tolerance = TOLERANCE.get(cache.dtype, max(TOLERANCE.values()))
     there = min(len(tokens), held.capacity)
     slots = held.slots(0, there)
     apart = _apart(cache, slots, fresh, table.slots(0, there))
@@ -113,10 +113,17 @@ def _apart(cache: KVCache, held: Slots, fresh: KVCache, table: Slots) -> NDArray
     """[layers, places] how far keys or values are apart, whichever is more, relative to the fresh one's norm."""
     mine, true = (torch.from_numpy(slots).to(cache.device) for slots in (held, table))
     found = []
-    for shape, rows, others in zip(cache.layers, cache.rows, fresh.rows, strict=True):
-        keys = shape.heads * shape.key_size
-        a, b = rows[mine].float(), others[true].float()
-        parts = [(a[:, :keys], b[:, :keys]), (a[:, keys:], b[:, keys:])]
-        found.append(torch.maximum(*((x - y).norm(dim=-1) / y.norm(dim=-1).clamp_min(1e-12) for x, y in parts)))
+    for parts in zip(cache.key, fresh.key, cache.value, fresh.value, strict=True):
+        key, true_key, value, true_value = (
+            part[:, slots].float() for part, slots in zip(parts, (mine, true, mine, true), strict=True)
+        )
+        found.append(torch.maximum(_distance(key, true_key), _distance(value, true_value)))
     apart: NDArray[np.float32] = torch.stack(found).cpu().numpy()
     return apart
+
+
+def _distance(mine: Tensor, true: Tensor) -> Tensor:
+    """[places] of [heads, places, size], relative to the norm of what is true."""
+    apart, size = (x.transpose(0, 1).flatten(1).norm(dim=-1) for x in (mine - true, true))
+    distance: Tensor = apart / size.clamp_min(1e-12)
+    return distance

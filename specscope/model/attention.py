@@ -11,49 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from specscope.model.batch import Batch, Group
+from specscope.model.batch import Batch
+from specscope.model.groups import Group
 from specscope.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from specscope.kernels.tree_batch import TreeBatch
 
 BACKEND = "specscope"
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """softmax(softcap(q k^T * scale) + bias) v, for grouped query heads, with attention sinks.
-
-    query [B, Hkv, G * M, D], key [B, Hkv, K, D], value [B, Hkv, K, E], bias additive float32 [B, 1, G * M, K], sinks
-    [H]. Returns [B, Hkv, G * M, E]. The G query heads that share a key head are folded into rows, M each, so that no
-    key is repeated. Without soft-cap and sinks it is torch's fused attention; with them, plain products with a
-    float32 softmax.
-    """
-    if softcap is None and sinks is None:
-        mask = None if bias is None else bias.to(query.dtype)
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    scores = (query @ key.transpose(2, 3)).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if bias is not None:
-        scores = scores + bias
-    if sinks is not None:
-        by_head = sinks.float().view(1, query.shape[1], -1, 1, 1)
-        sink = by_head.expand(len(query), -1, -1, query.shape[2] // by_head.shape[2], 1).flatten(2, 3)
-        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return weights.to(value.dtype) @ value
+FEW_ROWS = 64  # up to so many, what attention takes is to read the keys
+# What scaled_dot_product_attention calls on a processor; it gives the logarithms of the sums too.
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+Parts = tuple[Tensor, Tensor]  # as `attend` returns them
 
 
 @dataclass(frozen=True)
@@ -66,21 +37,80 @@ class Variant:
     sinks: Tensor | None
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """softmax(softcap(q k^T * scale) + bias) v, and the logarithm of the softmax's sum.
+
+    query [Hkv, B, M, D], key [Hkv, B, K, D], value [Hkv, B, K, E], bias additive [1, B, M, K]. Returns [Hkv, B, M, E]
+    and float32 [Hkv, B, M]. The query heads that share a key head are folded into rows, so that no key is repeated.
+    torch's fused attention where it can; else plain products with a float32 softmax.
+    """
+    if softcap is None and key.device.type == "cpu" and key.shape[-1] == value.shape[-1]:
+        out, sums = FUSED(query, key, value, attn_mask=bias, scale=scale)
+        return out, sums
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    sums = scores.logsumexp(-1)
+    return (scores - sums[..., None]).exp().to(value.dtype) @ value, sums
+
+
+def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
+    """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, K, D] where they lie.
+
+    Few rows give the fused attention few pieces of work: where all keys are seen, each thread takes its part of them.
+    """
+    threads = torch.get_num_threads()
+    if bias is not None or query.shape[2] > FEW_ROWS or threads == 1 or key.shape[1] % threads:
+        return attend(query, key[:, None], value[:, None], bias, variant.scale, variant.softcap)
+    query = query.expand(-1, threads, -1, -1)
+    key, value = (x.unflatten(1, (threads, -1)) for x in (key, value))
+    out, sums = attend(query, key, value, None, variant.scale, variant.softcap)
+    share = sums.softmax(1)[..., None]
+    return (out.float() * share).sum(1, keepdim=True), sums.logsumexp(1, keepdim=True)
+
+
 def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, variant: Variant) -> Tensor:
-    """Attention of one padded group. query [N, H, D]; returns [real rows, H, E]."""
+    """Attention of one padded group. query [N, H, D]; returns [real rows, H, E].
+
+    The softmax over all of a context is put together from those over its parts (FlashAttention, Dao et al. 2022).
+    """
     key, value = group.context(cache, layer)
-    rows = query[group.rows]
-    (padded, heads, size), kv_heads = rows.shape, key.shape[1]
-    fold, alone = heads // kv_heads, padded == group.size  # alone: one row a segment, nothing to turn round
-    if alone:
-        q = rows.view(padded, kv_heads, fold, size)
-    else:
-        q = rows.view(group.size, -1, kv_heads, fold, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out = attend(q, key, value, group.bias(variant.window, fold), variant.scale, variant.softcap, variant.sinks)
-    if not alone:
-        out = out.unflatten(2, (fold, -1)).permute(0, 3, 1, 2, 4)
-    flat = out.reshape(padded, heads, -1)
+    rows, kv_heads = query[group.rows], len(key)
+    padded, heads, size = rows.shape
+    fold = heads // kv_heads
+    q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
+    masks = (variant.window, fold, query.dtype)
+    out, sums = attend(q, key, value, group.bias(*masks), variant.scale, variant.softcap)
+    pieces = group.pieces(*masks)
+    if pieces or variant.sinks is not None:
+        out = out.float()
+    for piece in pieces:
+        at, slots = slice(piece.member, piece.member + 1), slice(piece.start, piece.end)
+        found = _attend_in_place(
+            q[:, at], cache.key[layer][:, slots], cache.value[layer][:, slots], piece.bias, variant
+        )
+        _merge(out[:, at], sums[:, at], *found)
+    if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
+        sink = variant.sinks.float().view(kv_heads, 1, fold, 1).expand(-1, -1, -1, q.shape[2] // fold).flatten(2)
+        out = out * torch.sigmoid(sums - sink)[..., None]
+    by_row = out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
+    flat: Tensor = by_row.reshape(padded, heads, -1).to(query.dtype)
     return flat if group.real is None else flat.index_select(0, group.real)
+
+
+def _merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
+    """Take into `out` and `sums` what the same rows found elsewhere. out float32."""
+    out.lerp_(more.float(), torch.sigmoid(more_sums - sums)[..., None])
+    torch.logaddexp(sums, more_sums, out=sums)
 
 
 def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, variant: Variant) -> Tensor:

@@ -5,7 +5,8 @@ BlockPool and BlockTable are bookkeeping without tensors; KVCache holds the tens
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,7 @@ class BlockPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.refs = [0] * blocks
-        self._free = list(range(blocks))  # a heap: low blocks first, so that tables tend to be contiguous
+        self._free = list(range(blocks))  # in order
 
     @property
     def free(self) -> int:
@@ -43,13 +44,25 @@ class BlockPool:
         return self.blocks - len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` free blocks, each now held once. Raises OutOfBlocksError and takes none where there are too few."""
+        """`count` free blocks, each now held once. Raises OutOfBlocksError and takes none where there are too few.
+
+        The first that lie side by side; where no gap is large enough, the first of all.
+        """
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} KV blocks wanted, {len(self._free)} free")
-        taken = [heapq.heappop(self._free) for _ in range(count)]
+        start = self._gap(count)
+        taken = self._free[start : start + count]
+        del self._free[start : start + count]
         for block in taken:
             self.refs[block] = 1
         return taken
+
+    def _gap(self, count: int) -> int:
+        """Where in the free blocks `count` lie side by side; 0 where they never do."""
+        if count < 2 or self._free[count - 1] - self._free[0] == count - 1:
+            return 0
+        free = np.asarray(self._free)
+        return int(np.argmax(free[count - 1 :] - free[: len(free) - count + 1] == count - 1))
 
     def share(self, block: int) -> None:
         """Hold a block once more."""
@@ -60,7 +73,7 @@ class BlockPool:
         assert self.refs[block] > 0, "a free block was dropped"
         self.refs[block] -= 1
         if self.refs[block] == 0:
-            heapq.heappush(self._free, block)
+            insort(self._free, block)
 
 
 @dataclass
@@ -98,6 +111,13 @@ class LayerShape:
         """Numbers a slot: the keys of every head, then their values."""
         return self.heads * (self.key_size + self.value_size)
 
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Heads and size of what a processor keeps apart: keys and values are one part where they are of one size."""
+        if self.key_size == self.value_size:
+            return [(2 * self.heads, self.key_size)]
+        return [(self.heads, self.key_size), (self.heads, self.value_size)]
+
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Slots [..., slots, width] as keys [..., heads, slots, key size] and values [..., heads, slots, value size].
 
@@ -111,9 +131,11 @@ class LayerShape:
 
 
 class KVCache:
-    """Keys and values of every layer in paged slots: rows[i] is [slots, width], key[i] and value[i] are views of it.
+    """Keys and values of every layer in paged slots: key[i] and value[i] are [heads, slots, size].
 
-    A slot is one row, so that a step writes each layer once, and gathers or moves keys and values together.
+    For the kernels a slot is one row, rows[i] [slots, width]: a step writes each layer once. The torch backend keeps
+    the slots of a head together, so that blocks side by side are a matrix that a processor multiplies where it lies,
+    and all layers of one shape in one tensor.
     """
 
     def __init__(
@@ -128,12 +150,27 @@ class KVCache:
         self.pool = BlockPool(blocks)
         self.spare = blocks  # one more block than the pool has: rows of padding are written there, and it is never read
         self.layers = layers
-        self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
-        self.views = [shape.split(rows[None]) for shape, rows in zip(layers, self.rows, strict=True)]
-        self.key = [key[0] for key, _ in self.views]  # [heads, slots, key size] of each layer
-        self.value = [value[0] for _, value in self.views]
-        self.device = device
-        self.backend = backend
+        self.dtype, self.device, self.backend = dtype, device, backend
+        self.rows: list[Tensor] = []
+        self.stores: list[Tensor] = []  # [layers, heads, slots, size] of each kind of part (LayerShape.parts)
+        self.parts: list[list[Tensor]] = []  # of each layer, [heads, slots, size]
+        if backend is Backend.TRITON:
+            self.rows = [_zeros((slots, shape.width), dtype, device) for shape in layers]
+            pairs = [shape.split(rows) for shape, rows in zip(layers, self.rows, strict=True)]
+        else:
+            counts = Counter(part for shape in layers for part in shape.parts)
+            stores = {
+                (heads, size): _zeros((count, heads, slots, size), dtype, device)
+                for (heads, size), count in counts.items()
+            }
+            free = {part: iter(store) for part, store in stores.items()}
+            self.stores = list(stores.values())
+            self.parts = [[next(free[part]) for part in shape.parts] for shape in layers]
+            pairs = [
+                (parts[0][: shape.heads], parts[-1][-shape.heads :])
+                for shape, parts in zip(layers, self.parts, strict=True)
+            ]
+        self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
         self._pointers: Any = None  # of the kernel that moves slots; made when it is first used
 
     @staticmethod
@@ -151,8 +188,13 @@ class KVCache:
             from specscope.kernels.kv_write import kv_write  # triton is imported only where it runs
 
             kv_write(self.rows[layer], slots, rows)
-        else:
-            self.rows[layer].index_copy_(0, slots, rows)
+            return
+        start = 0
+        for part in self.parts[layer]:
+            heads, _, size = part.shape
+            new = rows[:, start : start + heads * size].unflatten(1, (heads, size))
+            part.index_copy_(1, slots, new.transpose(0, 1))
+            start += heads * size
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
@@ -196,13 +238,14 @@ class KVCache:
             first = np.cumsum([0, *(len(source) for source, _ in paths)])
             kv_compact(self._pointers, src, dst, torch.from_numpy(first).to(self.device))
             return
-        for rows in self.rows:
-            rows.index_copy_(0, dst, rows.index_select(0, src))
+        for store in self.stores:
+            store.index_copy_(2, dst, store.index_select(2, src))
 
     def _copy_block(self, source: int, target: int) -> None:
         a, b = source * BLOCK_SIZE, target * BLOCK_SIZE
-        for rows in self.rows:
-            rows[b : b + BLOCK_SIZE] = rows[a : a + BLOCK_SIZE]
+        for key, value in zip(self.key, self.value, strict=True):
+            for part in (key, value):
+                part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

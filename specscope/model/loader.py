@@ -154,8 +154,9 @@ class _ShapeRecorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
-        self.rows: dict[int, Tensor] = {}
-        self.views: dict[int, tuple[Tensor, Tensor]] = {}
+        self.parts: dict[int, list[Tensor]] = {}
+        self.key: dict[int, Tensor] = {}
+        self.value: dict[int, Tensor] = {}
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         if layer in self.layers:
@@ -163,7 +164,8 @@ class _ShapeRecorder:
         shape = LayerShape(key.shape[0], key.shape[2], value.shape[2])
         store = KVCache([shape], 1, key.dtype, key.device)
         store.write(0, slots, key, value)
-        self.layers[layer], self.rows[layer], self.views[layer] = shape, store.rows[0], store.views[0]
+        self.layers[layer], self.parts[layer] = shape, store.parts[0]
+        self.key[layer], self.value[layer] = store.key[0], store.value[0]
 
 
 @torch.inference_mode()

@@ -146,14 +146,14 @@ def test_looking_at_an_earlier_step_shows_a_fault_in_its_kv_and_does_not_heal_it
     assert clean.computed
     assert clean.notes == ()
     slot = int(request.table.slots(2, 3)[0])
-    for rows in engine.runner.cache.rows:
-        rows[slot] += 3
-    broken = [rows.clone() for rows in engine.runner.cache.rows]
+    for store in engine.runner.cache.stores:
+        store[:, :, slot] += 3
+    broken = [store.clone() for store in engine.runner.cache.stores]
     seen = commands.what_if.look(session, 3, "r0", node)
     assert any("was judged with p" in note for note in seen.notes)
     taken = request.table.slots(0, request.computed)
-    for before, rows in zip(broken, engine.runner.cache.rows, strict=True):
-        assert before[taken].equal(rows[taken])
+    for before, store in zip(broken, engine.runner.cache.stores, strict=True):
+        assert before[:, :, taken].equal(store[:, :, taken])
     assert seen.token == part.tree.token[node]
 
 

@@ -143,7 +143,7 @@ class Travel(RuleBasedStateMachine):
         for request in engine.requests.values():
             slots = torch.from_numpy(request.table.slots(0, request.computed))
             held.append((request.id, list(request.tokens), request.computed, list(request.table.blocks), request.steps))
-            held.append([rows[slots].double().sum().item() for rows in cache.rows])
+            held.append([part[:, slots].double().sum().item() for part in [*cache.key, *cache.value]])
         drafter = getattr(engine.drafter, "cache", None)
         states = {name: (s.computed, list(s.table.blocks)) for name, s in getattr(engine.drafter, "states", {}).items()}
         layers = decoder_layers(engine.runner.loaded.model)

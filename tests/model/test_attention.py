@@ -1,13 +1,15 @@
 """Paged tree attention against a float64 reference: any tree, window, soft-cap, sinks, ragged batches."""
 
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.model import batch as batch_module
+from specscope.model import groups as groups_module
 from specscope.model.attention import specscope_attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
@@ -44,13 +46,17 @@ requests = st.lists(
     st.none() | st.just(3.0),
     st.booleans(),
     st.sampled_from([0, 200, 1024, 10**6]),
+    st.sampled_from([0, 20, 1024]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([SIZE, 6]),
     st.integers(0, 99),
 )
-@settings(max_examples=80)
-def test_equals_the_reference(parts, window, softcap, with_sinks, call, seed):
+@settings(max_examples=150, deadline=None)
+def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, threads, value_size, seed):
+    """Whatever is padded together (`call`), read in place (`long`), or split over threads."""
     generator = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    cache = KVCache([LayerShape(KV_HEADS, SIZE, SIZE)], 96, torch.float32, torch.device("cpu"))
+    cache = KVCache([LayerShape(KV_HEADS, SIZE, value_size)], 96, torch.float32, torch.device("cpu"))
     anywhere, in_a_row = iter(np.random.default_rng(seed).permutation(48).tolist()), iter(range(48, 96))
     segments, histories = [], []
     for context, fed, tree, scattered in parts:
@@ -58,32 +64,30 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, seed):
         length = context + fed + len(tree)
         blocks = -(-length // 16)
         table.blocks = [next(anywhere if scattered else in_a_row) for _ in range(blocks)]
-        old_k, old_v = rand(KV_HEADS, context, SIZE), rand(KV_HEADS, context, SIZE)
+        old_k, old_v = rand(KV_HEADS, context, SIZE), rand(KV_HEADS, context, value_size)
         cache.write(0, torch.from_numpy(table.slots(0, context)), old_k, old_v)
         segments.append(Segment.of_tree(table, context, list(range(fed)), tree, logits=True))
         histories.append((old_k.transpose(0, 1), old_v.transpose(0, 1)))
-    original = batch_module.CALL
-    batch_module.CALL = call
-    try:
+    with patch.multiple(groups_module, CALL=call, LONG=long, RUN=16):
         batch = Batch.build(segments, torch.device("cpu"))
-    finally:
-        batch_module.CALL = original
     rows = batch.tokens.shape[1]
-    query, key, value = rand(1, HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE)
+    query, key = rand(1, HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE)
+    value = rand(1, KV_HEADS, rows, value_size)
     sinks = rand(HEADS) if with_sinks else None
-    out, _ = specscope_attention(
-        SimpleNamespace(layer_idx=0),
-        query,
-        key,
-        value,
-        None,
-        scaling=0.4,
-        sliding_window=window,
-        softcap=softcap,
-        s_aux=sinks,
-        batch=batch,
-        cache=cache,
-    )
+    with patch.object(torch, "get_num_threads", lambda: threads):
+        out, _ = specscope_attention(
+            SimpleNamespace(layer_idx=0),
+            query,
+            key,
+            value,
+            None,
+            scaling=0.4,
+            sliding_window=window,
+            softcap=softcap,
+            s_aux=sinks,
+            batch=batch,
+            cache=cache,
+        )
     at = 0
     for segment, (old_k, old_v), (context, _, _, _) in zip(segments, histories, parts, strict=True):
         m = len(segment.tokens)
@@ -99,30 +103,68 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, seed):
         at += m
 
 
-def alone(length, rows=1):
-    """A segment of a chain, its KV somewhere."""
-    table = BlockTable(list(range(-(-length // 16))))
+def alone(length, rows=1, blocks=None):
+    """A segment of a chain, its KV side by side or in `blocks`."""
+    table = BlockTable(list(range(-(-length // 16))) if blocks is None else blocks)
     return Segment.of_tree(table, length - rows, list(range(rows)), DraftTree.empty(), logits=True)
+
+
+def scattered(length, rows=1):
+    """A segment whose blocks all lie apart."""
+    return alone(length, rows, list(range(0, 2 * -(-length // 16), 2)))
+
+
+def groups_of(*segments):
+    return Batch.build(segments, torch.device("cpu")).groups
 
 
 def test_padding_stays_below_what_the_segments_are():
     """One long request and seven short ones: the short ones are not padded to the long one."""
-    batch = Batch.build([alone(60), alone(4000), *[alone(64 + i) for i in range(6)]], torch.device("cpu"))
-    padded = sum(group.seen.numel() for group in batch.groups)
-    assert [group.size for group in batch.groups] == [1, 7]
+    groups = groups_of(scattered(60), scattered(4000), *[scattered(64 + i) for i in range(6)])
+    padded = sum(group.seen.size for group in groups)
+    assert [group.size for group in groups] == [1, 7]
     assert padded < 1.1 * (4000 + 7 * 64)
-    wide = Batch.build([alone(3000, rows=60), *[alone(3000) for _ in range(7)]], torch.device("cpu"))
-    assert sum(group.seen.numel() for group in wide.groups) < 1.1 * 67 * 3000
-    same = Batch.build([alone(1000 + i) for i in range(8)], torch.device("cpu"))
-    assert [group.size for group in same.groups] == [8]
+    wide = groups_of(scattered(3000, rows=60), *[scattered(3000) for _ in range(7)])
+    assert sum(group.seen.size for group in wide) < 1.1 * 67 * 3000
+    same = groups_of(*[scattered(1000 + i) for i in range(8)])
+    assert [group.size for group in same] == [8]
+
+
+def test_a_long_context_is_read_where_it_lies():
+    """Each of its runs; only what is left of it, its last slots and blocks apart, is gathered with the short ones."""
+    (group,) = groups_of(alone(130), alone(4000, blocks=[*range(100, 200), 7, 9, *range(300, 448)]))
+    assert [(run.member, run.first, run.end - run.start) for run in group.runs] == [(1, 0, 1600), (1, 1632, 2352)]
+    assert group.runs[0].start == 1600
+    assert group.seen.shape == (2, 1, 130)
+    assert group.seen[1].sum() == 4000 - 1600 - 2352
+    assert group.column[1, :48].tolist() == [*range(1600, 1632), *range(3984, 4000)]
+
+
+@pytest.mark.parametrize("window", [None, 700, 5000])
+def test_the_masks_of_a_long_prompts_chunk_are_as_large_as_the_chunk(window):
+    """512 rows at 8,000 tokens of context: not rows times context."""
+    (group,) = groups_of(alone(8000 + 512, rows=512))
+    masks = [group.bias(window, 3, torch.float32), *(p.bias for p in group.pieces(window, 3, torch.float32))]
+    assert sum(mask.numel() for mask in masks if mask is not None) <= 2 * 3 * 512 * (512 + 16)
+    read = sum(piece.end - piece.start for piece in group.pieces(window, 3, torch.float32))
+    assert read == {None: 8000, 700: 699, 5000: 4999}[window]  # before its own position a row sees window - 1
+
+
+def test_a_row_alone_needs_no_mask():
+    for segment in (alone(100), alone(5000)):
+        (group,) = groups_of(segment)
+        assert group.bias(None, 3, torch.float32) is None
+        assert [piece.bias for piece in group.pieces(None, 3, torch.float32)] == [None] * len(group.runs)
+    (group,) = groups_of(*[scattered(100) for _ in range(8)])  # of one length: padded nowhere
+    assert group.bias(None, 3, torch.float32) is None
 
 
 def test_distances_are_not_looked_at_without_a_window(monkeypatch):
-    monkeypatch.setattr(batch_module.Group, "_within", None)
-    (group,) = Batch.build([alone(60, rows=4), alone(50, rows=2)], torch.device("cpu")).groups
-    assert group.bias(None, 2).shape == (2, 1, 8, 64)
-    tensors = [x for x in vars(group).values() if isinstance(x, torch.Tensor) and x.dim() > 1]
-    assert not any(x.dtype == torch.int64 for x in tensors)
+    monkeypatch.setattr(groups_module.Group, "_within", None)
+    (group,) = groups_of(alone(60, rows=4), alone(50, rows=2))
+    assert group.bias(None, 2, torch.float32).shape == (1, 2, 8, 60)
+    matrices = [x for x in vars(group).values() if isinstance(x, (torch.Tensor, np.ndarray)) and x.ndim > 2]
+    assert [x.dtype for x in matrices] == [np.bool_]
 
 
 def test_positions_and_slots_of_a_tree():

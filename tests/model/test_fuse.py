@@ -169,7 +169,7 @@ def fused_equals_plain(name, dtype, fused):
         (wanted, plain_cache), (got, cheap_cache) = (logits(m, layers, segments(rows)) for m in (plain, cheap))
         tolerance = 1e-5 if dtype is torch.float32 else 16 * torch.finfo(dtype).eps
         assert (got.float() - wanted.float()).norm() <= tolerance * wanted.float().norm()
-        for a, b in zip(cheap_cache.rows, plain_cache.rows, strict=True):
+        for a, b in zip(cheap_cache.stores, plain_cache.stores, strict=True):
             assert (a.float() - b.float()).norm() <= tolerance * b.float().norm()
 
 

@@ -113,8 +113,9 @@ def worse_with_time(patch, engine):
         for segment in segments:
             if segment.context == 0 and len(segment.tokens) > 32 and calls[0] > 60:
                 slots = segment.table.slots(0, 64)
-                for rows in engine.runner.cache.rows:
-                    rows[slots] = rows[0] * torch.randn(64, 1, generator=torch.Generator().manual_seed(calls[0]))
+                for store in engine.runner.cache.stores:
+                    noise = torch.randn(64, 1, generator=torch.Generator().manual_seed(calls[0]))
+                    store[:, :, slots] = store[:, :, :1] * noise
         return out
 
     patch.setattr(engine.runner, "forward_with_features", spoiled)

@@ -1,0 +1,235 @@
+"""How the torch backend attends: contexts read in place where they lie side by side, the rest gathered in groups.
+
+A long context's runs of blocks are read where they lie, one request at a time, and need no mask: every row sees them.
+What is left of each request, at least the slots that it feeds, is padded to a group with those that are about as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
+from specscope.trace.tree import Bools, Ints
+
+if TYPE_CHECKING:
+    from specscope.model.segment import Segment
+
+GATHER = 5  # what it takes to gather a slot, in rows that attend to it
+CALL = 1024  # what a call of its own takes, in slots times rows: less padding than that is cheaper
+LONG = 1024  # slots of context from which on runs are read in place
+RUN = 256  # slots that a run has at least: a shorter one is gathered
+NOWHERE = -(2**30)  # as a position: before every other
+
+
+@dataclass(frozen=True)
+class Run:
+    """Context that lies side by side: slots `start` to `end`, of which the first holds position `first`."""
+
+    member: int  # which of the group's segments
+    start: int
+    end: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Slots `start` to `end`, read in place by the rows of one segment."""
+
+    member: int
+    start: int
+    end: int
+    bias: Tensor | None  # [1, 1, fold * M, end - start]; None where all rows see all of it
+
+
+@dataclass
+class Group:
+    """Segments whose attention is computed together, padded to the longest: B segments, M rows, K slots."""
+
+    rows: Tensor | slice  # int64 [B * M] the batch's row behind each padded row; a slice where one follows the other
+    real: Tensor | None  # int64: which padded rows are real, in the batch's order; None where all are
+    into: Tensor | slice  # the batch's row of each real row
+    size: int  # B
+    blocks: Tensor  # int64 [B * K / 16] the KV blocks of each segment that are gathered, padded with block 0
+    span: int | None  # the first slot where B is 1 and the K slots lie side by side: no gather needed
+    seen: Bools  # [B, M, K]
+    column: Ints  # [B, K] position of each slot; NOWHERE in padding
+    row: Ints  # [B, M] position of each row; NOWHERE in padding
+    runs: list[Run]
+    device: torch.device
+    _bias: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _pieces: dict[tuple[int | None, int, torch.dtype], list[Piece]] = field(default_factory=dict)
+    _scratch: dict[LayerShape, tuple[list[Tensor], tuple[Tensor, Tensor]]] = field(default_factory=dict)
+
+    def bias(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask of the K slots [1, B, fold * M, K]: 0 where a row sees a slot, least where not.
+
+        None where all is seen. `fold` query heads share a key, one after another.
+        """
+        key = (window, fold, dtype)
+        if key not in self._bias:
+            seen = self.seen if window is None else self.seen & self._within(window)
+            self._bias[key] = self._masked(seen, fold, dtype)
+        return self._bias[key]
+
+    def _within(self, window: int) -> Bools:
+        """[B, M, K]: which slots lie less than `window` positions before a row. For a row of padding all do."""
+        return self.column[:, None] > self.row[:, :, None] - window
+
+    def _masked(self, seen: Bools, fold: int, dtype: torch.dtype) -> Tensor | None:
+        if seen.all():
+            return None
+        least = torch.finfo(dtype).min
+        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), least)
+        return bias.repeat(1, fold, 1)[None].to(self.device)
+
+    def pieces(self, window: int | None, fold: int, dtype: torch.dtype) -> list[Piece]:
+        """What is read in place: the runs, as far as they lie in the window."""
+        key = (window, fold, dtype)
+        if key not in self._pieces:
+            self._pieces[key] = [
+                piece
+                for run in self.runs
+                for piece in ([Piece(run.member, run.start, run.end, None)] if window is None else self._cut(run, *key))
+            ]
+        return self._pieces[key]
+
+    def _cut(self, run: Run, window: int | None, fold: int, dtype: torch.dtype) -> list[Piece]:
+        """A run without what lies before every row's window; what some rows see, and what all of them see."""
+        assert window is not None
+        before = self.row[run.member] - window  # the last position that a row does not see
+        real, length = before[self.row[run.member] != NOWHERE], run.end - run.start
+        some, every = (int(np.clip(last + 1 - run.first, 0, length)) for last in (real.min(), real.max()))
+        seen = np.arange(run.first + some, run.first + every)[None, None] > before[None, :, None]
+        cut = [(some, every, self._masked(seen, fold, dtype))] if some < every else []
+        cut += [(every, length, None)] if every < length else []
+        return [Piece(run.member, run.start + start, run.start + end, bias) for start, end, bias in cut]
+
+    def context(self, cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
+        """The K keys and values of every segment, [heads, B, K, size] each; whole blocks are gathered at a time.
+
+        Layers of one shape share a scratch tensor: what is returned is gone at the next call.
+        """
+        keys = self.seen.shape[-1]
+        if self.span is not None:
+            key, value = (part[layer].narrow(1, self.span, keys)[:, None] for part in (cache.key, cache.value))
+            return key, value
+        shape, parts = cache.layers[layer], cache.parts[layer]
+        if shape not in self._scratch:
+            out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in parts]
+            views = [
+                x.view(len(x), self.size, -1, part.shape[2])[:, :, :keys] for x, part in zip(out, parts, strict=True)
+            ]
+            self._scratch[shape] = out, (views[0][: shape.heads], views[-1][-shape.heads :])
+        out, kept = self._scratch[shape]
+        for part, gathered in zip(parts, out, strict=True):
+            torch.index_select(part.view(len(part), -1, gathered.shape[2]), 1, self.blocks, out=gathered)
+        return kept
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A segment's blocks: runs that are read in place, and the others."""
+
+    segment: Segment
+    first: int  # the batch's row of its first token
+    runs: list[tuple[int, int, int]]  # start, end, first position
+    places: Ints  # which positions of the table are gathered
+
+    @property
+    def rows(self) -> int:
+        return len(self.segment.tokens)
+
+    @staticmethod
+    def of(segment: Segment, first: int) -> _Layout:
+        length, whole = segment.length, segment.context // BLOCK_SIZE
+        blocks = np.asarray(segment.table.blocks[: -(-length // BLOCK_SIZE)], dtype=np.int64)
+        in_place = np.zeros(len(blocks), dtype=np.bool_)
+        runs = []
+        if segment.context >= LONG:
+            edges = [0, *(np.flatnonzero(np.diff(blocks[:whole]) != 1) + 1).tolist(), whole]
+            for start, end in pairwise(edges):
+                if (end - start) * BLOCK_SIZE >= RUN:
+                    slot = int(blocks[start]) * BLOCK_SIZE
+                    runs.append((slot, slot + (end - start) * BLOCK_SIZE, start * BLOCK_SIZE))
+                    in_place[start:end] = True
+        places = np.flatnonzero(~in_place)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
+        return _Layout(segment, first, runs, places[places < length].astype(np.int32))
+
+
+def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
+    """Segments together with those whose rest is about as long, so that padding is never more than the rests are.
+
+    `first`: the batch's row of each segment's first token.
+    """
+    groups: list[list[int]] = []
+    sizes: list[tuple[int, int]] = []  # rows and slots of each
+    layouts = [_Layout.of(segment, int(row)) for segment, row in zip(segments, first, strict=False)]
+    for i in sorted(range(len(segments)), key=lambda i: -len(layouts[i].places)):
+        rows, slots = layouts[i].rows, len(layouts[i].places)
+        for g, (m, k) in enumerate(sizes):
+            wider = max(m, rows)
+            more = (len(groups[g]) + 1) * _work(wider, k) - len(groups[g]) * _work(m, k) - _work(rows, slots)
+            if more <= CALL:
+                groups[g].append(i)
+                sizes[g] = (wider, k)
+                break
+        else:
+            groups.append([i])
+            sizes.append((rows, slots))
+    return [_group([layouts[i] for i in sorted(members)], device) for members in groups]
+
+
+def _work(rows: int, slots: int) -> int:
+    """What a segment's attention takes."""
+    return (rows + GATHER) * slots
+
+
+def _group(members: list[_Layout], device: torch.device) -> Group:
+    """Pad segments into one group."""
+    size, rows = len(members), max(one.rows for one in members)
+    keys = max(len(one.places) for one in members)
+    row_of, is_real = np.zeros((size, rows), dtype=np.int64), np.zeros((size, rows), dtype=np.bool_)
+    block_of = np.zeros((size, max(len(np.unique(one.places // BLOCK_SIZE)) for one in members)), dtype=np.int64)
+    seen = np.zeros((size, rows, keys), dtype=np.bool_)
+    seen[:, :, 0] = True  # a padded row sees one slot, so that its softmax is finite; its result is not read
+    column, row = (np.full((size, n), NOWHERE, dtype=np.int32) for n in (keys, rows))
+    for b, one in enumerate(members):
+        s, m, places = one.segment, one.rows, one.places
+        row_of[b, :m] = one.first + np.arange(m)
+        is_real[b, :m] = True
+        used = np.unique(places // BLOCK_SIZE)
+        block_of[b, : len(used)] = np.asarray(s.table.blocks, dtype=np.int64)[used]
+        before, end = len(places) - len(s.positions), len(places)
+        seen[b, :m, :before] = True
+        seen[b, :m, before:end] = s.mask
+        column[b, :before], column[b, before:end] = places[:before], s.positions
+        row[b, :m] = s.positions[-m:]
+    contiguous = size == 1 and bool((np.diff(block_of[0]) == 1).all())
+    return Group(
+        rows=_rows(row_of.ravel(), device),
+        real=None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real.ravel())).to(device),
+        into=_rows(row_of[is_real], device),
+        size=size,
+        blocks=torch.from_numpy(block_of.ravel()).to(device),
+        span=int(block_of[0, 0]) * BLOCK_SIZE if contiguous else None,
+        seen=seen,
+        column=column,
+        row=row,
+        runs=[Run(b, *run) for b, one in enumerate(members) for run in one.runs],
+        device=device,
+    )
+
+
+def _rows(rows: NDArray[np.int64], device: torch.device) -> Tensor | slice:
+    """Rows of the batch; a slice where one follows the other."""
+    if bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return torch.from_numpy(rows).to(device)
