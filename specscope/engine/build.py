@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import specscope
+from specscope import user_cache
 from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs
@@ -119,7 +120,7 @@ def engine_costs(
         "rule": run.rule,
         "evidence": run.evidence,
         "backend": run.backend,
-        "device": run.device if runner.loaded.device.type == "cuda" else cost_file.processor(),
+        "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
         "threads": str(torch.get_num_threads()),
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
@@ -128,13 +129,17 @@ def engine_costs(
     if known is not None:
         return known
     verifier = Verifier(runner.cache.backend, notes=run.evidence == "full", rule=config.rule)
-    found = measure(Bench(runner, drafter, verifier, plan, config.max_batch), about, progress)
-    if found is None:
+    measured = measure(Bench(runner, drafter, verifier, plan, config.max_batch), about, progress)
+    if measured is None:
         progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
         return None
+    found, was_quiet = measured
+    if named is None and not was_quiet:
+        progress("the machine is busy: what a step costs will be measured again at the next start")
+        return found
     try:
-        place = cost_file.cached_file(about) if named is None else Path(named)
-        cost_file.write(place, found, make_folder=named is None)
+        file = cost_file.cached_file(about) if named is None else Path(named)
+        user_cache.store(file, found, make_folder=named is None)
     except OSError as error:
         if named is not None:
             raise UserError(f"cannot write the costs {named}: {error.strerror}") from error

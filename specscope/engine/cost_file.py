@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import platform
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from platformdirs import user_cache_path
 
 from specscope.errors import UserError
 from specscope.speculate.costs import KIND, Costs
-
-LARGEST = 2**20  # bytes of a file of costs
+from specscope.user_cache import LARGEST, place
 
 
 def cached_file(about: Mapping[str, str]) -> Path:
     """The file in the user's cache for engines of this kind on this machine."""
-    name = hashlib.blake2b(msgspec.json.encode(dict(sorted(about.items()))), digest_size=8).hexdigest()
-    return user_cache_path("specscope") / "costs" / f"{name}.json"
+    return place("costs", about)
 
 
 def read_cached(about: Mapping[str, str]) -> Costs | None:
@@ -70,23 +63,3 @@ def _read(path: Path) -> Costs:
     if not sound or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in found.step):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
     return found
-
-
-def write(path: Path, costs: Costs, *, make_folder: bool = False) -> None:
-    """As JSON, whole or not at all. Raises OSError."""
-    if make_folder:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n"
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(text)
-    os.replace(part.name, path)
-
-
-def processor() -> str:
-    """The name of the machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
-    return names[0] if names else platform.processor() or platform.machine()

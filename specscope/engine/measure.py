@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from statistics import quantiles
 
 from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
+from specscope.model.path_speeds import is_quiet, usual
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Budget
 from specscope.speculate.costs import Costs
@@ -111,8 +111,8 @@ class Bench:
         return steps, drafts
 
 
-def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> Costs | None:
-    """The costs of an engine; None where its KV cache is too small to measure them."""
+def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> tuple[Costs, bool] | None:
+    """The costs of an engine, and whether the machine was quiet; None where its KV cache is too small."""
     progress("measuring once what a step costs on this machine")
     try:
         with bench.requests():
@@ -123,14 +123,15 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     alone = rising([_point(rows, seconds) for (rows, size), seconds in steps.items() if size == 1])
     first, together = usual(drafts[1, 1]), usual(drafts[1, batch])
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
-    return Costs(
+    costs = Costs(
         about=dict(about),
         step=alone,
         step_request=rounded(max(usual(steps[batch, batch]) - at(alone, batch), 0.0) / others),
-        first=first,
+        first=rounded(first),
         first_request=rounded(max(together - first, 0.0) / others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
     )
+    return costs, is_quiet(steps.values())
 
 
 def _later(drafts: Figures, batch: int) -> list[float]:
@@ -141,12 +142,7 @@ def _later(drafts: Figures, batch: int) -> list[float]:
 
 
 def _point(rows: int, seconds: list[float]) -> Point:
-    return Point(rows, usual(seconds), rounded(min(seconds)), rounded(max(seconds)))
-
-
-def usual(seconds: list[float]) -> float:
-    """The lower quartile: what it takes where nothing else runs meanwhile."""
-    return rounded(quantiles(seconds, n=4)[0])
+    return Point(rows, rounded(usual(seconds)), rounded(min(seconds)), rounded(max(seconds)))
 
 
 def rounded(seconds: float) -> float:

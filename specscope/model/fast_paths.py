@@ -44,6 +44,12 @@ def _fbgemm(weight: Tensor, bias: Tensor | None) -> Product:
     return lambda x: multiply(x, layout)
 
 
+def _fbgemm_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
+    """The same for a model in bfloat16: summed up in float32, and rounded once."""
+    multiply = _fbgemm(weight.float(), None if bias is None else bias.float())
+    return lambda x: multiply(x.float()).bfloat16()
+
+
 def _mkl(weight: Tensor, bias: Tensor | None) -> Product:
     layout, width = torch.ops.mkl._mkl_reorder_linear_weight(weight, EXPECTED_ROWS), weight.shape[1]
     multiply = torch.ops.mkl._mkl_linear.default
@@ -58,15 +64,16 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
 
 def is_half(weight: Tensor) -> bool:
     """Whether float16 holds every number of a weight."""
-    return torch.equal(weight.half().float(), weight)
+    return torch.equal(weight.half().to(weight.dtype), weight)
 
 
-# In the order of speed.
+# Which of them is the fastest depends on the machine and on the rows: path_speeds.py finds out.
 PATHS = (
     FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half),
     FastPath("mkl", torch.float32, _mkl),
     FastPath("onednn", torch.float32, _onednn),
     FastPath("onednn", torch.bfloat16, _onednn),
+    FastPath("fbgemm", torch.bfloat16, _fbgemm_bfloat16, fits=is_half),
 )
 NAMES = (*dict.fromkeys(path.name for path in PATHS), FUSE)
 
@@ -81,7 +88,7 @@ def disabled() -> frozenset[str]:
 
 
 def usable(dtype: torch.dtype) -> list[FastPath]:
-    """The paths for weights of a dtype that work here and are not switched off, the fastest first."""
+    """The paths for weights of a dtype that work here and are not switched off."""
     off = disabled()
     return [path for path in PATHS if path.dtype is dtype and path.name not in off and failure(path) is None]
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.model.fast_paths import Product, usable
+from specscope.model.path_speeds import FEW, MANY, path_speeds
 
-PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out a second time
+PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
 
 
 class PackedLinear(nn.Module):
@@ -45,14 +46,25 @@ class PackedLinear(nn.Module):
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None) -> Product | None:
-    """x -> x W^T + b with a repacked weight, on the fastest path that works; None where none does."""
-    for path in usable(weight.dtype):
-        if path.fits(weight):
+    """x -> x W^T + b with a repacked weight, on the fastest paths that work; None where none does.
+
+    A library that is the fastest for one row may not be for many: then there are two layouts of the weight.
+    """
+    fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
+    found: dict[str, Product] = {}
+    speeds = path_speeds(weight.dtype)
+    for rows in (FEW, MANY):
+        for name in speeds.fastest(rows, fitting):
             try:
-                return path.lay_out(weight, bias)
+                found[name] = found.get(name) or fitting[name].lay_out(weight, bias)
+                break
             except Exception:  # what a small weight's trial did not show, such as memory running out
-                continue
-    return None
+                del fitting[name]
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    few, many = found
+    most, few_rows, many_rows = speeds.most_rows(few, many) * weight.shape[1], found[few], found[many]
+    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:

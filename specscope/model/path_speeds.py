@@ -1,0 +1,110 @@
+"""How fast each fast path is on this machine, by rows: measured once and kept in the user's cache.
+
+A file decides, and not the clock at every start, so that runs on one machine compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import median, quantiles
+
+import msgspec
+import torch
+
+from specscope.model.fast_paths import FastPath, usable
+from specscope.user_cache import LARGEST, place, processor, store
+
+FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+WIDE, NARROW = 2048, 768  # of the weights that are tried
+COPIES = 16  # of them, so that they do not lie in the processor's caches
+TURNS, SECONDS = 4, 1.5  # of the trial, and after how long there is no further one
+BUSY = 1.3  # times its lower quartile, a median that other load must have raised
+
+
+@dataclass(frozen=True)
+class PathSpeeds:
+    """Seconds of a product, by path and rows."""
+
+    about: Mapping[str, str]  # the machine, and what was tried
+    seconds: Mapping[str, Mapping[int, float]]
+
+    def fastest(self, rows: int, names: Iterable[str]) -> list[str]:
+        """The names in the order of their speed at so many rows."""
+        return sorted(names, key=lambda name: self.seconds.get(name, {}).get(rows, float("inf")))
+
+    def most_rows(self, few: str, many: str) -> int:
+        """Up to how many rows the one path is the faster."""
+        most = 0
+        for rows in ROWS:
+            if self.seconds[few][rows] > self.seconds[many][rows]:
+                break
+            most = rows
+        return most
+
+
+@cache
+def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpeeds:
+    about = {
+        "processor": processor(),
+        "threads": str(threads),
+        "torch": str(torch.__version__),
+        "dtype": str(dtype),
+        "paths": ",".join(names),
+    }
+    file = place("paths", about)
+    try:
+        if file.stat().st_size <= LARGEST:
+            found = msgspec.json.decode(file.read_bytes(), type=PathSpeeds)
+            if dict(found.about) == about and all(set(ROWS) <= set(found.seconds.get(name, {})) for name in names):
+                return found
+    except (OSError, msgspec.MsgspecError):
+        pass
+    if len(names) < 2:  # there is nothing to choose
+        return PathSpeeds(about, {name: dict.fromkeys(ROWS, 0.0) for name in names})
+    calls = _measure([path for path in usable(dtype) if path.name in names])
+    measured = PathSpeeds(about, {name: {n: usual(x) for n, x in by_rows.items()} for name, by_rows in calls.items()})
+    if is_quiet(seconds for by_rows in calls.values() for seconds in by_rows.values()):
+        with contextlib.suppress(OSError):
+            store(file, measured)  # else it is measured again at the next start
+    return measured
+
+
+def path_speeds(dtype: torch.dtype) -> PathSpeeds:
+    """The speeds of all paths that can be used for a dtype here."""
+    return _speeds(dtype, tuple(sorted(path.name for path in usable(dtype))), torch.get_num_threads())
+
+
+@torch.inference_mode()
+def _measure(paths: list[FastPath]) -> dict[str, dict[int, list[float]]]:
+    """Seconds of each call by path and rows; in turn, so that other load on the machine meets all alike."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(WIDE, NARROW, generator=generator).bfloat16().to(paths[0].dtype)
+    products = {path.name: [path.lay_out(weight, None) for _ in range(COPIES)] for path in paths}
+    found: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in products}
+    begin = time.monotonic()
+    for turn in range(TURNS):
+        if turn and time.monotonic() - begin > SECONDS:
+            break
+        for rows in ROWS:
+            x = torch.randn(rows, NARROW, generator=generator).to(weight.dtype)
+            for name, each in products.items():
+                for product in each:
+                    start = time.perf_counter()
+                    product(x)
+                    found[name][rows].append(time.perf_counter() - start)
+    return found
+
+
+def usual(seconds: list[float]) -> float:
+    """The lower quartile: what it takes where nothing else runs meanwhile."""
+    return round(quantiles(seconds, n=4)[0], 8)
+
+
+def is_quiet(each: Iterable[list[float]]) -> bool:
+    """Whether nothing else kept the machine busy: half of the calls took about what the faster ones did."""
+    return median(median(seconds) / quantiles(seconds, n=4)[0] for seconds in each) < BUSY
