@@ -10,9 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,8 +19,9 @@ from rich.table import Table
 
 from specscope.bench.cpu import Peer
 from specscope.bench.device import read_bandwidth
-from specscope.bench.paired import machine_info, median_interval, write_figures
+from specscope.bench.paired import machine_info, write_figures
 from specscope.bench.peers import vllm_process
+from specscope.bench.scale_points import BATCHES, OWN, PEER, VLLM, Point, points
 from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding, attention_seconds, fill
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
@@ -30,57 +29,7 @@ from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 
 STEPS = 8  # of a round
-BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32, 64), (128, 512, 1024, 2048, 4096, 7500)
-SHORT, SHORTS, LONGS = 128, 7, (1024, 2048, 4096, 7500)  # tokens and number of the short ones of a mixed batch
-OWN, PEER, VLLM = "specscope", "transformers", "vLLM"
 Side = Callable[[], float]  # tokens a second of a few steps
-
-
-@dataclass
-class Point:
-    """One batch: how long its requests' contexts are, and what was measured."""
-
-    curve: str
-    size: int  # where on the curve it lies
-    lengths: Sequence[int]
-    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens/s by side and round
-    attention: float = 0.0  # seconds a step
-    reading: float = 0.0  # seconds that the keys and values of a step take to read
-
-    @property
-    def name(self) -> str:
-        """In words."""
-        if len(set(self.lengths)) > 1:
-            return f"{SHORTS} x {self.lengths[0]:,} + {self.lengths[-1]:,}"
-        return f"{len(self.lengths)} x {self.lengths[0]:,}"
-
-    def ratios(self, side: str) -> list[float]:
-        """Of this engine's tokens/s over a side's, by round."""
-        return [own / other for own, other in zip(self.rates[OWN], self.rates[side], strict=True)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        others = [side for side in self.rates if side != OWN]
-        return {
-            "curve": self.curve,
-            "size": self.size,
-            "name": self.name,
-            "lengths": list(self.lengths),
-            "rates": {side: [round(rate, 2) for rate in rates] for side, rates in self.rates.items()},
-            "ratios": {side: median(self.ratios(side)) for side in others},
-            "intervals": {side: median_interval(self.ratios(side)) for side in others},
-            "attention_ms": self.attention * 1e3,
-            "reading_ms": self.reading * 1e3,
-            "attention_over_its_bytes": self.attention / self.reading,
-        }
-
-
-def points(most: int) -> list[Point]:
-    """Of all three curves, for contexts of up to `most` tokens."""
-    short = min(SHORT, most)
-    wanted = [Point("batch", batch, [short] * batch) for batch in BATCHES]
-    wanted += [Point("context", context, [context]) for context in CONTEXTS if context <= most]
-    return wanted + [Point("mixed", long, [short] * SHORTS + [long]) for long in LONGS if short < long <= most]
 
 
 def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm: str | None, plot: str | None) -> None:

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specscope.bench.scale import SHORTS, Point
+from specscope.bench.scale_points import SHORTS, Point
 from specscope.errors import UserError
 
 COLOURS = {"specscope": "#3f7fbf", "transformers": "#d98324", "vLLM": "#4a9c5d"}

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from specscope.speculate.counts import TokenCounts
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
 
-PREFILTER = 512  # top-p first looks among this many largest logits, and sorts the whole row only where they lack mass
+PREFILTER = 512  # top-p first looks among this many largest logits, and among more only where they lack mass
+WIDER = 8  # how many times more
+AT_ONCE = 8  # rows that a processor takes together: all its threads have work, and they are in its cache
 MOST_KEPT = 2**24  # numbers of a Memory
 COLD = 1e-3  # divided by a higher temperature, no logit below 1e35 overflows
 TINY = 2.0**-126  # the least temperature that float32 divides by
@@ -83,8 +86,11 @@ def all_probabilities(parts: Sequence[LogitRows], backend: Backend, memory: Memo
     out = (memory or Memory()).rows(sum(sizes), logits[0])
     where = out.split(sizes)
     in_kernel = [backend is Backend.TRITON and p.params.top_k <= 0 and p.params.top_p >= 1 for p in parts]
-    for i in [i for i, yes in enumerate(in_kernel) if not yes]:  # one by one: on the host, rows that are in its cache
-        _softmax_(scaled(logits[i], parts[i].params.temperature, where[i]), parts[i].params)
+    for members in _alike(parts, in_kernel):
+        for part, rows, place in zip(parts[members], logits[members], where[members], strict=True):
+            scaled(rows, part.params.temperature, place)
+        start = sum(sizes[: members.start])
+        _softmax_(out[start : start + sum(sizes[members])], parts[members.start].params)
     for members, run in _runs([rows if yes else None for rows, yes in zip(logits, in_kernel, strict=True)]):
         from specscope.kernels import sampling  # triton is imported only where it runs
 
@@ -93,6 +99,20 @@ def all_probabilities(parts: Sequence[LogitRows], backend: Backend, memory: Memo
         start = sum(sizes[: members.start])
         sampling.probabilities(run, temperature, min_p, out[start : start + len(run)])
     return out
+
+
+def _alike(parts: Sequence[LogitRows], in_kernel: Sequence[bool]) -> Iterator[slice]:
+    """Parts side by side that differ in temperature at most, some AT_ONCE rows together; none of those in a kernel."""
+    kind = lambda i: (in_kernel[i], parts[i].params.min_p, parts[i].params.top_k, parts[i].params.top_p)  # noqa: E731
+    for (kernel, *_), same in groupby(range(len(parts)), kind):
+        members: list[int] = []
+        for i in () if kernel else same:
+            if members and sum(len(parts[m].logits) for m in (*members, i)) > AT_ONCE:
+                yield slice(members[0], i)
+                members = []
+            members.append(i)
+        if members:
+            yield slice(members[0], members[-1] + 1)
 
 
 def _runs(parts: Sequence[Tensor | None]) -> Iterator[tuple[slice, Tensor]]:
@@ -150,11 +170,11 @@ def distributions(
 
 def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
     """Logits [R, V] after logit bias and penalties, float32; arguments as in `distributions`."""
-    rows = logits.float()
+    rows = logits.to(torch.float32, copy=params.penalised or bool(params.logit_bias))
     if params.logit_bias:
-        rows = _with_bias(rows, params)
+        _add_bias_(rows, params)
     if params.penalised:
-        rows = _penalised(rows, params, counts, paths)
+        _penalise_(rows, params, counts, paths)
     return rows
 
 
@@ -188,41 +208,48 @@ def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
 def _beyond_top_p(rows: Tensor, params: SamplingParams) -> Tensor:
     """bool [R, V]: all but the fewest largest tokens whose mass reaches top_p and those that tie with the last."""
     probs, top_p = rows.softmax(-1), params.top_p
-    on_host = rows.device.type == "cpu"  # where a look at the mass costs nothing; on a device it would be a wait
-    first = min(params.top_k or PREFILTER, PREFILTER, rows.shape[-1])
-    largest = probs.topk(first, dim=-1).values if on_host else probs.sort(descending=True)[0]
+    if rows.device.type != "cpu":  # a look at the mass would be a wait
+        return probs < _least_kept(probs.sort(descending=True)[0], top_p)[0]
+    return probs < _least_on_host(probs, top_p, min(params.top_k or PREFILTER, PREFILTER, rows.shape[-1]))
+
+
+def _least_on_host(probs: Tensor, top_p: float, first: int) -> Tensor:
+    """[R, 1] the last probability that top-p keeps; looked for among the `first` largest, then among more."""
+    least, lacks = _least_kept(probs.topk(first, dim=-1).values, top_p)
+    if first < probs.shape[-1] and bool(lacks.any()):
+        least[lacks] = _least_on_host(probs[lacks], top_p, min(first * WIDER, probs.shape[-1]))
+    return least
+
+
+def _least_kept(largest: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """[R, 1] the probability at which the sum of the `largest` reaches top_p, and bool [R]: where it does not."""
     mass = largest.double().cumsum(-1)
-    if on_host and first < rows.shape[-1] and bool((mass[:, -1] < top_p).any()):
-        largest = probs.sort(dim=-1, descending=True).values
-        mass = largest.double().cumsum(-1)
-    wanted = mass.new_full((len(rows), 1), top_p)
-    last = torch.searchsorted(mass, wanted).clamp_(max=largest.shape[-1] - 1)
-    return probs < largest.gather(-1, last)
+    last = torch.searchsorted(mass, mass.new_full((len(mass), 1), top_p)).clamp_(max=mass.shape[-1] - 1)
+    return largest.gather(-1, last), mass[:, -1] < top_p
 
 
-def _with_bias(rows: Tensor, params: SamplingParams) -> Tensor:
+def _add_bias_(rows: Tensor, params: SamplingParams) -> None:
     inside = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
-    rows = rows.clone()
     tokens, values = np.array(list(inside), dtype=np.int64), np.array(list(inside.values()), dtype=np.float32)
     rows[:, put(tokens, rows.device)] += put(values, rows.device)
-    return rows
 
 
-def _penalised(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Repetition (Keskar et al. 2019), then frequency and presence penalties, on rows [R, V].
+def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> None:
+    """Repetition (Keskar et al. 2019), then frequency and presence penalties, on rows [R, V] in place.
 
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
     own = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
-    out, seen = rows.clone(), put(counts.seen, rows.device)
-    if params.repetition_penalty != 1:
-        out[:, seen] = _repetition(out[:, seen], params)
-    token, times = (put(x, rows.device) for x in counts.output)
-    out[:, token] -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     row, token, times = own.unbind(1)
     values = _repetition(rows[row, token], params)
-    out[row, token] = values - (params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty)
-    return out
+    values -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
+    if params.repetition_penalty != 1:
+        seen = put(counts.seen, rows.device)
+        rows[:, seen] = _repetition(rows[:, seen], params)
+    if params.frequency_penalty or params.presence_penalty:
+        common, often = (put(x, rows.device) for x in counts.output)
+        rows[:, common] -= params.frequency_penalty * often.to(rows.dtype) + params.presence_penalty
+    rows[row, token] = values
 
 
 def _on_paths(counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specscope.bench import curves, scale
+from specscope.bench import curves, scale, scale_points
 from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding
 from specscope.cli.main import cli
 from specscope.engine.config import EngineConfig
@@ -24,10 +24,10 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(scale, "BATCHES", (1, 3))
-    monkeypatch.setattr(scale, "CONTEXTS", (16, 60, 4096))
-    monkeypatch.setattr(scale, "LONGS", (60,))
-    monkeypatch.setattr(scale, "SHORT", 20)
+    monkeypatch.setattr(scale_points, "BATCHES", (1, 3))
+    monkeypatch.setattr(scale_points, "CONTEXTS", (16, 60, 4096))
+    monkeypatch.setattr(scale_points, "LONGS", (60,))
+    monkeypatch.setattr(scale_points, "SHORT", 20)
     monkeypatch.setattr(scale, "read_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(curves, "REPEATS", 1)
 

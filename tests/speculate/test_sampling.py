@@ -1,5 +1,7 @@
 """Logits to p: each parameter against a plain reference."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.model.backend import Backend
+from specscope.speculate import sampling
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.sampling import (
@@ -136,11 +139,15 @@ def test_tokens_are_changed_at_their_end_alone():
 
 def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     monkeypatch.setattr("specscope.speculate.sampling.PREFILTER", 4)
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 0.1
+    monkeypatch.setattr("specscope.speculate.sampling.WIDER", 3)
+    width = torch.tensor([0.01, 0.1, 1.0, 3.0, 30.0])[
+        :, None
+    ]  # of the flattest all 30 are looked at, of others 4 or 12
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0)) * width
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    (row,) = distributions(logits, params, TokenCounts(), [[]])
-    assert isinstance(row, Dense)
-    assert row.probs.numpy() == pytest.approx(reference(logits[0].tolist(), params, [], []), abs=1e-6)
+    for row, numbers in zip(distributions(logits, params, TokenCounts(), [[]] * 5), logits.tolist(), strict=True):
+        assert isinstance(row, Dense)
+        assert row.probs.numpy() == pytest.approx(reference(numbers, params, [], []), abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324])
@@ -169,19 +176,45 @@ def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
                 assert float(row.probs.sum()) == pytest.approx(1)
 
 
-@given(st.lists(st.sampled_from([0.0, 0.5, 1.5]), min_size=1, max_size=5), st.booleans(), st.integers(0, 99))
-def test_a_batch_has_what_each_request_has_alone(temperatures, apart, seed):
-    """Whether its logits are parts of one tensor or lie apart."""
-    logits = torch.randn(len(temperatures) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
+params_of_a_batch = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.5]),
+    top_k=st.sampled_from([0, 0, 3]),
+    top_p=st.sampled_from([1.0, 1.0, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+)
+
+
+@given(st.lists(params_of_a_batch, min_size=1, max_size=8), st.booleans(), st.integers(1, 9), st.integers(0, 99))
+def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
+    """Whether its logits are parts of one tensor or lie apart, and however many rows are taken together."""
+    logits = torch.randn(len(every) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
     parts = [
-        LogitRows(rows.clone() if apart else rows, SamplingParams(temperature=t, top_k=i))
-        for i, (t, rows) in enumerate(zip(temperatures, logits.split(2), strict=True))
+        LogitRows(rows.clone() if apart else rows, params, TokenCounts.of([1], [2]), [[], [i]])
+        for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
     ]
-    target = target_rows(parts, Backend.TORCH, Memory())
-    alone = [distributions(part.logits, part.params, TokenCounts(), [[]] * 2) for part in parts]
+    with patch.object(sampling, "AT_ONCE", at_once):
+        target = target_rows(parts, Backend.TORCH, Memory())
+    alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
     assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Point)]
     wanted = [row.probs for rows in alone for row in rows if isinstance(row, Dense)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
+
+
+def test_requests_that_are_sampled_alike_are_processed_together(monkeypatch):
+    """Whatever their temperatures; not one call a request."""
+    sizes, softmax_ = [], sampling._softmax_
+    monkeypatch.setattr(sampling, "_softmax_", lambda rows, params: (sizes.append(len(rows)), softmax_(rows, params)))
+    kinds = [{"top_p": 0.9}] * 20 + [{"top_k": 5}] * 3 + [{}]
+    parts = [
+        LogitRows(row[None], SamplingParams(temperature=0.5 + i / 10, **kind))
+        for i, (kind, row) in enumerate(zip(kinds, torch.randn(24, VOCAB), strict=True))
+    ]
+    all_probabilities(parts, Backend.TORCH)
+    assert sizes == [8, 8, 4, 3, 1]
+    sizes.clear()
+    all_probabilities([LogitRows(torch.randn(25, VOCAB), SamplingParams(temperature=1.0))] * 2, Backend.TORCH)
+    assert sizes == [25, 25]  # trees
 
 
 def test_memory_is_used_again_and_grows():
