@@ -13,7 +13,7 @@ node's children without replacement. Only committed pairs stay in the head's cac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,26 @@ from specscope.speculate.drafters.tree_builder import Level, grow_trees
 from specscope.trace.method import MethodNotes
 from specscope.trace.plan import TreePlan
 from specscope.trace.tree import DraftTree
+
+
+@dataclass
+class Shared(Level):
+    """Rows of a pass, each as often as nodes share it. The likeliest tokens are those of the pass, found once."""
+
+    whole: Level | None = None
+    rows: Sequence[int] = ()
+
+    @staticmethod
+    def of(whole: Level, rows: Sequence[int]) -> Shared:
+        """These rows of a level, in this order."""
+        logits = whole.logits[torch.tensor(rows, device=whole.logits.device)]
+        return Shared(logits, whole.vocab_size, whole.d2t, whole.backend, whole=whole, rows=rows)
+
+    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest tokens of each row, and their log probabilities."""
+        assert self.whole is not None
+        tokens, log_probs = self.whole.top(count)
+        return [tokens[row] for row in self.rows], [log_probs[row] for row in self.rows]
 
 
 class ParallelEagle(Eagle):
@@ -57,8 +77,7 @@ class ParallelEagle(Eagle):
             g.fed = [g.base - g.cached + self._depths(g) - 1]
         depth, alive = 0, list(zip(drafting, first, strict=False))
         while alive:
-            rows = [row + depth for g, row in alive for _ in g.builder.frontier]
-            here = self._rows(level, rows)
+            here = Shared.of(level, [row + depth for g, row in alive for _ in g.builder.frontier])
             at, growing = 0, []
             for g, _ in alive:
                 growing.append((g.builder, slice(at, at + len(g.builder.frontier))))
@@ -66,11 +85,6 @@ class ParallelEagle(Eagle):
                 at += len(g.builder.frontier)
             grow_trees(here, growing)
             alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
-
-    def _rows(self, level: Level, rows: list[int]) -> Level:
-        """Some rows of a level, each as often as it is named, as a level of their own."""
-        logits = level.logits[torch.tensor(rows, device=level.logits.device)]
-        return Level(logits, level.vocab_size, level.d2t, level.backend)
 
     def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""
