@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from specscope.errors import UserError
+from specscope.user_cache import processor
 
 Side = Callable[[], int]  # does the work, returns how many tokens it made
 
@@ -119,13 +120,8 @@ def machine_info(dtype: str, threads: int) -> dict[str, str]:
     """What the figures were taken on."""
     import torch
 
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
     return {
-        "cpu": model,
+        "cpu": processor(),
         "threads": f"{threads} threads",
         "dtype": dtype,
         "torch": f"torch {torch.__version__}",

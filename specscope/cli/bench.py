@@ -97,6 +97,22 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
     run_scale(engine_config(flags), rounds, json_file, vllm=vllm, plot=plot)
 
 
+@bench.command("adaptive")
+@click.option(
+    "--steps", type=whole_from(20, 10**5), metavar="N", default=240, show_default=True, help="Steps of each mix."
+)
+@json_option
+@engine_options
+def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare adaptive trees with plain decoding and fixed trees.
+
+    Ten mixes of prompts, batch sizes and temperatures.
+    """
+    from specscope.bench.adaptive import run_adaptive
+
+    run_adaptive(engine_config(flags), steps, json_file)
+
+
 @bench.command("kernels")
 @json_option
 def bench_kernels(json_file: str | None) -> None:

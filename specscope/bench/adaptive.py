@@ -1,0 +1,171 @@
+"""`specscope bench adaptive`: adaptive trees beside plain decoding and fixed trees, over kinds of text and batch sizes.
+
+All engines share one model and step in turn, so that other load on the machine meets all alike; what the machine did in
+a round is taken out of its steps (lanes.pace).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
+from specscope.bench.paired import machine_info, write_figures
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.errors import UserError
+from specscope.trace.params import SamplingParams
+
+PLAIN, ADAPTIVE = "none", "adaptive"
+TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")
+EVERY = 4  # rounds between two steps of a fixed tree
+TOKENS = 64  # of each request
+SPAN = 200  # steps over which adaptive trees may not be slower than plain decoding
+LEAST_PLAIN, LEAST_BEST = 0.98, 0.97  # of plain decoding over any such span; of the best fixed tree
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is run: prompts of a kind ("" for all), so many at once, at a temperature."""
+
+    kind: str
+    batch: int
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.kind or 'all kinds'}, batch {self.batch}, T = {self.temperature:g}"
+
+
+MIXES = (
+    Mix("instructions", 1, 0.0),
+    Mix("code", 1, 0.0),
+    Mix("maths", 1, 1.0),
+    Mix("summarising", 1, 0.0),
+    Mix("chat", 1, 1.0),
+    Mix("code", 4, 0.0),
+    Mix("chat", 4, 1.0),
+    Mix("maths", 4, 0.0),
+    Mix("", 16, 0.0),
+    Mix("", 16, 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a mix: tokens a second by side, and the adaptive side's slowest span over plain decoding."""
+
+    mix: Mix
+    rates: dict[str, float]
+    worst: float
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed tree, or none."""
+        return max((side for side in self.rates if side != ADAPTIVE), key=lambda side: self.rates[side])
+
+    @property
+    def good(self) -> bool:
+        """Whether both goals are met."""
+        return self.worst >= LEAST_PLAIN and self.rates[ADAPTIVE] >= LEAST_BEST * self.rates[self.best]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"mix": self.mix.name, "tokens_s": self.rates, "best_fixed": self.best, "worst_span": self.worst}
+
+
+def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> None:
+    """Measure and print."""
+    console = Console()
+    engine = Engine(config)
+    if engine.sizer is None:
+        raise UserError("bench adaptive compares adaptive trees: use the drafter eagle, without --tree")
+    found = []
+    with Progress(console=console, transient=True) as bar:
+        for mix in MIXES:
+            task = bar.add_task(mix.name, total=steps)
+            found.append(_measure(engine, mix, steps, lambda done, task=task: bar.update(task, completed=done)))
+    machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
+    _show(found, console, machine)
+    write_figures(json_file, {"machine": machine, "steps": steps, "mixes": [one.to_dict() for one in found]})
+
+
+def work_of(engine: Engine, mix: Mix) -> list[Work]:
+    """Prompts that the default head never saw, of a kind."""
+    lines = (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines()
+    chosen = [each for each in map(json.loads, lines) if mix.kind in ("", each["kind"])]
+    return [
+        (
+            engine.turn(str(each["prompt"])),
+            SamplingParams(max_tokens=TOKENS, temperature=mix.temperature, seed=seed, ignore_eos=True),
+        )
+        for seed, each in enumerate(chosen)
+    ]
+
+
+def _measure(engine: Engine, mix: Mix, steps: int, progress: Any) -> Found:  # noqa: ANN401
+    work = work_of(engine, mix)
+    wanted: dict[str, dict[str, str | None]] = {
+        PLAIN: {"drafter": "none", "draft_model": None, "tree": None},
+        ADAPTIVE: {},
+        **{tree: {"tree": tree} for tree in TREES},
+    }
+    engine.scheduler.max_batch = max(engine.scheduler.max_batch, mix.batch)
+    with lanes(engine, wanted, mix.batch) as run:
+        for lane in run:
+            lane.engine.scheduler.max_batch = max(lane.engine.scheduler.max_batch, mix.batch)
+            lane.every = 1 if lane.name in (PLAIN, ADAPTIVE) else EVERY
+            lane.give(itertools.cycle(work))
+        rounds: Rounds = []
+        in_turn(run, rounds, lambda: _more(rounds, steps, progress))
+        return _found(mix, run, rounds)
+
+
+def _more(rounds: Rounds, steps: int, progress: Any) -> bool:  # noqa: ANN401
+    done = sum(one[1] is not None for one in rounds)
+    progress(done)
+    return done < steps
+
+
+def _found(mix: Mix, run: Sequence[Lane], rounds: Rounds) -> Found:
+    paces = pace(rounds)
+    by_lane = {lane.name: scaled(each, paces) for lane, each in zip(run, zip(*rounds, strict=True), strict=True)}
+    rates = {name: rate(steps) for name, steps in by_lane.items()}
+    adaptive = by_lane[ADAPTIVE]
+    spans = [adaptive[at : at + SPAN] for at in range(max(len(adaptive) - SPAN, 0) + 1)]
+    return Found(mix, rates, min(map(rate, spans)) / rates[PLAIN])
+
+
+def rate(steps: Sequence[Timed]) -> float:
+    """Tokens a second."""
+    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+
+
+def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> None:
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    for column in ("", "adaptive", "none", "best fixed", "tree", "over none", f"worst {SPAN} steps", "over best"):
+        table.add_column(column, justify="left" if column in ("", "tree") else "right")
+    for one in found:
+        adaptive, plain, best = (one.rates[side] for side in (ADAPTIVE, PLAIN, one.best))
+        table.add_row(
+            one.mix.name,
+            f"{adaptive:.1f}",
+            f"{plain:.1f}",
+            f"{best:.1f}",
+            one.best,
+            f"[bold]{adaptive / plain:.3f}[/]",
+            f"{one.worst:.3f}",
+            f"{adaptive / best:.3f}",
+            style="" if one.good else "yellow",
+        )
+    console.print(table)

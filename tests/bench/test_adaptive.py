@@ -1,0 +1,47 @@
+"""bench adaptive, end to end on a tiny model."""
+
+import json
+
+import pytest
+
+from specscope.bench import adaptive
+from specscope.bench.adaptive import ADAPTIVE, PLAIN, Found, Mix, run_adaptive
+from specscope.engine.config import EngineConfig
+from specscope.errors import UserError
+from tests.engines import COSTS
+from tests.heads import head_tensors, write_head
+
+
+@pytest.fixture
+def config(deep, tmp_path):
+    head = write_head(tmp_path / "h", head_tensors())
+    return EngineConfig(
+        target=str(deep), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(head), costs=COSTS
+    )
+
+
+def test_every_side_of_every_mix_is_measured(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(adaptive, "MIXES", (Mix("code", 1, 0.0), Mix("", 2, 1.0)))
+    monkeypatch.setattr(adaptive, "SPAN", 10)
+    run_adaptive(config, 24, str(tmp_path / "x.json"))
+    assert "best fixed" in capsys.readouterr().out
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert [mix["mix"] for mix in found["mixes"]] == ["code, batch 1, T = 0", "all kinds, batch 2, T = 1"]
+    for mix in found["mixes"]:
+        assert set(mix["tokens_s"]) == {PLAIN, ADAPTIVE, *adaptive.TREES}
+        assert all(rate > 0 for rate in mix["tokens_s"].values())
+        assert mix["worst_span"] > 0
+
+
+def test_the_goals_are_of_plain_decoding_and_of_the_best_tree():
+    mix = Mix("code", 1, 0.0)
+    rates = {PLAIN: 10.0, ADAPTIVE: 14.0, "3": 14.4, "1": 12.0}
+    assert Found(mix, rates, 0.99).good
+    assert Found(mix, rates, 0.99).best == "3"
+    assert not Found(mix, rates, 0.97).good
+    assert not Found(mix, rates | {"3": 14.5}, 0.99).good
+
+
+def test_pinned_trees_are_refused(deep):
+    with pytest.raises(UserError, match="without --tree"):
+        run_adaptive(EngineConfig(target=str(deep), dtype="float32", kv_memory=0.05, drafter="none"), 24, None)
