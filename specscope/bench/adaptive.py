@@ -153,18 +153,18 @@ def rate(steps: Sequence[Timed]) -> float:
 
 def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> None:
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
-    for column in ("", "adaptive", "none", "best fixed", "tree", "over none", f"worst {SPAN} steps", "over best"):
-        table.add_column(column, justify="left" if column in ("", "tree") else "right")
+    for column in ("", "tok/s", "plain", "ratio", f"worst {SPAN}", "best tree", "tok/s", "ratio"):
+        table.add_column(column, justify="left" if column in ("", "best tree") else "right")
     for one in found:
         adaptive, plain, best = (one.rates[side] for side in (ADAPTIVE, PLAIN, one.best))
         table.add_row(
             one.mix.name,
             f"{adaptive:.1f}",
             f"{plain:.1f}",
-            f"{best:.1f}",
-            one.best,
             f"[bold]{adaptive / plain:.3f}[/]",
             f"{one.worst:.3f}",
+            one.best,
+            f"{best:.1f}",
             f"{adaptive / best:.3f}",
             style="" if one.good else "yellow",
         )

@@ -24,7 +24,7 @@ def test_every_side_of_every_mix_is_measured(config, tmp_path, monkeypatch, caps
     monkeypatch.setattr(adaptive, "MIXES", (Mix("code", 1, 0.0), Mix("", 2, 1.0)))
     monkeypatch.setattr(adaptive, "SPAN", 10)
     run_adaptive(config, 24, str(tmp_path / "x.json"))
-    assert "best fixed" in capsys.readouterr().out
+    assert "plain" in capsys.readouterr().out
     found = json.loads((tmp_path / "x.json").read_text())
     assert [mix["mix"] for mix in found["mixes"]] == ["code, batch 1, T = 0", "all kinds, batch 2, T = 1"]
     for mix in found["mixes"]:
