@@ -18,6 +18,14 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
 from specscope.model.linear import PackedLinear, may_pack
 
 
+class _Turned(Rotary):
+    """Tables that are in the layer's shape already."""
+
+    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """As given."""
+        return cos, sin
+
+
 class HeadRunner:
     """Runs pairs of a token and a hidden state through a head."""
 
@@ -43,14 +51,15 @@ class HeadRunner:
         if on_cpu:
             fuse_norms(head)
         self.layer = FusedLayer(
-            head.midlayer, shape, Variant(attention.size**-0.5, None, None, None), Rotary(), pack=pack
+            head.midlayer, shape, Variant(attention.size**-0.5, None, None, None), _Turned(), pack=pack
         )
         own = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
+        self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
         # No position lies beyond the cache, whatever context a config promises.
         positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
-        cos, sin = head.rotary(weight, positions)
-        self._cos, self._sin = cos[0], sin[0]
+        cos, sin = Rotary().tables(*head.rotary(weight, positions))
+        self._cos, self._sin = cos.contiguous(), sin  # [positions, 1, 2, size / 2] as the layer uses them
         self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
 
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
@@ -62,7 +71,7 @@ class HeadRunner:
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
         """The target's features [N, aux_layers * target width] as hidden states [N, width] for `forward`."""
-        return self.head.combine(features)
+        return self._fc(features)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +91,6 @@ class HeadRunner:
         """`forward` of a batch that is laid out."""
         head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
-        rotation = self._cos[batch.positions], self._sin[batch.positions]
+        rotation = self._cos[batch.positions[0]], self._sin[batch.positions[0]]
         out = self.layer.run(x, projected, rotation, batch, self.cache)[batch.wanted]
         return self.lm_head(head.norm(out) if head.config.version == 3 else out), out
