@@ -82,7 +82,7 @@ def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=7
     if how.get("sinks"):
         named["sinks"] = make(heads.count * fold)
     got = module.tree_attention(
-        query, rows, heads, batch, scale=size**-0.5, splits=how.get("splits", 1), keys=how.get("keys", 32), **named
+        query, rows, heads, batch, scale=size**-0.5, splits=how.get("splits", 1), keys=how.get("keys", 32), least=1, **named
     )
     assert got.dtype is dtype
     near(got, module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named), BOUND[dtype])
