@@ -179,14 +179,14 @@ MUTATIONS = {
     ),
     "tree_verify: a greedy row is read": (
         "tree_verify",
-        "r = tl.where(x == choice, 1.0, r)",
+        "r = tl.where(inside & (x == choice), 1.0, r)",
         "r = r",
         check_verify,
         {"drawn": DETERMINISTIC, "greedy": 0.5},
     ),
     "tree_verify: a choice of another row": (
         "tree_verify",
-        "            choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)\n",
+        "                choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)\n",
         "",
         check_verify,
         {"drawn": DETERMINISTIC, "greedy": 0.5},

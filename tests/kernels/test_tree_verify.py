@@ -38,11 +38,12 @@ NO_CHOICES = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     block=st.sampled_from([4, 16, 64]),
     greedy=st.sampled_from([0, 0.5, 1]),
     forced=st.sampled_from([0, 0.5]),
+    shares=st.sampled_from([None, 1, 2, 5]),
+    turns=st.sampled_from([None, 0, 1, 3]),
 )
-def test_any_trees(drawn, rng, vocabulary, nodes, block, greedy, forced):
-    check_verify(
-        tree_verify, rng, drawn, vocabulary=vocabulary, most_nodes=nodes, block=block, greedy=greedy, forced=forced
-    )
+def test_any_trees(drawn, rng, vocabulary, nodes, **how):
+    """Whatever shares the vocabulary is cut into, and wherever the last launch takes over."""
+    check_verify(tree_verify, rng, drawn, vocabulary=vocabulary, most_nodes=nodes, **how)
 
 
 def test_the_rules_have_the_engines_numbers():
