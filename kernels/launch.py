@@ -45,8 +45,9 @@ def limits(device: torch.device) -> Device:
     """Of the device that a tensor is on; the interpreter's on a CPU."""
     if device.type != "cuda":
         return INTERPRETER
-    found = torch.cuda.get_device_properties(device)
-    return Device(found.multi_processor_count, found.shared_memory_per_block_optin)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)  # what Triton itself checks against
+    return Device(found["multiprocessor_count"], found["max_shared_mem"])
 
 
 @dataclass(frozen=True)

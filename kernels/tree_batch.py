@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,12 @@ class TreeBatch:
     def build(parts: Sequence[Part], device: torch.device, room: Room | None = None) -> TreeBatch:
         """A batch of its own, in one copy."""
         arrays = TreeBatch.arrays(parts, room)
-        return TreeBatch(**Packed(arrays, device).put(), **TreeBatch.sizes(parts, room))
+        return TreeBatch.of(Packed(arrays, device).put(), TreeBatch.sizes(parts, room))
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> TreeBatch:
+        """What `arrays` gave, on a device, and what `sizes` gave."""
+        return TreeBatch(**{**tensors, **sizes})  # type: ignore[arg-type]
 
     @staticmethod
     def arrays(parts: Sequence[Part], room: Room | None = None) -> dict[str, NDArray[Any]]:
@@ -88,4 +93,5 @@ class TreeBatch:
 
 def _reach(part: Part) -> NDArray[np.int64]:
     """One past the last slot that each row sees: itself at least."""
-    return part.context + part.mask.shape[1] - part.mask[:, ::-1].argmax(1)
+    reach: NDArray[np.int64] = part.context + part.mask.shape[1] - part.mask[:, ::-1].argmax(1)
+    return reach

@@ -195,7 +195,7 @@ def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows
         tl.store(p_out + node, tl.where(chosen == x, 1.0, prob).to(tl.float64), mask=real)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _sums(  # type: ignore[no-untyped-def]
     low, high, p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, BLOCK: tl.constexpr
 ):

@@ -51,4 +51,4 @@ class PackedBatch:
         """The batch whose numbers lie there."""
         tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
         rows = {name: views[name] for name in ("tokens", "positions", "slots", "wanted")}
-        return Batch(**rows, groups=[], tree=TreeBatch(**tree, **self.sizes))  # type: ignore[arg-type]
+        return Batch(**rows, groups=[], tree=TreeBatch.of(tree, self.sizes))
