@@ -183,11 +183,14 @@ class Verdicts:
         )
         return Verdicts(numbers, rows)
 
-    def to_host(self) -> Verdicts:
-        """A copy on the host; from a GPU through pinned memory, once all that was launched before has run."""
-        if self.numbers.device.type != "cuda":
-            return self
-        host = torch.empty(self.numbers.shape, dtype=torch.float64, pin_memory=True)
-        host.copy_(self.numbers, non_blocking=True)
-        torch.cuda.current_stream(self.numbers.device).synchronize()
-        return Verdicts(host.clone(), self.rows)  # pinned memory is not kept
+    def to_host(self) -> dict[str, NDArray[np.float64]]:
+        """The numbers on the host, by name: the one read. From a GPU through pinned memory, behind all launches."""
+        host = self.numbers
+        if self.numbers.device.type == "cuda":
+            host = torch.empty(self.numbers.shape, dtype=torch.float64, pin_memory=True)
+            host.copy_(self.numbers, non_blocking=True)
+            torch.cuda.current_stream(self.numbers.device).synchronize()
+        read = host.numpy().copy()  # pinned memory is not kept
+        by_row, by_tree = np.split(read, [len(BY_ROW) * self.rows])
+        rows, trees = by_row.reshape(len(BY_ROW), -1), by_tree.reshape(len(BY_TREE), -1)
+        return dict(zip(BY_ROW + BY_TREE, (*rows, *trees), strict=True))
