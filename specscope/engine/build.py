@@ -81,7 +81,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON:
         progress("compiling kernels")
-        warm_up(config, runner, drafter, max_context)
+        warm_up(runner, drafter, max_context)
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
         ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
     if backend is Backend.TRITON and config.rule != STANDARD:

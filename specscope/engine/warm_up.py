@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specscope.engine.config import EngineConfig
 from specscope.kernels.flat_trees import NOBODY, FlatTrees, Tree
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
@@ -24,16 +23,17 @@ from specscope.trace.params import SamplingParams
 
 
 @torch.inference_mode()
-def warm_up(config: EngineConfig, runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
+def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     """Launch each variant once. Needs the triton backend."""
     from specscope.kernels.tree_attention import MOST_TILE  # triton is imported only where it runs
 
     runners: list[ModelRunner | HeadRunner] = [runner]
     if isinstance(drafter, Eagle | DraftModel):
         runners.append(drafter.runner)
-    sizes = [2**i for i in range(MOST_TILE.bit_length()) if 2**i <= min(config.max_step_tokens, max_context)]
+    most = min(MOST_TILE, max_context)  # rows of a sequence that make a difference: more only make more tiles
+    sizes = {most, *(2**i for i in range(most.bit_length()))}
     for one in runners:
-        for rows in sizes:
+        for rows in sorted(sizes):
             for context in {0, max_context - rows}:
                 _pass(one, rows, context)
         slot = np.array([one.cache.spare * BLOCK_SIZE])

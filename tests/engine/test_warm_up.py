@@ -32,11 +32,11 @@ def test_a_run_compiles_nothing_that_was_not_compiled_at_its_start(deep, tmp_pat
     if name == "eagle":
         how["draft_model"] = str(write_head(tmp_path / "head", head_tensors()))
     engine = Engine(
-        target=str(deep), dtype=dtype, kv_memory=0.02, backend="triton", device="cpu", max_step_tokens=64, **how
+        target=str(deep), dtype=dtype, kv_memory=0.02, backend="triton", device="cpu", max_step_tokens=16, **how
     )
     with watch_variants() as known, monkeypatch.context() as patch:
         patch.setattr(Launch, "__call__", note)
-        warm_up(engine.config, engine.runner, engine.drafter, engine.max_context)
+        warm_up(engine.runner, engine.drafter, engine.max_context)
     with watch_variants() as launched:
         engine.generate(PROMPTS, PARAMS)
     assert launched <= known, "\n".join(map(repr, launched - known))

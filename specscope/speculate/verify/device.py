@@ -17,4 +17,4 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
     q = torch.stack(list(batch.q)) if batch.q else None
     read = tree_verify(trees, target.p, target.choices, q).to_host()
     del read["final_row"]  # where the final token was drawn: the path says it
-    return BatchEvidence(**read, coin=batch.trees.coin).verdicts(batch)
+    return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]
