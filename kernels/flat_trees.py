@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import put
+from specscope.kernels.place import Packed
 
 NOBODY = -1
 DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT = 0, 1, 2
@@ -87,22 +87,29 @@ class FlatTrees:
         return below
 
     def on(self, device: torch.device) -> TreeTensors:
-        """The same where a kernel reads it, in three copies."""
+        """The same where a kernel reads it, in one copy."""
         child, sibling = np.full((2, len(self.parent)), NOBODY, np.int32)
-        for row, children in enumerate(self.children()):
+        below = self.children()
+        for row, children in enumerate(below):
             if children:
                 child[row] = children[0]
                 sibling[children[:-1]] = children[1:]
         by_row = [self.parent, child, sibling, self.token, self.drawn, self.p_row, self.q_row, self.forced]
         by_tree = [self.root[:-1], self.root[1:], self.greedy, self.final]
-        rows, each = (put(np.stack(x).astype(np.int32), device).unbind() for x in (by_row, by_tree))
-        parent, child_, sibling_, token, drawn, p_row, q_row, forced = rows
-        first, end, greedy, final = each
-        return TreeTensors(
-            *(first, end, greedy, final),
-            *(parent, child_, sibling_, token, drawn),
-            *(p_row, q_row, forced, put(self.coin, device)),
-        )
+        arrays = {"by_tree": np.stack(by_tree).astype(np.int32), "by_row": np.stack(by_row).astype(np.int32)}
+        return TreeTensors(**Packed({**arrays, "coin": self.coin}, device).put(), most_passes=self.most_passes(below))
+
+    def most_passes(self, below: Sequence[Sequence[int]]) -> int:
+        """Passes over the vocabulary that the longest walk may take: one a rejection, or one to draw behind a leaf.
+
+        A greedy tree whose nodes are deterministic takes none: its p is one number. `below`: children.
+        """
+        passes = np.ones(len(self.parent), np.int64)  # of a walk that ends by rejecting the row, or at it
+        for row, children in enumerate(below):
+            for earlier, child in enumerate(children):
+                passes[child] = passes[row] + earlier
+        sampled = np.logical_or.reduceat(self.drawn != DETERMINISTIC, self.root[:-1])
+        return int((passes * np.repeat(~self.greedy | sampled, np.diff(self.root))).max(initial=0))
 
 
 def _join(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
@@ -111,21 +118,29 @@ def _join(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """FlatTrees on a device; int32 but for the coins. `child` and `sibling` say in which order children are tried."""
+    """FlatTrees on a device. `child` and `sibling` say in which order children are tried."""
 
-    first: Tensor  # [B] each tree's first row: its root
-    end: Tensor  # [B] the row after its last
-    greedy: Tensor  # [B] 1 or 0
-    final: Tensor  # [B]
-    parent: Tensor  # [R]
-    child: Tensor  # [R] the row of its first child, or -1
-    sibling: Tensor  # [R] the row of the next child of its parent, or -1
-    token: Tensor  # [R]
-    drawn: Tensor  # [R]
-    p_row: Tensor  # [R]
-    q_row: Tensor  # [R]
-    forced: Tensor  # [R]
+    by_tree: Tensor  # int32 [4, B]
+    by_row: Tensor  # int32 [8, R]
     coin: Tensor  # float64 [R]
+    most_passes: int  # over the vocabulary that a walk may take
+    first: Tensor = field(init=False)  # [B] each tree's first row: its root
+    end: Tensor = field(init=False)  # [B] the row after its last
+    greedy: Tensor = field(init=False)  # [B] 1 or 0
+    final: Tensor = field(init=False)  # [B]
+    parent: Tensor = field(init=False)  # [R]
+    child: Tensor = field(init=False)  # [R] the row of its first child, or -1
+    sibling: Tensor = field(init=False)  # [R] the row of the next child of its parent, or -1
+    token: Tensor = field(init=False)  # [R]
+    drawn: Tensor = field(init=False)  # [R]
+    p_row: Tensor = field(init=False)  # [R]
+    q_row: Tensor = field(init=False)  # [R]
+    forced: Tensor = field(init=False)  # [R]
+
+    def __post_init__(self) -> None:
+        names = ("first", "end", "greedy", "final", "parent", "child", "sibling", "token", "drawn", "p_row", "q_row")
+        for name, part in zip((*names, "forced"), (*self.by_tree, *self.by_row), strict=True):
+            object.__setattr__(self, name, part)
 
 
 BY_ROW = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "residual_mass")
@@ -168,11 +183,14 @@ class Verdicts:
         )
         return Verdicts(numbers, rows)
 
-    def to_host(self) -> Verdicts:
-        """A copy on the host; from a GPU through pinned memory, once all that was launched before has run."""
-        if self.numbers.device.type != "cuda":
-            return self
-        host = torch.empty(self.numbers.shape, dtype=torch.float64, pin_memory=True)
-        host.copy_(self.numbers, non_blocking=True)
-        torch.cuda.current_stream(self.numbers.device).synchronize()
-        return Verdicts(host.clone(), self.rows)  # pinned memory is not kept
+    def to_host(self) -> dict[str, NDArray[np.float64]]:
+        """The numbers on the host, by name: the one read. From a GPU through pinned memory, behind all launches."""
+        host = self.numbers
+        if self.numbers.device.type == "cuda":
+            host = torch.empty(self.numbers.shape, dtype=torch.float64, pin_memory=True)
+            host.copy_(self.numbers, non_blocking=True)
+            torch.cuda.current_stream(self.numbers.device).synchronize()
+        read = host.numpy().copy()  # pinned memory is not kept
+        by_row, by_tree = np.split(read, [len(BY_ROW) * self.rows])
+        rows, trees = by_row.reshape(len(BY_ROW), -1), by_tree.reshape(len(BY_TREE), -1)
+        return dict(zip(BY_ROW + BY_TREE, (*rows, *trees), strict=True))

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specscope.kernels.launch import Launch
+
 _NUMBER = {2: tl.int16, 4: tl.int32, 1: tl.int8}  # a move looks at no number, only at its size
 
 
@@ -36,10 +38,14 @@ def kv_compact(layers: LayerPointers, source: Tensor, target: Tensor, first: Ten
     requests = len(first) - 1
     if requests == 0 or len(source) == 0:
         return
-    block = min(triton.next_power_of_2(layers.widest), 512)
-    grid = (requests, len(layers.layers), triton.cdiv(layers.widest, block))
-    number = _NUMBER[layers.dtype.itemsize]
-    _kv_compact[grid](layers.address, layers.width, source, target, first, NUMBER=number, BLOCK=block)
+    variant = compact_launch(layers.widest, layers.dtype.itemsize)
+    grid = (requests, len(layers.layers), triton.cdiv(layers.widest, variant.constants["BLOCK"]))
+    variant(grid, layers.address, layers.width, source, target, first)
+
+
+def compact_launch(widest: int, itemsize: int) -> Launch:
+    """A request's rows in one layer, or a part of them."""
+    return Launch(_kv_compact, {"NUMBER": _NUMBER[itemsize], "BLOCK": min(triton.next_power_of_2(widest), 512)})
 
 
 def kv_compact_reference(layers: Sequence[Tensor], source: Tensor, target: Tensor) -> None:

@@ -7,14 +7,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specscope.kernels.launch import Launch
+
 
 def kv_write(rows: Tensor, slots: Tensor, new: Tensor) -> None:
     """rows[slots[i]] = new[i]. rows [slots, width], slots int64 [n], all different; new [n, width], last stride 1."""
     n, width = new.shape
     if n == 0:
         return
-    block = min(triton.next_power_of_2(width), 1024)
-    _kv_write[(n, triton.cdiv(width, block))](rows, slots, new, rows.stride(0), new.stride(0), width, BLOCK=block)
+    variant = write_launch(width)
+    grid = (n, triton.cdiv(width, variant.constants["BLOCK"]))
+    variant(grid, rows, slots, new, rows.stride(0), new.stride(0) if n > 1 else width, width)
+
+
+def write_launch(width: int) -> Launch:
+    """One row, or a part of it."""
+    return Launch(_kv_write, {"BLOCK": min(triton.next_power_of_2(width), 1024)})
 
 
 def kv_write_reference(rows: Tensor, slots: Tensor, new: Tensor) -> None:

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specscope.kernels.launch import Launch
+from specscope.kernels.place import ALIGNED
+
 BLOCK = 4096
 LEAST: tl.constexpr = tl.constexpr(2.0**-126)  # the least temperature: float32 divides by no smaller number well
 
@@ -26,11 +29,18 @@ def probabilities(
     rows, vocabulary = logits.shape
     if out is None:
         out = torch.empty(rows, vocabulary, dtype=torch.float32, device=logits.device)
-    block = min(block, triton.next_power_of_2(vocabulary))
-    _probabilities[(rows,)](
-        *(logits, logits.stride(0), out, out.stride(0), vocabulary, temperature, min_p), BLOCK=block, num_warps=16
+    strides = [x.stride(0) if rows > 1 else vocabulary for x in (logits, out)]
+    aligned = all(x.element_size() * n % ALIGNED == 0 for x, n in zip((logits, out), strides, strict=True))
+    sampling_launch(vocabulary, block, aligned=aligned)(
+        (rows,), logits, strides[0], out, strides[1], vocabulary, temperature, min_p
     )
     return out
+
+
+def sampling_launch(vocabulary: int, block: int, *, aligned: bool) -> Launch:
+    """One row. `aligned`: whether every row begins where the first one may."""
+    kernel = _probabilities if aligned else _unaligned_probabilities
+    return Launch(kernel, {"BLOCK": min(block, triton.next_power_of_2(vocabulary))}, warps=16)
 
 
 def probabilities_reference(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
@@ -53,8 +63,7 @@ def _weight(logits_row, x, vocabulary, best, temperature):  # type: ignore[no-un
     return tl.exp((value - best) / temperature)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _probabilities(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rows(logits, stride, out, out_stride, vocabulary, temperatures, min_ps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     logits_row, out_row = logits + row * stride, out + row * out_stride
@@ -75,3 +84,9 @@ def _probabilities(logits, stride, out, out_stride, vocabulary, temperatures, mi
         x = at + lanes
         weight = _weight(logits_row, x, vocabulary, best, temperature)
         tl.store(out_row + x, tl.where(weight >= min_p, weight, 0.0) / whole, mask=x < vocabulary)
+
+
+_probabilities = triton.jit(_rows, do_not_specialize_on_alignment=["temperatures", "min_ps"])
+_unaligned_probabilities = triton.jit(
+    _rows, do_not_specialize_on_alignment=["temperatures", "min_ps", "logits", "out"]
+)  # where a row may begin anywhere, the rows that are given begin now here, now there

@@ -15,10 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specscope.kernels import launch
+from specscope.kernels.launch import Launch, interpreted
 from specscope.kernels.tree_batch import BLOCK_SIZE, TreeBatch
 
 LEAST_TILE = 16  # rows that a matrix unit takes at least
 MOST_TILE = 64
+MOST_SPLITS = 64  # parts of a context
+LEAST_BLOCKS = 4  # blocks of keys in a part: less is not worth a program
+BUFFERS = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2), (16, 1))  # (keys of a block, blocks on their way)
+WIDEN = tl.constexpr(interpreted())  # Triton's interpreter multiplies bfloat16 as if it were integers
 
 
 @dataclass(frozen=True)
@@ -41,56 +47,78 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     splits: int | None = None,
-    keys: int = 64,
+    keys: int | None = None,
+    least: int = LEAST_BLOCKS,
 ) -> Tensor:
     """softmax(softcap(q k^T * scale) + mask) v of every row. Returns [N, H, value size] in the query's dtype.
 
     query [N, H, key size]; rows [slots, count * (key size + value size)] a layer of the cache, with the rows' own
-    keys and values in it; sinks [H]. `splits`: into how many parts a context is cut (None: as the device needs);
-    `keys`: how many are read at a time. Sums are float32.
+    keys and values in it; sinks [H]. `splits`: into how many parts a context is cut at most; `keys`: how many are read
+    at a time; `least`: blocks of so many in a part at least. None: as the device needs. Sums are float32.
     """
     n, query_heads, _ = query.shape
-    fold = query_heads // heads.count
-    tile = max(LEAST_TILE, min(MOST_TILE, triton.next_power_of_2(int(batch.rows.max()) * fold)))
-    tile = max(tile, triton.next_power_of_2(fold))
-    tiles = batch.tiles_on_device(tile // fold)
-    splits = _splits(len(tiles) * heads.count, batch.longest, keys, query.device) if splits is None else splits
+    device = launch.limits(query.device)
+    variant = {"WINDOW": window or 0, "SOFTCAP": softcap is not None, "SINKS": sinks is not None}
+    tile, blocks = tile_of(heads, query_heads // heads.count, batch.most, query.dtype.itemsize, device.shared)
+    blocks = blocks if keys is None else (keys, blocks[1])
+    tiles = triton.cdiv(batch.most, tile // (query_heads // heads.count))
+    programs = len(batch.context) * tiles * heads.count
+    splits = splits_of(programs, batch.longest, blocks[0], device.multiprocessors) if splits is None else splits
     out = query.new_empty(n, query_heads, heads.value_size)
     parts = sums = out
     if splits > 1:
         parts = torch.empty(splits, n, query_heads, heads.value_size, dtype=torch.float32, device=query.device)
         sums = torch.empty(splits, n, query_heads, 2, dtype=torch.float32, device=query.device)
-    _attend[(len(tiles), heads.count, splits)](
-        *(query, query.stride(0), query.stride(1), rows, rows.stride(0), heads.count * heads.key_size),
+    attend_launch(heads, query_heads, tile, *blocks, LEAST=least, SPLIT=splits > 1, **variant)(
+        (len(batch.context) * tiles, heads.count, splits),
+        *(query, query.stride(0), query.stride(1), rows, rows.stride(0)),
         *(out, parts, sums, sums if sinks is None else sinks, n, tiles),
         *(batch.table, batch.table.stride(0), batch.context, batch.first_row, batch.first_slot, batch.positions),
-        *(batch.mask, batch.mask.stride(0), scale, softcap or 0.0),
-        **{"HEADS": query_heads, "FOLD": fold, "KEY": heads.key_size, "VALUE": heads.value_size},
-        **{"WINDOW": window or 0, "SOFTCAP": softcap is not None, "SINKS": sinks is not None, "SPLITS": splits},
-        **{"TILE": tile, "KEYS": keys, "BLOCK": BLOCK_SIZE, "WIDEN": _must_widen(query.dtype)},
-        **{"KEY_WIDE": triton.next_power_of_2(heads.key_size), "VALUE_WIDE": triton.next_power_of_2(heads.value_size)},
+        *(batch.reach, batch.mask, batch.mask.stride(0), scale, softcap or 0.0),
     )
     if splits > 1:
-        _join[(n, query_heads)](
-            *(parts, sums, sums if sinks is None else sinks, out, n),
-            **{"HEADS": query_heads, "VALUE": heads.value_size, "SINKS": sinks is not None, "SPLITS": splits},
-            VALUE_WIDE=triton.next_power_of_2(heads.value_size),
+        join_launch(heads, query_heads, SINKS=sinks is not None)(
+            (n, query_heads), parts, sums, sums if sinks is None else sinks, out, n, splits
         )
     return out
 
 
-def _must_widen(dtype: torch.dtype) -> bool:
-    """Whether products must be of float32 numbers: Triton's interpreter multiplies bfloat16 as if it were integers."""
-    return bool(triton.knobs.runtime.interpret) and dtype == torch.bfloat16
+def tile_of(heads: Heads, fold: int, most: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
+    """Rows of a tile where `fold` query heads share a key and a sequence feeds `most` rows; (keys, blocks) of BUFFERS.
+
+    The first of BUFFERS that a program's shared memory holds: a tile of the query and of the weights, and the keys and
+    values on their way. What compilers really take is tested against each device's limit.
+    """
+    tile = max(LEAST_TILE, min(MOST_TILE, triton.next_power_of_2(most * fold)), triton.next_power_of_2(fold))
+    key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
+    for keys, blocks in BUFFERS:
+        if (tile * (key + keys) + blocks * keys * (key + value)) * itemsize <= shared:
+            break
+    return tile, (keys, blocks)
 
 
-def _splits(programs: int, longest: int, keys: int, device: torch.device) -> int:
-    """Parts of a context: enough that the device has two programs a multiprocessor, each with a few blocks of keys."""
-    if device.type != "cuda":
-        return 1
-    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count // max(programs, 1)
-    parts: int = triton.next_power_of_2(max(1, min(wanted, longest // (4 * keys), 64)))
-    return parts
+def splits_of(programs: int, longest: int, keys: int, multiprocessors: int) -> int:
+    """Parts of the longest context: enough for two programs a multiprocessor. Shorter contexts fill fewer of them."""
+    wanted = 2 * multiprocessors // max(programs, 1)
+    return max(1, min(wanted, longest // (LEAST_BLOCKS * keys), MOST_SPLITS))
+
+
+def attend_launch(heads: Heads, query_heads: int, tile: int, keys: int, blocks: int, **variant: int) -> Launch:
+    """One tile of rows of one key head and one part of a context; `variant`: the constants that layers differ in."""
+    key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
+    constants = {
+        **{"HEADS": query_heads, "FOLD": query_heads // heads.count, "VALUES_AT": heads.count * heads.key_size},
+        **{"KEY": heads.key_size, "VALUE": heads.value_size, "KEY_WIDE": key, "VALUE_WIDE": value},
+        **{"TILE": tile, "KEYS": keys, "BLOCK": BLOCK_SIZE, **variant},
+    }
+    return Launch(_attend, constants, warps=8 if tile * value > MOST_TILE * 128 else 4, stages=blocks)
+
+
+def join_launch(heads: Heads, query_heads: int, **variant: int) -> Launch:
+    """One row and query head."""
+    wide = triton.next_power_of_2(heads.value_size)
+    constants = {"HEADS": query_heads, "VALUE": heads.value_size, "VALUE_WIDE": wide, "MOST": MOST_SPLITS, **variant}
+    return Launch(_join, constants, warps=8 if wide > 128 else 4)
 
 
 def tree_attention_reference(
@@ -141,21 +169,19 @@ def tree_attention_bytes(query: Tensor, rows: Tensor, heads: Heads, batch: TreeB
     return slots * rows.shape[1] * rows.element_size() + out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["query_row", "query_head", "n", "tiles", "table_stride", "mask_stride"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, query_row, query_head, rows, rows_stride, values_at,
+    query, query_row, query_head, rows, rows_stride,
     out, parts, sums, sinks, n, tiles,
     table, table_stride, context, first_row, first_slot, positions,
-    mask, mask_stride, scale, cap,
-    HEADS: tl.constexpr, FOLD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr,
-    KEY_WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr,
+    reach, mask, mask_stride, scale, cap,
+    HEADS: tl.constexpr, FOLD: tl.constexpr, VALUES_AT: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    KEY_WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    LEAST: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, all query heads of one key head, one part of the context."""
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    sequence, tile_row = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
-    end, least = tl.load(tiles + 4 * tile + 2), tl.load(tiles + 4 * tile + 3)
+    sequence, kv_head, split = tl.program_id(0) // tiles, tl.program_id(1), tl.program_id(2)
+    tile_row = tl.program_id(0) % tiles * (TILE // FOLD)
     row_0, row_1 = tl.load(first_row + sequence), tl.load(first_row + sequence + 1)
     slot_0, slot_1 = tl.load(first_slot + sequence), tl.load(first_slot + sequence + 1)
     before = tl.load(context + sequence)
@@ -173,10 +199,13 @@ def _attend(  # type: ignore[no-untyped-def]
     if WIDEN:
         q = q.to(tl.float32)
     position = tl.load(positions + slot_1 - row_1 + row, mask=real, other=0)
+    end = tl.max(tl.load(reach + row, mask=real, other=0), 0)  # 0 where no row of the tile is real: no keys are read
     start = 0
     if WINDOW > 0:
+        least = tl.min(tl.where(real, position, position + end), 0)
         start = tl.maximum(least - WINDOW + 1, 0) // KEYS * KEYS
-    share = tl.cdiv(tl.cdiv(end - start, KEYS), SPLITS) * KEYS
+    # As many parts as this context is worth; where the grid has more, those have no keys.
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - start, KEYS), tl.num_programs(2)), LEAST) * KEYS
     low = start + split * share
     high = tl.minimum(low + share, end)
     best = tl.full([TILE], -float("inf"), tl.float32)
@@ -216,7 +245,7 @@ def _attend(  # type: ignore[no-untyped-def]
         faded = tl.exp(best - safe)
         weight = tl.exp(score - safe[:, None])
         v = tl.load(
-            kv[:, None] + values_at + kv_head * VALUE + dv[None, :],
+            kv[:, None] + VALUES_AT + kv_head * VALUE + dv[None, :],
             mask=inside[:, None] & (dv < VALUE)[None, :],
             other=0.0,
         )
@@ -229,7 +258,7 @@ def _attend(  # type: ignore[no-untyped-def]
     at_out = row.to(tl.int64) * HEADS + head
     place = at_out[:, None] * VALUE + dv[None, :]
     inside_out = real[:, None] & (dv < VALUE)[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         if SINKS:
             sink = tl.load(sinks + head).to(tl.float32)
             new = tl.maximum(best, sink)
@@ -239,23 +268,24 @@ def _attend(  # type: ignore[no-untyped-def]
         total = tl.where(real, total, 1.0)
         tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside_out)
     else:
-        all_rows = tl.cast(n, tl.int64) * HEADS  # n is a constant where it is 1
-        tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out)
+        all_rows = tl.cast(n, tl.int64) * HEADS
+        tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out & (low < high))
         tl.store(sums + (split * all_rows + at_out) * 2, best, mask=real)
         tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n", "splits"])  # type: ignore[untyped-decorator]
 def _join(  # type: ignore[no-untyped-def]
-    parts, sums, sinks, out, n,
-    HEADS: tl.constexpr, VALUE: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDE: tl.constexpr,
+    parts, sums, sinks, out, n, splits,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, VALUE_WIDE: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the parts of its context, each weighed by its share of the softmax's sum."""
     row, head = tl.program_id(0), tl.program_id(1)
-    s = tl.arange(0, SPLITS)
+    s = tl.arange(0, MOST)
     dv = tl.arange(0, VALUE_WIDE)
     at = s.to(tl.int64) * n * HEADS + row * HEADS + head
-    best, total = tl.load(sums + at * 2), tl.load(sums + at * 2 + 1)
+    best = tl.load(sums + at * 2, mask=s < splits, other=-float("inf"))
+    total = tl.load(sums + at * 2 + 1, mask=s < splits, other=0.0)
     top = tl.max(best, 0)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32)
@@ -264,7 +294,9 @@ def _join(  # type: ignore[no-untyped-def]
     whole = tl.sum(total * share, 0)
     if SINKS:
         whole += tl.exp(sink - top)
-    acc = tl.load(parts + at[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0)
+    used = best > -float("inf")  # a part that saw no key was not written
+    inside = used[:, None] & (dv < VALUE)[None, :]
+    acc = tl.load(parts + at[:, None] * VALUE + dv[None, :], mask=inside, other=0.0)
     joined = tl.sum(acc * share[:, None], 0) / whole
     place = (row.to(tl.int64) * HEADS + head) * VALUE + dv
     tl.store(out + place, joined.to(out.dtype.element_ty), mask=dv < VALUE)

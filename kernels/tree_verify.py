@@ -1,4 +1,4 @@
-"""The walk down every tree of a batch with its residuals, in one launch: tree rejection sampling on the device.
+"""The walk down every tree of a batch with its residuals: tree rejection sampling on the device.
 
 At a node with target distribution p and children x_1 .. x_k in draw order, p_1 = p and q_1 = q (SpecInfer, Miao et al.
 2023; Jeon et al. 2024): accept x_i when coin < p_i(x_i) / q_i(x_i); else p_{i+1} = norm(max(p_i - q_i, 0)), and
@@ -11,8 +11,14 @@ not rejected yet (1 with replacement). Subtracting again and again what is propo
 
 but at rejected tokens, where q is 0 from then on and R stays what the rejection left: 0, for p_i < q_i there, unless
 the rejection was forced. A deterministic child (q_i a point mass) that is rejected is only left out. So a rejection
-costs one pass over two rows of the vocabulary, an acceptance none, and the final token two. In a greedy tree p is
-one-hot at the target's choice: no row of it is read, or ever made.
+costs one pass over two rows of the vocabulary, an acceptance none, and the final token one pass or none and a part of
+another. In a greedy tree p is one-hot at the target's choice: no row of it is read, or ever made.
+
+Only the passes are long. A walk is a few numbers a node, so where one program a tree would leave a device idle, every
+tree gets several, and each of them walks the whole tree, up to the next pass. There it sums over its share of the
+vocabulary and stops: the launch that follows adds the shares up and walks on. Shares are added in float64, so the
+verdict does not depend on how many there are. The last launch has one program a tree: what is left of the walk it does
+alone, and then it draws the final token, in the share in which the coin falls.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specscope.kernels import launch
 from specscope.kernels.flat_trees import (
     ACCEPTED,
     DETERMINISTIC,
@@ -32,34 +39,64 @@ from specscope.kernels.flat_trees import (
     TreeTensors,
     Verdicts,
 )
+from specscope.kernels.launch import Launch
 
+WALKING, REJECTED_ONE, ENDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where a walk stands
+NUMBERS: tl.constexpr = tl.constexpr(16)  # that one launch leaves to the next, a tree
 SLACK: tl.constexpr = tl.constexpr(1e-12)  # of a sum of float64: so near to an end is at it
 BLOCK = 4096  # tokens of the vocabulary that a program looks at together
+MOST_SHARES = 64  # programs of a tree
+MOST_TURNS = 16  # launches before the last: longer walks are rare, and end in it
 
 
-def tree_verify(trees: TreeTensors, p: Tensor, choices: Tensor, q: Tensor | None, block: int = BLOCK) -> Verdicts:
+def tree_verify(
+    trees: TreeTensors,
+    p: Tensor,
+    choices: Tensor,
+    q: Tensor | None,
+    block: int = BLOCK,
+    shares: int | None = None,
+    turns: int | None = None,
+) -> Verdicts:
     """Judge every tree and draw its final token, on the coins in `trees`.
 
     p float32 [S, V]: the target's distribution at each root and node of trees that are sampled, S may be 0; choices
     int64 [G]: the target's token at each row of greedy trees; q float32 [Q, V]: the drafter's distribution at parents
     of sampled nodes; p_row and q_row of `trees` say which row is whose. None is changed. Equal to
     specscope.speculate.verify.host on the same batch, but where a coin lies within rounding of a probability.
+
+    `shares`: programs of a tree; `turns`: launches before the last (None: as the device and the trees need).
     """
-    verdicts, vocabulary = Verdicts.empty(trees), p.shape[1]
-    kept = torch.empty(len(trees.parent), dtype=torch.float64, device=p.device)
+    verdicts, vocabulary, count = Verdicts.empty(trees), p.shape[1], len(trees.first)
+    block = min(block, triton.next_power_of_2(vocabulary))
+    if shares is None:
+        shares = shares_of(count, triton.cdiv(vocabulary, block), launch.limits(p.device).multiprocessors)
+    if turns is None:
+        turns = 0 if shares == 1 else min(trees.most_passes, MOST_TURNS)
+    share = triton.cdiv(triton.cdiv(vocabulary, shares), block) * block
+    scratch = lambda *shape: torch.empty(*shape, dtype=torch.float64, device=p.device)  # noqa: E731
+    kept = scratch(len(trees.parent))
+    state, partial = scratch(turns + 1, count, NUMBERS.value), scratch(turns + 1, count, shares, 2)
     q = p if q is None else q
-    _verify[(len(trees.first),)](
+    arguments = (
         *(p, p.stride(0), q, q.stride(0), choices, vocabulary),
-        *(trees.first, trees.end, trees.greedy, trees.final),
-        *(trees.parent, trees.child, trees.sibling, trees.token, trees.drawn),
-        *(trees.p_row, trees.q_row, trees.forced, trees.coin, kept),
-        *(verdicts.outcome, verdicts.p, verdicts.p_trial, verdicts.q_trial),
-        *(verdicts.accept_prob, verdicts.residual_mass),
-        *(verdicts.token, verdicts.final_p, verdicts.final_margin, verdicts.final_row, verdicts.recovered),
-        BLOCK=min(block, triton.next_power_of_2(vocabulary)),
-        num_warps=16,
+        *(trees.by_tree, trees.by_row, trees.coin, verdicts.numbers, kept, state, partial),
+        *(count, len(trees.parent), shares, share),
     )
+    for turn in range(turns):
+        verify_launch(block, alone=False)((count, shares), *arguments, turn)
+    verify_launch(block, alone=True)((count, 1), *arguments, turns)
     return verdicts
+
+
+def shares_of(trees: int, blocks: int, multiprocessors: int) -> int:
+    """Programs of a tree, so that all trees fill the device; each has a block of the vocabulary at least."""
+    return max(1, min(multiprocessors // max(trees, 1), blocks, MOST_SHARES))
+
+
+def verify_launch(block: int, *, alone: bool) -> Launch:
+    """A program that walks up to the next pass, for a share of it; or `alone` to the end."""
+    return Launch(_verify, {"ALONE": alone, "MOST": MOST_SHARES, "BLOCK": block}, warps=16)
 
 
 def tree_verify_reference(trees: TreeTensors, p: Tensor, choices: Tensor, q: Tensor | None) -> Verdicts:
@@ -130,7 +167,7 @@ def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibl
     """(R, q over what is not rejected) at tokens x: float32 each. The first `rejected` children were rejected."""
     inside = x < vocabulary
     r = tl.load(p_row + x, mask=inside & (choice < 0), other=0.0)
-    r = tl.where(x == choice, 1.0, r)
+    r = tl.where(inside & (x == choice), 1.0, r)
     theirs = tl.zeros_like(r)
     if sampled:
         theirs = tl.load(q_row + x, mask=inside, other=0.0)
@@ -138,7 +175,7 @@ def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, kept, token, sibl
         r = tl.maximum(r.to(tl.float64) - taken * theirs.to(tl.float64), 0.0).to(tl.float32)
     at = first
     for _ in range(rejected):
-        gone = (x == tl.load(token + at)) & (tl.load(drawn + at) != 2)
+        gone = (x == tl.load(token + at)) & inside & (tl.load(drawn + at) != 2)
         r = tl.where(gone, tl.load(kept + at).to(tl.float32), r)
         theirs = tl.where(gone, 0.0, theirs)
         at = tl.load(sibling + at)
@@ -159,46 +196,86 @@ def _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sums(  # type: ignore[no-untyped-def]
+    low, high, p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, BLOCK: tl.constexpr
+):
+    """The sums of R and of q over tokens low to high - 1, float64."""
+    p_sum = tl.full([], 0.0, tl.float64)
+    q_sum = tl.full([], 0.0, tl.float64)
+    only = tl.where(sampled, -1, choice).to(tl.int32)  # where p is one number
+    low = tl.where(only >= 0, tl.maximum(low, only), low)
+    high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
+    for at_token in range(low, high, BLOCK):
+        r, theirs = _left(
+            *(p_row, choice, q_row, sampled, at_token + tl.arange(0, BLOCK), high, taken),
+            *(kept, token, sibling, drawn, first, rejected),
+        )
+        p_sum += tl.sum(r.to(tl.float64), 0)
+        q_sum += tl.sum(theirs.to(tl.float64), 0)
+    return p_sum, q_sum
+
+
+@triton.jit(do_not_specialize=["count", "rows", "shares", "share", "turn"])  # type: ignore[untyped-decorator]
 def _verify(  # type: ignore[no-untyped-def]
     p, p_stride, q, q_stride, choices, vocabulary,
-    first_row, end_row, greedy, final,
-    parent, child, sibling, token, drawn,
-    p_rows, q_rows, forced, coin, kept,
-    outcome, p_out, p_trial, q_trial,
-    accept_prob, residual_mass,
-    final_token, final_p, final_margin, final_row, recovered,
-    BLOCK: tl.constexpr,
+    by_tree, by_row, coin, numbers, kept, state, partial,
+    count, rows, shares, share, turn,
+    ALONE: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tree. `taken` is A; `kept` holds what a rejection left of R at its token."""
-    tree = tl.program_id(0)
-    start = tl.load(first_row + tree)
-    end = tl.load(end_row + tree)
-    one_hot = tl.load(greedy + tree)
-    _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
-    row = start
-    first = tl.load(child + row)
-    lanes = tl.arange(0, BLOCK)
+    """One tree. `taken` is A, `mass` is P; `kept` holds what a rejection left of R at its token.
+
+    Every program of a tree takes the same decisions, and what several of them store is the same.
+    """
+    tree, mine = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(by_tree + tree), tl.load(by_tree + count + tree)
+    one_hot, final_given = tl.load(by_tree + 2 * count + tree), tl.load(by_tree + 3 * count + tree)
+    parent, child, sibling, token = by_row, by_row + rows, by_row + 2 * rows, by_row + 3 * rows
+    drawn, p_rows, q_rows, forced = by_row + 4 * rows, by_row + 5 * rows, by_row + 6 * rows, by_row + 7 * rows
+    outcome, p_out, p_trial, q_trial = numbers, numbers + rows, numbers + 2 * rows, numbers + 3 * rows
+    accept_prob, residual_mass = numbers + 4 * rows, numbers + 5 * rows
+    # What the turn before left: the node that the walk is at, the child to try or just rejected, and the residual.
+    was, later = state + (turn * count + tree) * NUMBERS, turn > 0
+    phase = tl.load(was, mask=later, other=0.0).to(tl.int32)
+    row = tl.load(was + 1, mask=later, other=start.to(tl.float64)).to(tl.int32)
+    at = tl.load(was + 2, mask=later, other=tl.load(child + start).to(tl.float64)).to(tl.int32)
+    rejected = tl.load(was + 3, mask=later, other=0.0).to(tl.int32)
+    taken = tl.load(was + 4, mask=later, other=0.0)
+    mass = tl.load(was + 5, mask=later, other=1.0)
+    q_mass = tl.load(was + 6, mask=later, other=1.0)
+    before = tl.load(was + 7, mask=later, other=0.0)
+    summed = tl.load(was + 8, mask=later, other=-1.0).to(tl.int32)  # the turn whose sums are those of this state
+    part = tl.arange(0, MOST)
+    place = partial + ((tl.maximum(summed, 0) * count + tree) * shares + part) * 2
+    p_parts = tl.load(place, mask=(part < shares) & (summed >= 0), other=0.0)
+    q_parts = tl.load(place + 1, mask=(part < shares) & (summed >= 0), other=0.0)
+    p_sum, q_sum = tl.sum(p_parts, 0), tl.sum(q_parts, 0)
     behind = tl.load(p_rows + row)
     p_row = p + behind.to(tl.int64) * p_stride
     choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)
-    q_row = q
-    sampled = first < -1
-    taken = tl.full([], 0.0, tl.float64)
-    mass = tl.full([], 1.0, tl.float64)
-    rejected = 0
-    going = first >= 0
+    q_row = q + tl.maximum(tl.load(q_rows + row), 0).to(tl.int64) * q_stride
+    first = tl.load(child + row)
+    going = phase != ENDED
     while going:
-        q_row = q + tl.maximum(tl.load(q_rows + row), 0).to(tl.int64) * q_stride
-        taken = tl.full([], 0.0, tl.float64)
-        mass = tl.full([], 1.0, tl.float64)
-        q_mass = tl.full([], 1.0, tl.float64)
-        rejected = 0
-        accepted = first * 0 - 1
-        at = first
-        while (at >= 0) & (accepted < 0):
-            x = tl.load(token + at)
+        if phase == REJECTED_ONE:
             how = tl.load(drawn + at)
-            sampled = how != 0
+            tl.store(residual_mass + at, p_sum / mass)
+            if p_sum > 0.0:
+                taken += tl.where(how != 0, mass / q_mass, 0.0)
+                mass = p_sum
+            else:  # nothing is left: p stays what it was
+                tl.store(kept + at, before)
+                tl.debug_barrier()
+                summed = -1 + 0 * summed
+            if (how == 1) & (q_sum > 0.0):
+                q_mass = q_sum
+            at = tl.load(sibling + at)
+            phase = 0 * phase
+        if at < 0:  # no child, or none that was accepted
+            phase = 0 * phase + 2
+            going = at >= 0
+        else:
+            x = tl.load(token + at)
+            sampled = tl.load(drawn + at) != 0
             p_here, q_here = _left(
                 *(p_row, choice, q_row, sampled, x + tl.arange(0, 1), vocabulary, taken),
                 *(kept, token, sibling, drawn, first, rejected),
@@ -214,84 +291,116 @@ def _verify(  # type: ignore[no-untyped-def]
             given = tl.load(forced + at)
             if ((given == 0) & (tl.load(coin + at) < accept)) | (given == 1):
                 tl.store(outcome + at, 1.0)
-                accepted = at
+                row = at
+                first = tl.load(child + row)
+                at = first
+                behind = tl.load(p_rows + row)
+                p_row = p + behind.to(tl.int64) * p_stride
+                choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)
+                q_row = q + tl.maximum(tl.load(q_rows + row), 0).to(tl.int64) * q_stride
+                rejected = 0 * rejected
+                summed = -1 + 0 * summed
+                taken = 0.0 * taken
+                mass = 0.0 * mass + 1.0
+                q_mass = 0.0 * q_mass + 1.0
             else:
                 tl.store(outcome + at, 2.0)
                 rejected += 1
                 more = tl.where(sampled, mass / q_mass, 0.0)
                 tl.store(kept + at, tl.where(sampled, tl.maximum(before - more * own, 0.0), 0.0))
                 tl.debug_barrier()  # all threads read what one has written
-                p_sum = tl.full([], 0.0, tl.float64)
-                q_sum = tl.full([], 0.0, tl.float64)
-                for at_token in range(0, vocabulary, BLOCK):
-                    r, theirs = _left(
-                        *(p_row, choice, q_row, sampled, at_token + lanes, vocabulary, taken + more),
-                        *(kept, token, sibling, drawn, first, rejected),
+                phase = 0 * phase + 1
+                if ALONE:
+                    summed = -1 + 0 * summed
+                    p_sum, q_sum = _sums(
+                        *(0, vocabulary, p_row, choice, q_row, sampled, taken + more),
+                        *(kept, token, sibling, drawn, first, rejected, BLOCK),
                     )
-                    p_sum += tl.sum(r.to(tl.float64), 0)
-                    q_sum += tl.sum(theirs.to(tl.float64), 0)
-                tl.store(residual_mass + at, p_sum / mass)
-                if p_sum > 0.0:
-                    taken += more
-                    mass = p_sum
-                else:  # nothing is left: p stays what it was
-                    tl.store(kept + at, before)
-                    tl.debug_barrier()
-                if (how == 1) & (q_sum > 0.0):
-                    q_mass = q_sum
-                at = tl.load(sibling + at)
-        if accepted >= 0:
-            row = accepted
-            first = tl.load(child + row)
-            going = first >= 0
-            behind = tl.load(p_rows + row)
-            p_row = p + behind.to(tl.int64) * p_stride
-            choice = tl.load(choices + behind, mask=one_hot != 0, other=-1)
-            sampled = first < -1
-            rejected = 0
+                else:
+                    going = at < 0
+    sampled = rejected > 0
+    if sampled:
+        sampled = tl.load(drawn + first) != 0
+    if ALONE:
+        _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
+        # The final token: the first at which the cumulative sum passes the coin's share of the whole.
+        low = 0 * vocabulary
+        high = vocabulary
+        up_to = tl.full([], 0.0, tl.float64)
+        if summed >= 0:
+            whole = tl.sum(p_parts, 0)
         else:
-            going = first < 0
-    # The final token: the first at which the cumulative sum passes the coin's share of the whole.
-    whole = tl.full([], 0.0, tl.float64)
-    for at_token in range(0, vocabulary, BLOCK):
-        r, theirs = _left(
-            *(p_row, choice, q_row, sampled, at_token + lanes, vocabulary, taken),
+            whole, q_sum = _sums(
+                *(low, high, p_row, choice, q_row, sampled, taken),
+                *(kept, token, sibling, drawn, first, rejected, BLOCK),
+            )
+        goal = tl.load(coin + start) * whole
+        if summed >= 0:  # the share in which it lies
+            passed = (tl.cumsum(p_parts, 0) > goal) & (p_parts > 0.0)
+            found_in = tl.min(tl.where(passed, part, MOST), 0)
+            found_in = tl.where(found_in < MOST, found_in, tl.max(tl.where(p_parts > 0.0, part, 0), 0))
+            up_to = tl.sum(tl.where(part < found_in, p_parts, 0.0), 0)
+            low = found_in * share
+            high = tl.minimum(low + share, vocabulary)
+        only = tl.where(sampled, -1, choice).to(tl.int32)
+        low = tl.where(only >= 0, tl.maximum(low, only), low)
+        high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
+        below = tl.full([], 0.0, tl.float64)
+        found = tl.where(final_given >= 0, final_given, vocabulary)
+        last = first * 0
+        for at_token in range(low, high, BLOCK):
+            if found >= vocabulary:
+                x = at_token + tl.arange(0, BLOCK)
+                r, _ = _left(
+                    *(p_row, choice, q_row, sampled, x, high, taken),
+                    *(kept, token, sibling, drawn, first, rejected),
+                )
+                sums = up_to + tl.cumsum(r.to(tl.float64), 0)
+                found = tl.minimum(found, tl.min(tl.where((sums > goal) & (r > 0.0), x, vocabulary), 0))
+                below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
+                last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
+                up_to += tl.sum(r.to(tl.float64), 0)
+        short = found >= vocabulary  # the sum's last digit: the last token with any mass
+        found = tl.where(short, last, found)
+        p_here, q_here = _left(
+            *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
             *(kept, token, sibling, drawn, first, rejected),
         )
-        whole += tl.sum(r.to(tl.float64), 0)
-    share = tl.load(coin + start) * whole
-    up_to = tl.full([], 0.0, tl.float64)
-    below = tl.full([], 0.0, tl.float64)
-    final_given = tl.load(final + tree)
-    found = tl.where(final_given >= 0, final_given, vocabulary)
-    last = first * 0
-    for at_token in range(0, vocabulary, BLOCK):
-        if found >= vocabulary:
-            x = at_token + lanes
-            r, theirs = _left(
-                *(p_row, choice, q_row, sampled, x, vocabulary, taken),
-                *(kept, token, sibling, drawn, first, rejected),
+        chosen = tl.sum(p_here.to(tl.float64), 0)
+        below = tl.where(short, up_to - chosen, below) / whole
+        above = below + chosen / whole
+        u = goal / whole
+        # A constant is float32: 1 - SLACK would be 1.
+        margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
+        margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
+        last_of = numbers + 6 * rows + tree
+        tl.store(last_of, found.to(tl.float64))
+        tl.store(last_of + count, chosen / whole)
+        tl.store(last_of + 2 * count, tl.where(final_given >= 0, 1.0, margin))
+        tl.store(last_of + 3 * count, row.to(tl.float64))
+        tl.store(last_of + 4 * count, tl.where(rejected > 0, 1.0, 0.0))
+    else:
+        # The sums after this rejection, or those to draw from, unless they are known.
+        needed = (phase == REJECTED_ONE) | (summed < 0)
+        if needed:
+            more = tl.where((phase == REJECTED_ONE) & sampled, mass / q_mass, 0.0)
+            p_sum, q_sum = _sums(
+                *(mine * share, tl.minimum(mine * share + share, vocabulary)),
+                *(p_row, choice, q_row, sampled, taken + more),
+                *(kept, token, sibling, drawn, first, rejected, BLOCK),
             )
-            sums = up_to + tl.cumsum(r.to(tl.float64), 0)
-            found = tl.minimum(found, tl.min(tl.where((sums > share) & (r > 0.0), x, vocabulary), 0))
-            below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
-            last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
-            up_to += tl.sum(r.to(tl.float64), 0)
-    short = found >= vocabulary  # the sum's last digit: the last token with any mass
-    found = tl.where(short, last, found)
-    p_here, q_here = _left(
-        *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
-        *(kept, token, sibling, drawn, first, rejected),
-    )
-    chosen = tl.sum(p_here.to(tl.float64), 0)
-    below = tl.where(short, whole - chosen, below) / whole
-    above = below + chosen / whole
-    u = share / whole
-    # A constant is float32: 1 - SLACK would be 1.
-    margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
-    margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
-    tl.store(final_token + tree, found.to(tl.float64))
-    tl.store(final_p + tree, chosen / whole)
-    tl.store(final_margin + tree, tl.where(final_given >= 0, 1.0, margin))
-    tl.store(final_row + tree, row.to(tl.float64))
-    tl.store(recovered + tree, tl.where(rejected > 0, 1.0, 0.0))
+            place_own = partial + ((turn * count + tree) * shares + mine) * 2
+            tl.store(place_own, p_sum)
+            tl.store(place_own + 1, q_sum)
+            summed = 0 * summed + turn
+        if mine == 0:
+            next_one = state + ((turn + 1) * count + tree) * NUMBERS
+            tl.store(next_one, phase.to(tl.float64))
+            tl.store(next_one + 1, row.to(tl.float64))
+            tl.store(next_one + 2, at.to(tl.float64))
+            tl.store(next_one + 3, rejected.to(tl.float64))
+            tl.store(next_one + 4, taken)
+            tl.store(next_one + 5, mass)
+            tl.store(next_one + 6, q_mass)
+            tl.store(next_one + 7, before)
+            tl.store(next_one + 8, summed.to(tl.float64))

@@ -20,7 +20,8 @@ def test_the_python_example_runs(capsys):
 def test_every_flag_the_readme_names_exists():
     from specscope.cli.main import cli
 
-    known = {opt for command in _commands(cli) for param in command.params for opt in param.opts}
+    params = [param for command in _commands(cli) for param in command.params]
+    known = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
     known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
     known |= {"--otlp-traces-endpoint", "--enable-trace"}  # vLLM's and SGLang's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + BENCHMARKS):

@@ -43,6 +43,29 @@ def examine(*, step: bool = False) -> Iterator[Finding]:
         yield from _steps()
 
 
+def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Finding]:
+    """Try every kernel on the GPU. Raises UserError where there is none.
+
+    `device`: where else, in small: a CPU under Triton's interpreter; `target`: what the engine of the check runs.
+    """
+    import torch
+
+    from specscope.errors import UserError
+    from specscope.model.backend import pick_backend
+
+    where = torch.device(device or "cuda")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA GPU here: torch sees none (specscope doctor shows what this machine has)")
+    pick_backend("triton", where)
+    from specscope.bench.device import device_info
+    from specscope.bench.gpu_check import FULL, SMALL, check_gpu  # imports triton
+
+    yield Finding("device", True, ", ".join(device_info(where).values()))
+    remedy = "run with --backend torch, and report this line"
+    for check in check_gpu(where, FULL if where.type == "cuda" else SMALL, target):
+        yield Finding(check.name, check.good, check.text, remedy)
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -340,14 +340,17 @@ def tree(tree: str, mask: bool) -> None:
 
 @cli.command()
 @click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
-def doctor(*, step: bool) -> None:
+@click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
+@click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
+@click.option("--target", hidden=True, help="With --gpu: the model that its engine runs.")
+def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None) -> None:
     """Show what this machine has, what is missing, and how to fix it."""
-    from specscope.cli.doctor import examine
+    from specscope.cli.doctor import examine, examine_gpu
 
     missing = 0
-    for finding in examine(step=step):
+    for finding in examine_gpu(on, target) if gpu else examine(step=step):
         mark = "✓" if finding.good else "✗" if finding.needed else "–"
-        click.echo(f"{mark} {finding.name:<18} {finding.text}")
+        click.echo(f"{mark} {finding.name:<{34 if gpu else 18}} {finding.text}")
         if not finding.good and finding.remedy:
             click.echo(f"  {'':<18} → {finding.remedy}")
         missing += finding.needed and not finding.good

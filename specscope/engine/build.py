@@ -20,6 +20,7 @@ from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs
 from specscope.engine.measure import Bench, measure
+from specscope.engine.warm_up import warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
@@ -86,6 +87,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
     ran_by = backend.value
+    if device.type == "cuda" and backend is Backend.TRITON:
+        progress("compiling kernels")
+        warm_up(runner, drafter, max_context)
     if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
         ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
     if backend is Backend.TRITON and config.rule != STANDARD:

@@ -313,7 +313,7 @@ class Engine(GenerateMixin):
     def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
-        self.drafter.observe(part.request.id, part.request.computed, features[rows])
+        self.drafter.observe(part.request.id, part.request.computed, features[rows], part.request.tokens)
 
     def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""

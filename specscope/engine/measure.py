@@ -58,7 +58,7 @@ class Bench:
                 self.runner.cache.reserve(table, CONTEXT + max(ROWS), 0)
                 for start, features in self.runner.compute(table, tokens):
                     if features is not None:
-                        self.drafter.observe(NAME.format(r), start, features)
+                        self.drafter.observe(NAME.format(r), start, features, tokens)
                         self.features = [*self.features[:r], features[-1:]]
             yield
         finally:
@@ -86,7 +86,7 @@ class Bench:
             tokens = self.tokens[r]
             tokens.append(self._token(len(tokens), r))
             if self.drafter.aux_layers:
-                self.drafter.observe(NAME.format(r), len(tokens) - 2, self.features[r])
+                self.drafter.observe(NAME.format(r), len(tokens) - 2, self.features[r], tokens)
         contexts = [self._context(r, Budget.whole(depth, self.plan.max_nodes)) for r in range(batch)]
         start = time.perf_counter()
         self.drafter.propose(contexts)

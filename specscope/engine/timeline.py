@@ -252,4 +252,4 @@ def _compute_again(engine: Rewindable, mark: Mark) -> None:
     cache.reserve(request.table, mark.computed, 0)
     for start, features in engine.runner.compute(request.table, request.tokens[: mark.computed]):
         if features is not None:
-            engine.drafter.observe(request.id, start, features)
+            engine.drafter.observe(request.id, start, features, request.tokens)

@@ -71,7 +71,7 @@ def drafter_again(engine: Engine, context: Context) -> Draft | None:
                 engine.runner.cache.reserve(table, len(context.tokens) - 1, 0)
                 for start, features in engine.runner.compute(table, context.tokens[:-1]):
                     assert features is not None
-                    drafter.observe(SCRATCH, start, features)
+                    drafter.observe(SCRATCH, start, features, context.tokens)
             finally:
                 engine.runner.cache.truncate(table, 0)
         (draft,) = drafter.propose([context])

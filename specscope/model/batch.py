@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specscope.kernels.place import put
-from specscope.kernels.tree_batch import Part, Room, TreeBatch
+from specscope.kernels.tree_batch import TreeBatch
 from specscope.model.backend import Backend
 from specscope.model.groups import Group, build_groups
 from specscope.model.segment import Segment
@@ -34,38 +34,23 @@ class Batch:
         segments: Sequence[Segment],
         device: torch.device,
         backend: Backend = Backend.TORCH,
-        room: Room | None = None,
     ) -> Batch:
-        """Lay segments end to end. Each table must already have room (KVCache.reserve).
+        """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
+        if backend is Backend.TRITON:
+            from specscope.model.packed import PackedBatch
 
-        `room`: with the triton backend, what every sequence is given room for, whatever it needs.
-        """
+            packed = PackedBatch.lay_out(segments, device)
+            return packed.batch(packed.packed.put())
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
         own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
         wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
-        if backend is Backend.TRITON:
-            groups, tree = [], _tree_batch(segments, device, room)
-        else:
-            groups, tree = build_groups(segments, first, device), None
         return Batch(
             tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
             positions=put(np.concatenate(positions)[None], device),
             slots=put(np.concatenate(own), device),
             wanted=put(np.array(wanted, dtype=np.int64), device),
-            groups=groups,
-            tree=tree,
+            groups=build_groups(segments, first, device),
+            tree=None,
         )
-
-    def copy_(self, other: Batch) -> None:
-        """Take the numbers of another batch of the same shape, in place."""
-        assert self.tree is not None
-        assert other.tree is not None
-        for name in ("tokens", "positions", "slots", "wanted"):
-            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
-        self.tree.copy_(other.tree)
-
-
-def _tree_batch(segments: Sequence[Segment], device: torch.device, room: Room | None) -> TreeBatch:
-    return TreeBatch.build([Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments], device, room)

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.place import put
 from specscope.kernels.tree_batch import Room
-from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
+from specscope.model.packed import FED, WANTED, PackedBatch
 
 Outputs = tuple[Tensor, ...]
 Run = Callable[..., Outputs]  # (batch, *inputs) -> outputs; a row of each input and output for each row of the batch
@@ -47,7 +46,7 @@ def _powers(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a batch. Outputs are overwritten by the runner's next replay: take rows of them, not views."""
+    """What came of a batch. All of it is overwritten by the runner's next replay: take rows of outputs, not views."""
 
     outputs: Outputs
     fed: Tensor  # int64: the outputs' rows of the tokens that were fed, in the batch's order
@@ -77,10 +76,13 @@ class Graphs:
         for shape in sorted(wanted, reverse=True):
             yield shape
             static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
-            batch = self._padded([], shape)
+            padded = self._padded([], shape, [], [])
+            buffer = padded.packed.host.to(self._cache.device, copy=True)
+            views = padded.packed.views(buffer)
+            batch = padded.batch(views)
             outputs, replay = self._capture(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
             self._outputs = self._outputs or outputs
-            self._captured[shape] = _Captured(batch, static, outputs, replay)
+            self._captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
 
     def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
         """What is captured. Its outputs lie where those of the largest shape do, so that they take memory once."""
@@ -104,28 +106,33 @@ class Graphs:
             return None
         shape = min(wide, key=lambda s: (s.sequences * s.rows, s.rows))
         captured = self._captured[shape]
-        captured.batch.copy_(self._padded(segments, shape))
-        starts = range(0, len(segments) * shape.rows, shape.rows)
-        each = list(zip(starts, segments, strict=True))
-        device = self._cache.device
-        fed = _index([start + row for start, s in each for row in range(len(s.tokens))], device)
+        each = list(zip(range(0, len(segments) * shape.rows, shape.rows), segments, strict=True))
+        fed = [start + row for start, s in each for row in range(len(s.tokens))]
+        wanted = [start + row for start, s in each for row in s.wanted]
+        captured.buffer.copy_(self._padded(segments, shape, fed, wanted).packed.host, non_blocking=True)
+        index = captured.fed[: len(fed)]
         for static, given in zip(captured.inputs, inputs, strict=True):
-            static.index_copy_(0, fed, given.to(static.dtype))
+            static.index_copy_(0, index, given.to(static.dtype))
         captured.again()
-        return Replayed(captured.outputs, fed, _index([start + row for start, s in each for row in s.wanted], device))
+        return Replayed(captured.outputs, index, captured.wanted[: len(wanted)])
 
-    def _padded(self, segments: Sequence[Segment], shape: Shape) -> Batch:
-        """A batch of exactly this shape, of which the first sequences are these."""
+    def _padded(self, segments: Sequence[Segment], shape: Shape, fed: list[int], wanted: list[int]) -> PackedBatch:
+        """A batch of exactly this shape, of which the first sequences are these; with the rows that count."""
         spare = [self._cache.spare] * self._beyond
         padding = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
         all_of_them = [*segments, *[padding] * (shape.sequences - len(segments))]
         padded = [_pad(s, shape.rows, spare) for s in all_of_them]
-        return Batch.build(padded, self._cache.device, Backend.TRITON, Room(self._window, self._blocks + self._beyond))
+        index = np.zeros((2, shape.sequences * shape.rows), dtype=np.int64)
+        index[0, : len(fed)], index[1, : len(wanted)] = fed, wanted
+        room = Room(self._window, self._blocks + self._beyond)
+        return PackedBatch.lay_out(padded, self._cache.device, room, {FED: index[0], WANTED: index[1]})
 
 
 @dataclass
 class _Captured:
-    batch: Batch  # what the pass reads
+    buffer: Tensor  # uint8: the batch that the pass reads, and which rows count, as PackedBatch lays it out
+    fed: Tensor  # int64, in the buffer
+    wanted: Tensor  # likewise
     inputs: list[Tensor]
     outputs: Outputs
     again: Callable[[], None]
@@ -146,11 +153,6 @@ def _pad(segment: Segment, rows: int, spare: list[int]) -> Segment:
         mask=mask,
         wanted=range(rows),
     )
-
-
-def _index(rows: list[int], device: torch.device) -> Tensor:
-    index: Tensor = put(np.array(rows, dtype=np.int64), device)
-    return index
 
 
 class CudaCapture:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specscope.kernels.place import Packed
 from specscope.model.backend import Backend
 
 BLOCK_SIZE = 16
@@ -230,14 +231,17 @@ class KVCache:
 
         Within a sequence they are in the order of its positions, and none moves to a later one.
         """
-        src, dst = (torch.from_numpy(np.concatenate(part)).to(self.device) for part in zip(*paths, strict=True))
+        source, target = (np.concatenate(part) for part in zip(*paths, strict=True))
         if self.backend is Backend.TRITON:
             from specscope.kernels.kv_compact import LayerPointers, kv_compact
 
             self._pointers = self._pointers or LayerPointers(self.rows)
             first = np.cumsum([0, *(len(source) for source, _ in paths)])
-            kv_compact(self._pointers, src, dst, torch.from_numpy(first).to(self.device))
+            kv_compact(
+                self._pointers, **Packed({"source": source, "target": target, "first": first}, self.device).put()
+            )
             return
+        src, dst = (torch.from_numpy(part).to(self.device) for part in (source, target))
         for store in self.stores:
             store.index_copy_(2, dst, store.index_select(2, src))
 

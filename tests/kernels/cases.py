@@ -82,7 +82,15 @@ def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=7
     if how.get("sinks"):
         named["sinks"] = make(heads.count * fold)
     got = module.tree_attention(
-        query, rows, heads, batch, scale=size**-0.5, splits=how.get("splits", 1), keys=how.get("keys", 32), **named
+        query,
+        rows,
+        heads,
+        batch,
+        scale=size**-0.5,
+        splits=how.get("splits", 1),
+        keys=how.get("keys", 32),
+        least=1,
+        **named,
     )
     assert got.dtype is dtype
     near(got, module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named), BOUND[dtype])
@@ -160,11 +168,14 @@ def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, fo
     return FlatTrees.build(trees).on(DEVICE), rows, chosen, put(q) if q else None
 
 
-def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16, **how):
+def check_verify(
+    module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16, shares=None, turns=None, **how
+):
     """Random trees: every decision is the reference's, unless its coin lay within rounding."""
     work = random_trees(rng, vocabulary, requests, most_nodes, drawn, **how)
     kept = work[1].clone()
-    got, wanted = module.tree_verify(*work, block=block), module.tree_verify_reference(*work)
+    got = module.tree_verify(*work, block=block, shares=shares, turns=turns)
+    wanted = module.tree_verify_reference(*work)
     assert torch.equal(work[1], kept)
     for name in ("outcome", "token", "final_row", "recovered"):
         assert torch.equal(getattr(got, name), getattr(wanted, name)), name

@@ -1,56 +1,122 @@
-"""Every kernel compiles for a GPU that is not here: what the interpreter forgives, a compiler may not."""
+"""What is launched compiles for GPUs that are not here, within their shared memory; a run launches nothing else.
 
+The variants are not written down: they are those that the launchers ask for, on a device of which only the limits are
+known. Nothing runs here but Triton's compiler.
+"""
+
+import dataclasses
+import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
-# Triton takes an integer argument that is 1 for a constant: each kernel is compiled with and without such ones.
-SCRIPT = """
-import sys
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
+from specscope.kernels import kv_compact, kv_write, launch, sampling, tree_attention, tree_verify
+from specscope.kernels.flat_trees import DETERMINISTIC, WITHOUT_REPLACEMENT
+from specscope.kernels.launch import A100, B200, H100, Launch, watch_variants
+from specscope.kernels.tree_batch import Part, TreeBatch
+from tests.kernels.cases import random_trees
 
-INTS = {"query_row", "query_head", "rows_stride", "values_at", "n", "table_stride", "mask_stride", "new_stride",
-        "width", "p_stride", "q_stride", "vocabulary", "stride", "out_stride"}
-FLOATS = {"scale", "cap"}
-BY_NAME = {"mask": "*i64", "slots": "*i64", "source": "*i64", "target": "*i64", "first": "*i64", "address": "*i64",
-           "widths": "*i64", "choices": "*i64", "p": "*fp32", "q": "*fp32", "parts": "*fp32", "sums": "*fp32",
-           "temperatures": "*fp32", "min_ps": "*fp32",
-           "sinks": "*bf16", "query": "*bf16", "rows": "*bf16", "out": "*bf16", "new": "*bf16", "logits": "*bf16"}
-BY_NAME |= dict.fromkeys(["coin", "kept", "outcome", "p_out", "p_trial", "q_trial", "accept_prob", "residual_mass",
-                          "final_token", "final_p", "final_margin", "final_row", "recovered"], "*fp64")
-
-def build(fn, ones=(), **constants):
-    signature = {}
-    for name in fn.arg_names:
-        if name in constants or name in ones:
-            signature[name] = "constexpr"
-        else:
-            kind = "i32" if name in INTS else "fp32" if name in FLOATS else BY_NAME.get(name, "*i32")
-            signature[name] = kind
-    given = {(fn.arg_names.index(k),): v for k, v in {**constants, **{name: 1 for name in ones}}.items()}
-    compile(ASTSource(fn=fn, signature=signature, constexprs=given), target=GPUTarget("cuda", 90, 32))
-    print("built", fn.__name__, *ones, flush=True)
-
-HEADS = dict(HEADS=8, FOLD=4, KEY=64, VALUE=64, SOFTCAP=False, SINKS=False, TILE=16, KEYS=64, BLOCK=16, WIDEN=False,
-             KEY_WIDE=64, VALUE_WIDE=64)
-build(tree_attention._attend, ("n", "table_stride", "mask_stride"), **HEADS, SPLITS=4, WINDOW=0)
-build(tree_attention._attend, **{**HEADS, "SINKS": True, "SOFTCAP": True}, SPLITS=1, WINDOW=128)
-build(tree_attention._join, ("n",), HEADS=8, VALUE=64, SINKS=True, SPLITS=4, VALUE_WIDE=64)
-build(kv_write._kv_write, BLOCK=128)
-build(kv_compact._kv_compact, NUMBER=tl.int16, BLOCK=128)
-build(tree_verify._verify, BLOCK=1024)
-build(sampling._probabilities, BLOCK=1024)
-"""
+DEVICES = {80: A100, 90: H100, 100: B200}
+CPU = torch.device("cpu")
 
 
-def test_kernels_compile_for_an_h100():
-    pytest.importorskip("triton")
+@pytest.fixture(params=DEVICES)
+def capability(request, monkeypatch):
+    """Launches for this device are seen, and none is made."""
+    monkeypatch.setattr(launch, "limits", lambda _: DEVICES[request.param])
+    return request.param
+
+
+def dry(monkeypatch):
+    def note(self, grid, *arguments):
+        for seen in launch._watching:
+            seen.add(self.variant(arguments))
+
+    monkeypatch.setattr(Launch, "__call__", note)
+
+
+def attend(heads, fold, dtype, rows, context, **variant):
+    """One sequence."""
+    count, size, value = heads
+    blocks = range(-(-(context + rows) // 16))
+    batch = TreeBatch.build([Part(blocks, context, context + np.arange(rows), np.tri(rows, dtype=np.bool_))], CPU)
+    layer = torch.zeros(len(blocks) * 16, count * (size + value), dtype=dtype)
+    query = torch.zeros(rows, count * fold, size, dtype=dtype)
+    if variant.pop("sinks", False):
+        variant["sinks"] = torch.zeros(count * fold, dtype=dtype)
+    tree_attention.tree_attention(query, layer, tree_attention.Heads(*heads), batch, scale=0.1, **variant)
+
+
+def others():
+    """All but attention, of a model of 32,000 tokens and of one whose rows of logits begin anywhere."""
+    rng = np.random.default_rng(0)
+    for dtype in (torch.bfloat16, torch.float32):
+        slots = torch.arange(6)
+        kv_write.kv_write(torch.zeros(64, 2048, dtype=dtype), slots, torch.zeros(6, 2048, dtype=dtype))
+        layers = kv_compact.LayerPointers([torch.zeros(64, 2048, dtype=dtype)])
+        kv_compact.kv_compact(layers, slots, slots, torch.tensor([0, 6]))
+        for vocabulary in (32000, 50257):
+            heat = torch.ones(2)
+            sampling.probabilities(torch.zeros(2, vocabulary, dtype=dtype), heat, heat)
+    for drawn in (DETERMINISTIC, WITHOUT_REPLACEMENT):
+        tree_verify.tree_verify(*random_trees(rng, 5000, 2, 5, drawn))
+
+
+def check(capability, variants):
+    """Every one compiles, and its shared memory is within the device's."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
+    asked = sorted(variants, key=repr)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiling"],
+        input=json.dumps([(capability, dataclasses.asdict(one)) for one in asked]),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("built") == 7
+    taken = json.loads(done.stdout)
+    assert len(taken) == len(asked) > 0
+    for one, shared in zip(asked, taken, strict=True):
+        assert shared <= DEVICES[capability].shared, one
+
+
+def test_attention_compiles_within_shared_memory(capability, monkeypatch):
+    dry(monkeypatch)
+    with watch_variants() as seen:
+        for dtype, size in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 128), (torch.float32, 256)):
+            attend((8, size, size), 4, dtype, 64, 5000)  # the largest tile
+        attend((8, 128, 128), 4, torch.bfloat16, 1, 5000)
+        attend((8, 128, 128), 4, torch.bfloat16, 1, 5)
+        attend((2, 64, 64), 8, torch.bfloat16, 25, 5000, window=128, sinks=True)
+    assert {"tree_attention._attend", "tree_attention._join"} == {one.kernel for one in seen}
+    check(capability, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_head_size_compiles_within_shared_memory(capability, monkeypatch, dtype):
+    dry(monkeypatch)
+    with watch_variants() as seen:
+        for size in (64, 80, 96, 128, 192, 256):
+            for rows in (1, 8, 64):
+                for context in (5, 5000):
+                    attend((8, size, size), 4, dtype, rows, context)
+        attend((1, 192, 128), 16, dtype, 25, 5000)
+        attend((1, 64, 64), 71, dtype, 2, 5000)  # more query heads than a tile has rows
+        attend((8, 256, 256), 2, dtype, 25, 5000, window=4096, softcap=50.0)
+        attend((8, 64, 64), 8, dtype, 25, 5, window=128, sinks=True)
+    check(capability, seen)
+
+
+def test_the_other_kernels_compile(capability, monkeypatch):
+    dry(monkeypatch)
+    with watch_variants() as seen:
+        others()
+    assert len({one.kernel for one in seen}) == 4
+    assert {dict(one.constants).get("ALONE") for one in seen} == {None, True, False}
+    check(capability, seen)

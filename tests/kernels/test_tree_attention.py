@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specscope.kernels import tree_attention
 from specscope.kernels.tree_batch import TreeBatch
 from tests.kernels import DEVICE
-from tests.kernels.cases import check_attention, part
+from tests.kernels.cases import check_attention, near, part
 
 SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -71,7 +71,41 @@ def test_long_contexts(splits):
 
 
 def test_tiles_reach_no_further_than_their_rows_see():
-    rng = np.random.default_rng(0)
-    batch = TreeBatch.build([part(rng, 10, 6, 0, 6, list(range(9))), part(rng, 0, 1, 2, 3, list(range(9)))], DEVICE)
-    assert batch.tiles(4)[:, :3].tolist() == [[0, 0, 14], [0, 4, 16], [1, 0, 3]]
-    assert batch.tiles(4)[:, 3].tolist() == [10, 14, 0]
+    """Of a chunk of 40 rows in tiles of 16, the first tile reads no slot that only later rows see: those hold NaN."""
+    rng, heads = np.random.default_rng(0), tree_attention.Heads(1, 16, 16)
+    batch = TreeBatch.build([part(rng, 10, 40, 0, 40, list(range(4)))], DEVICE)
+    query, rows = torch.randn(40, 4, 16, device=DEVICE), torch.randn(64, 32, device=DEVICE)
+    wanted = tree_attention.tree_attention_reference(query, rows, heads, batch, scale=0.2)
+    seen = torch.arange(26)
+    slots = batch.table[0].cpu().long()[seen // 16] * 16 + seen % 16
+    poisoned = torch.full_like(rows, torch.nan)
+    poisoned[slots] = rows[slots]
+    got = tree_attention.tree_attention(query, poisoned, heads, batch, scale=0.2, keys=16)
+    near(got[:16], wanted[:16], 3e-6)
+    assert got[16:].isnan().any(-1).all()
+
+
+@pytest.mark.parametrize(("context", "parts"), [(20, 1), (200, 2), (1000, 8)])
+def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context, parts):
+    """However many the grid has, as a captured graph's must: no more are written, or read."""
+    rng, heads, lengths = np.random.default_rng(0), tree_attention.Heads(1, 16, 16), []
+    batch = TreeBatch.build([part(rng, context, 1, 0, 1, list(range(70)))], DEVICE)
+    query, rows = torch.randn(1, 2, 16, device=DEVICE), torch.randn(70 * 16, 32, device=DEVICE)
+    call = tree_attention.Launch.__call__
+
+    def note(self, grid, *arguments):
+        call(self, grid, *arguments)
+        if self.kernel is tree_attention._attend:
+            lengths.append(int((~arguments[6].isnan()).flatten(1).any(1).sum()))
+
+    monkeypatch.setattr(tree_attention.Launch, "__call__", note)
+    got = tree_attention.tree_attention(query, rows, heads, batch, scale=0.2, splits=8, keys=32)
+    assert lengths == [parts]
+    near(got, tree_attention.tree_attention_reference(query, rows, heads, batch, scale=0.2), 3e-6)
+
+
+def test_a_device_is_filled_and_no_more():
+    """8 sequences of 8 key heads are 64 programs; of one sequence and head, most parts are as long as is worth it."""
+    assert [tree_attention.splits_of(64, longest, 64, 132) for longest in (100, 600, 16384)] == [1, 2, 4]
+    assert tree_attention.splits_of(1, 16384, 64, 132) == 64
+    assert tree_attention.splits_of(1000, 16384, 64, 132) == 1

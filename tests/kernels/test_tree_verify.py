@@ -17,10 +17,11 @@ from specscope.kernels.flat_trees import (
     FlatTrees,
     Tree,
 )
+from specscope.kernels.launch import H100
 from specscope.trace.records import Outcome
 from specscope.trace.tree import ROOT, Drawn
 from tests.kernels import DEVICE
-from tests.kernels.cases import check_verify
+from tests.kernels.cases import check_verify, random_trees
 
 SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 RULES = [DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT]
@@ -38,11 +39,12 @@ NO_CHOICES = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     block=st.sampled_from([4, 16, 64]),
     greedy=st.sampled_from([0, 0.5, 1]),
     forced=st.sampled_from([0, 0.5]),
+    shares=st.sampled_from([None, 1, 2, 5]),
+    turns=st.sampled_from([None, 0, 1, 3]),
 )
-def test_any_trees(drawn, rng, vocabulary, nodes, block, greedy, forced):
-    check_verify(
-        tree_verify, rng, drawn, vocabulary=vocabulary, most_nodes=nodes, block=block, greedy=greedy, forced=forced
-    )
+def test_any_trees(drawn, rng, vocabulary, nodes, **how):
+    """Whatever shares the vocabulary is cut into, and wherever the last launch takes over."""
+    check_verify(tree_verify, rng, drawn, vocabulary=vocabulary, most_nodes=nodes, **how)
 
 
 def test_the_rules_have_the_engines_numbers():
@@ -103,3 +105,43 @@ def test_where_hardly_any_q_is_left_nothing_is_lost():
 def test_the_end_of_the_sum_is_no_border():
     """A last token of 3e-15 is within SLACK of it, which float32 could not tell from 1."""
     check_verify(tree_verify, np.random.default_rng(35), WITH_REPLACEMENT, vocabulary=4, most_nodes=0, block=4)
+
+
+@pytest.mark.parametrize("drawn", RULES)
+def test_shares_and_turns_change_nothing(drawn):
+    """The walk stops and goes on at any pass; what is added up in shares is the same but for float64's rounding."""
+    for seed in range(3):
+        work = random_trees(np.random.default_rng(seed), 70, 2, 8, drawn, forced=0.2)
+        alone = tree_verify.tree_verify(*work, block=16, shares=1, turns=0)
+        for shares, turns in ((1, 2), (3, 1), (5, None)):
+            got = tree_verify.tree_verify(*work, block=16, shares=shares, turns=turns)
+            np.testing.assert_allclose(got.numbers.cpu(), alone.numbers.cpu(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_vocabulary_is_split_so_that_trees_fill_a_device(monkeypatch):
+    """8 trees on 132 multiprocessors: 16 programs each; and as many launches as the longest walk has passes."""
+    assert tree_verify.shares_of(8, 32, 132) == 16
+    assert tree_verify.shares_of(1, 32, 132) == 32  # each has a block of the vocabulary at least
+    assert tree_verify.shares_of(200, 32, 132) == 1
+    grids = []
+    monkeypatch.setattr(tree_verify.launch, "limits", lambda _: H100)
+    monkeypatch.setattr(tree_verify.Launch, "__call__", lambda self, grid, *_: grids.append(grid))
+    work = random_trees(np.random.default_rng(1), 300, 8, 8, WITHOUT_REPLACEMENT)
+    tree_verify.tree_verify(*work, block=16)
+    assert grids == [*[(8, 16)] * work[0].most_passes, (8, 1)]
+    grids.clear()
+    tree_verify.tree_verify(*random_trees(np.random.default_rng(1), 300, 8, 8, DETERMINISTIC, greedy=1), block=16)
+    assert grids == [(8, 1)]  # nothing of a greedy tree is long
+
+
+def test_most_passes_of_a_walk():
+    """One a rejection, one to draw behind an accepted leaf; a greedy tree takes none."""
+    chain, wide = np.array([-1, 0, 1]), np.array([-1, -1, -1, 2, 2])
+    assert [passes(parent) for parent in (chain[:0], chain, wide[:3], wide)] == [1, 1, 3, 4]
+    assert passes(wide, greedy=True) == 0
+
+
+def passes(parent, **how):
+    nodes, nothing = len(parent), np.full(len(parent) + 1, -1)
+    tree = Tree(np.zeros(nodes, np.int32), parent, np.zeros(nodes, np.uint8), np.zeros(nodes + 1), nothing, **how)
+    return FlatTrees.build([tree]).on(DEVICE).most_passes

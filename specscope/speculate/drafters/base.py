@@ -100,8 +100,11 @@ class Drafter(Protocol):
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Learn what became of a draft. `context` is the one it was proposed for, before the tokens grew."""
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
-        """The target's features at committed positions `start` on, [m, their widths]. Called with aux layers only."""
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """The target's features at committed positions `start` on, [m, their widths]. Called with aux layers only.
+
+        `tokens`: what is committed so far, the whole prompt at least.
+        """
 
     def rewind(self, request: str, tokens: int) -> None:
         """Only the first `tokens` tokens are committed any more. Called between steps; never with aux layers."""
@@ -130,7 +133,7 @@ class NoDrafter:
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to learn."""
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Nothing to see."""
 
     def rewind(self, request: str, tokens: int) -> None:

@@ -55,7 +55,7 @@ class DraftModel(ModelDrafter):
     def _level(self, logits: list[Tensor]) -> Level:
         return Level(torch.cat(logits), self.runner.loaded.vocab_size, backend=self.cache.backend)
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """It asks for no features."""
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

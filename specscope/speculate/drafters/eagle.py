@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.head_runner import HeadRunner
+from specscope.model.kv_cache import OutOfBlocksError
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
@@ -48,7 +49,7 @@ class Features:
     def take(self, count: int) -> Tensor:
         """The first `count` of them, [count, F], which are then forgotten."""
         together = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
-        self._parts = [together[count:]]
+        self._parts = [together[count:].clone()]  # a view would keep all of them
         self.start += count
         return together[:count]
 
@@ -77,9 +78,21 @@ class Eagle(ModelDrafter):
         self._features: dict[str, Features] = {}
         self._hidden = torch.empty(0)  # [R, width] of the last pass
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
-        """Keep features until the next `propose`."""
-        self._features.setdefault(request, Features()).put(start, features)
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """Keep features until the next `propose`; of a long prompt no more than a chunk, the others are fed here."""
+        held = self._features.setdefault(request, Features())
+        held.put(start, features)
+        pairs = min(held.end, len(tokens) - 1)
+        while pairs - held.start > PREFILL_CHUNK:
+            at, end = held.start, held.start + PREFILL_CHUNK
+            state = self.states.setdefault(request, State())
+            try:
+                self.cache.reserve(state.table, end, at)
+            except OutOfBlocksError:  # there may be room when it drafts
+                return
+            segment = Segment.of_tree(state.table, at, list(tokens[at + 1 : end + 1]), DraftTree.empty(), logits=False)
+            self.runner.forward([segment], self.runner.combine(held.take(PREFILL_CHUNK)))
+            state.computed = end
 
     def known(self, context: Context, state: State) -> int:
         """A pair for every token but the first: its feature is of the token before it.

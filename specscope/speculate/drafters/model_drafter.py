@@ -148,7 +148,7 @@ class ModelDrafter(ABC):
         """Learn what became of a draft."""
 
     @abstractmethod
-    def observe(self, request: str, start: int, features: Tensor) -> None:
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """The target's features, where there are aux layers."""
 
     def rewind(self, request: str, tokens: int) -> None:

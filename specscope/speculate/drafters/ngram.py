@@ -70,7 +70,7 @@ class NgramDrafter:
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """What was committed is seen when the request comes again."""
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """It asks for no features."""
 
     def rewind(self, request: str, tokens: int) -> None:

@@ -58,7 +58,7 @@ class Synthetic:
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to learn."""
 
-    def observe(self, request: str, start: int, features: Tensor) -> None:
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Nothing to see."""
 
     def rewind(self, request: str, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Verification of a whole batch on the device: one launch, and one read of the verdicts with their evidence."""
+"""Verification of a whole batch on the device: a launch or a few, and one read of the verdicts with their evidence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,5 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
     trees = batch.trees.on(target.p.device)
     q = torch.stack(list(batch.q)) if batch.q else None
     read = tree_verify(trees, target.p, target.choices, q).to_host()
-    return BatchEvidence(
-        outcome=read.outcome.numpy(),
-        p=read.p.numpy(),
-        p_trial=read.p_trial.numpy(),
-        q_trial=read.q_trial.numpy(),
-        accept_prob=read.accept_prob.numpy(),
-        residual_mass=read.residual_mass.numpy(),
-        token=read.token.numpy(),
-        final_p=read.final_p.numpy(),
-        final_margin=read.final_margin.numpy(),
-        recovered=read.recovered.numpy(),
-        coin=batch.trees.coin,
-    ).verdicts(batch)
+    del read["final_row"]  # where the final token was drawn: the path says it
+    return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]

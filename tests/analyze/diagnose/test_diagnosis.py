@@ -148,9 +148,9 @@ def repeated(patch, engine):
     """A buffer that is written once: from the second call on each row holds what the first call left in it."""
     observe, first = Eagle.observe, {}
 
-    def stale(self, request, start, features):
+    def stale(self, request, start, features, tokens):
         kept = first.setdefault(request, features[-1:])
-        observe(self, request, start, features if not start else kept.expand_as(features))
+        observe(self, request, start, features if not start else kept.expand_as(features), tokens)
 
     patch.setattr(Eagle, "observe", stale)
 

@@ -15,10 +15,10 @@ def one_late(patch, engine):
     """Each position is given the feature of the one before it."""
     observe, last = Eagle.observe, {}
 
-    def late(self, request, start, features):
+    def late(self, request, start, features, tokens):
         before = last.get(request, features[:1]) if start else features[:1]
         last[request] = features[-1:]
-        observe(self, request, start, torch.cat([before, features[:-1]]))
+        observe(self, request, start, torch.cat([before, features[:-1]]), tokens)
 
     patch.setattr(Eagle, "observe", late)
 
@@ -28,7 +28,8 @@ def rows_by_index(patch, engine):
 
     def show(self, part, verdict, features):
         accepted = 0 if verdict is None else len(verdict.path)
-        self.drafter.observe(part.request.id, part.request.computed, features[: part.feed + accepted])
+        rows = features[: part.feed + accepted]
+        self.drafter.observe(part.request.id, part.request.computed, rows, part.request.tokens)
 
     patch.setattr(Engine, "_show_features", show)
 
@@ -37,10 +38,10 @@ def root_only(patch, engine):
     """Accepted tokens get no features; only the root's step does."""
     observe = Eagle.observe
 
-    def sparse(self, request, start, features):
+    def sparse(self, request, start, features, tokens):
         if start:
             features = torch.cat([features[:1], torch.zeros_like(features[1:])])
-        observe(self, request, start, features)
+        observe(self, request, start, features, tokens)
 
     patch.setattr(Eagle, "observe", sparse)
 
@@ -48,7 +49,8 @@ def root_only(patch, engine):
 def nothing(patch, engine):
     """All features are zero."""
     observe = Eagle.observe
-    patch.setattr(Eagle, "observe", lambda self, request, start, features: observe(self, request, start, features * 0))
+    zeros = lambda self, request, start, features, tokens: observe(self, request, start, features * 0, tokens)  # noqa: E731
+    patch.setattr(Eagle, "observe", zeros)
 
 
 def other_layers(change):

@@ -85,6 +85,49 @@ def test_greedy_tokens_do_not_depend_on_chunks(make, plain, monkeypatch, head, t
     assert [r.token_ids for r in engine.generate(PROMPTS, greedy(bias=True))] == plain[True]
 
 
+def most_held(engine, prompt, params):
+    """The most numbers of features that were kept of a prompt's request, in rows, and its drafts."""
+    engine.add(prompt, params, name="long")
+    most, trees = 0, []
+    while engine.requests:
+        record = engine.step()
+        trees += [part.tree.token.tolist() for part in record.requests]
+        if "long" in engine.drafter._features:
+            parts = engine.drafter._features["long"]._parts
+            bytes_kept = sum(
+                {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}.values()
+            )
+            most = max(most, bytes_kept // (parts[0].shape[1] * parts[0].element_size()))
+    return most, trees
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle1"])
+def test_a_long_prompts_features_are_fed_chunk_by_chunk(make, monkeypatch, head):
+    """Never more than a chunk is kept, as memory and not as a view; and the drafts are what they were."""
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", 16)
+    prompt, params = "the cat sat on the mat, " * 6, greedy(bias=True)
+    engine = make(head, TREES[4], max_step_tokens=24)
+    most, trees = most_held(engine, prompt, params)
+    assert 0 < most <= 16
+    assert engine.drafter.cache.pool.used == 0
+    assert engine.drafter.states == engine.drafter._features == {}
+    whole = make(head, TREES[4], max_step_tokens=24)
+    keep = lambda self, name, start, rows, _: self._features.setdefault(name, eagle.Features()).put(start, rows)  # noqa: E731
+    monkeypatch.setattr(eagle.Eagle, "observe", keep)
+    all_of_them, same = most_held(whole, prompt, params)
+    assert all_of_them > 100
+    assert trees == same
+    assert sum(map(len, trees)) > 20
+
+
+def test_a_prompt_whose_features_find_no_room_keeps_them(make, plain, monkeypatch):
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", 8)
+    engine = make("eagle3", TREES[4], max_step_tokens=16)
+    pool = engine.drafter.cache.pool
+    pool.take(pool.blocks - 1)
+    assert [r.token_ids for r in engine.generate(PROMPTS, greedy(bias=True))] == plain[True]
+
+
 @pytest.mark.parametrize(
     ("head", "tree", "temperature"), [("eagle3", TREES[4], 0), ("eagle1", "4", 0), ("eagle3", "3x3", 0.8)]
 )

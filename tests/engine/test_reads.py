@@ -1,0 +1,111 @@
+"""What a step of the engine reads back from its device: each read is a wait, so there are few and known ones.
+
+Without a GPU the tensors lie on the host, where a read costs nothing; but it is the same calls that would wait.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import specscope
+from specscope import Engine, SamplingParams
+from specscope.speculate import draws, sampling
+from tests.heads import head_tensors, write_head
+
+HOME = str(Path(specscope.__file__).parent)
+METHODS = ("cpu", "tolist", "item", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__")
+# Operators that cannot run before the host knows how many numbers come out, or that hand a number to it.
+OPERATORS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
+DRAFTERS = {
+    "none": {"drafter": "none"},
+    "ngram": {"drafter": "ngram", "tree": "2x3", "ngram_min": 1},
+    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (1, 0)]"},
+    "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:4,depth=3,top=2"},
+    "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
+}
+HOST = "place.__init__"  # fills the buffer on the host that one copy takes to the device
+VERDICTS, PASS = "flat_trees.to_host", ("tree_builder.top", "draws.draw_siblings")
+
+
+class Reads(TorchDispatchMode):
+    """The functions of specscope that read, once for each time that one of them is called."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.calls = {}  # by frame: kept, so that no other takes its place in memory
+        for name in METHODS:
+            monkeypatch.setattr(torch.Tensor, name, self.watched(getattr(torch.Tensor, name)))
+
+    def watched(self, method):
+        def call(tensor, *args, **kwargs):
+            self.note()
+            return method(tensor, *args, **kwargs)
+
+        return call
+
+    def note(self):
+        frame = sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.startswith(HOME):
+            frame = frame.f_back
+        if frame is not None and "/triton/" not in frame.f_code.co_filename:
+            self.calls[id(frame)] = frame, f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in OPERATORS:
+            self.note()
+        return func(*args, **(kwargs or {}))
+
+    def places(self):
+        return Counter(name for _, name in self.calls.values())
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """Where the code asks whether a tensor is on the host, to read it there, it is told no."""
+
+    def drawn(rows, coins):
+        tokens, probs = draws._on_device(rows, torch.from_numpy(coins))
+        return tokens.cpu().tolist(), probs.double().tolist()
+
+    monkeypatch.setattr(draws, "_on_host", drawn)
+    monkeypatch.setattr(sampling, "_argmax", lambda rows: rows.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(
+    deep, tmp_path, monkeypatch, as_on_a_device, name, temperature
+):
+    how = dict(DRAFTERS[name])
+    if name == "eagle":
+        how["draft_model"] = str(write_head(tmp_path / "head", head_tensors()))
+    engine = Engine(
+        target=str(deep), dtype="float32", kv_memory=0.01, backend="triton", device="cpu", evidence="lean", **how
+    )
+    for i, prompt in enumerate(("abcabcabc", "the cat sat")):
+        engine.add(prompt, SamplingParams(max_tokens=6, temperature=temperature, seed=i, ignore_eos=True))
+    engine.step()  # whatever a model reads once
+    with Reads(monkeypatch) as reads:
+        steps = 0
+        while engine.requests:
+            reads.calls.clear()
+            record = engine.step()
+            places = reads.places()
+            judged = any(part.verdict is not None for part in record.requests)
+            assert places.pop(VERDICTS, 0) == judged
+            assert sum(places.pop(place, 0) for place in PASS) == len(record.passes)
+            assert set(places) <= {HOST}
+            steps += judged
+    assert steps > 2
+
+
+def test_what_reads_is_seen(monkeypatch):
+    """The watch itself, by what only the host does."""
+    row = torch.zeros(1, 600)
+    with Reads(monkeypatch) as reads:
+        sampling.probabilities(row, SamplingParams(top_p=0.99))
+    assert reads.places() == {"sampling._beyond_top_p": 1}
