@@ -119,8 +119,7 @@ class Group:
         """
         keys = self.seen.shape[-1]
         if self.span is not None:
-            key, value = (part[layer].narrow(1, self.span, keys)[:, None] for part in (cache.key, cache.value))
-            return key, value
+            return cache.read(layer, self.span, self.span + keys)
         shape, parts = cache.layers[layer], cache.parts[layer]
         if shape not in self._scratch:
             out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in parts]
