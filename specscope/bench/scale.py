@@ -124,9 +124,9 @@ def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], cons
     """Print a table of all points."""
     others = [side for side in wanted[0].rates if side != OWN]
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
-    columns = ["", "tok/s", "ms a step", *(f"{word}{side}" for side in others for word in ("", "over "))]
-    for name in (*columns, "attention ms", "over its bytes"):
-        table.add_column(name, justify="right" if name else "left")
+    columns = ["", "tok/s", "ms a step", *(name for side in others for name in (side, "ratio"))]
+    for name in (*columns, "attention, ms", "over its bytes"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name or name in others)
     for point in wanted:
         if point is not wanted[0] and point.curve != wanted[wanted.index(point) - 1].curve:
             table.add_section()

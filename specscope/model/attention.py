@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BACKEND = "specscope"
 FEW_ROWS = 64  # up to so many, what attention takes is to read the keys
 # What scaled_dot_product_attention calls on a processor; it gives the logarithms of the sums too.
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 Parts = tuple[Tensor, Tensor]  # as `attend` returns them
 
 
@@ -64,15 +64,15 @@ def attend(
 
 
 def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
-    """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, K, D] where they lie.
+    """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, 1, K, D] where they lie.
 
     Few rows give the fused attention few pieces of work: where all keys are seen, each thread takes its part of them.
     """
     threads = torch.get_num_threads()
-    if bias is not None or query.shape[2] > FEW_ROWS or threads == 1 or key.shape[1] % threads:
-        return attend(query, key[:, None], value[:, None], bias, variant.scale, variant.softcap)
+    if bias is not None or query.shape[2] > FEW_ROWS or threads == 1 or key.shape[2] % threads:
+        return attend(query, key, value, bias, variant.scale, variant.softcap)
     query = query.expand(-1, threads, -1, -1)
-    key, value = (x.unflatten(1, (threads, -1)) for x in (key, value))
+    key, value = (x.unflatten(2, (threads, -1)).squeeze(1) for x in (key, value))
     out, sums = attend(query, key, value, None, variant.scale, variant.softcap)
     share = sums.softmax(1)[..., None]
     return (out.float() * share).sum(1, keepdim=True), sums.logsumexp(1, keepdim=True)
@@ -86,23 +86,24 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
     key, value = group.context(cache, layer)
     rows, kv_heads = query[group.rows], len(key)
     padded, heads, size = rows.shape
-    fold = heads // kv_heads
-    q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
+    fold, alone = heads // kv_heads, padded == group.size  # alone: one row a segment, nothing to turn round
+    if alone:
+        q = rows.view(padded, kv_heads, fold, size).transpose(0, 1)
+    else:
+        q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
     masks = (variant.window, fold, query.dtype)
     out, sums = attend(q, key, value, group.bias(*masks), variant.scale, variant.softcap)
     pieces = group.pieces(*masks)
     if pieces or variant.sinks is not None:
         out = out.float()
     for piece in pieces:
-        at, slots = slice(piece.member, piece.member + 1), slice(piece.start, piece.end)
-        found = _attend_in_place(
-            q[:, at], cache.key[layer][:, slots], cache.value[layer][:, slots], piece.bias, variant
-        )
+        at = slice(piece.member, piece.member + 1)
+        found = _attend_in_place(q[:, at], *cache.read(layer, piece.start, piece.end), piece.bias, variant)
         _merge(out[:, at], sums[:, at], *found)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
         sink = variant.sinks.float().view(kv_heads, 1, fold, 1).expand(-1, -1, -1, q.shape[2] // fold).flatten(2)
         out = out * torch.sigmoid(sums - sink)[..., None]
-    by_row = out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
+    by_row = out.transpose(0, 1) if alone else out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
     flat: Tensor = by_row.reshape(padded, heads, -1).to(query.dtype)
     return flat if group.real is None else flat.index_select(0, group.real)
 

@@ -119,8 +119,7 @@ class Group:
         """
         keys = self.seen.shape[-1]
         if self.span is not None:
-            key, value = (part[layer].narrow(1, self.span, keys)[:, None] for part in (cache.key, cache.value))
-            return key, value
+            return cache.read(layer, self.span, self.span + keys)
         shape, parts = cache.layers[layer], cache.parts[layer]
         if shape not in self._scratch:
             out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in parts]
@@ -141,7 +140,8 @@ class _Layout:
     segment: Segment
     first: int  # the batch's row of its first token
     runs: list[tuple[int, int, int]]  # start, end, first position
-    places: Ints  # which positions of the table are gathered
+    kept: NDArray[np.int64]  # the other blocks
+    places: Ints  # positions of the table that lie in them
 
     @property
     def rows(self) -> int:
@@ -151,17 +151,19 @@ class _Layout:
     def of(segment: Segment, first: int) -> _Layout:
         length, whole = segment.length, segment.context // BLOCK_SIZE
         blocks = np.asarray(segment.table.blocks[: -(-length // BLOCK_SIZE)], dtype=np.int64)
-        in_place = np.zeros(len(blocks), dtype=np.bool_)
-        runs = []
+        runs, kept = [], np.arange(len(blocks))
         if segment.context >= LONG:
+            in_place = np.zeros(len(blocks), dtype=np.bool_)
             edges = [0, *(np.flatnonzero(np.diff(blocks[:whole]) != 1) + 1).tolist(), whole]
             for start, end in pairwise(edges):
                 if (end - start) * BLOCK_SIZE >= RUN:
                     slot = int(blocks[start]) * BLOCK_SIZE
                     runs.append((slot, slot + (end - start) * BLOCK_SIZE, start * BLOCK_SIZE))
                     in_place[start:end] = True
-        places = np.flatnonzero(~in_place)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
-        return _Layout(segment, first, runs, places[places < length].astype(np.int32))
+            kept = np.flatnonzero(~in_place)
+        places = (kept[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+        beyond = len(blocks) * BLOCK_SIZE - length  # the last block is among the kept: it holds fed rows
+        return _Layout(segment, first, runs, blocks[kept], places[: len(places) - beyond].astype(np.int32))
 
 
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
@@ -197,7 +199,7 @@ def _group(members: list[_Layout], device: torch.device) -> Group:
     size, rows = len(members), max(one.rows for one in members)
     keys = max(len(one.places) for one in members)
     row_of, is_real = np.zeros((size, rows), dtype=np.int64), np.zeros((size, rows), dtype=np.bool_)
-    block_of = np.zeros((size, max(len(np.unique(one.places // BLOCK_SIZE)) for one in members)), dtype=np.int64)
+    block_of = np.zeros((size, max(len(one.kept) for one in members)), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
     seen[:, :, 0] = True  # a padded row sees one slot, so that its softmax is finite; its result is not read
     column, row = (np.full((size, n), NOWHERE, dtype=np.int32) for n in (keys, rows))
@@ -205,8 +207,7 @@ def _group(members: list[_Layout], device: torch.device) -> Group:
         s, m, places = one.segment, one.rows, one.places
         row_of[b, :m] = one.first + np.arange(m)
         is_real[b, :m] = True
-        used = np.unique(places // BLOCK_SIZE)
-        block_of[b, : len(used)] = np.asarray(s.table.blocks, dtype=np.int64)[used]
+        block_of[b, : len(one.kept)] = one.kept
         before, end = len(places) - len(s.positions), len(places)
         seen[b, :m, :before] = True
         seen[b, :m, before:end] = s.mask

@@ -172,6 +172,8 @@ class KVCache:
                 for shape, parts in zip(layers, self.parts, strict=True)
             ]
         self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
+        self._views = [(key[:, None], value[:, None]) for key, value in pairs]
+        self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
         self._pointers: Any = None  # of the kernel that moves slots; made when it is first used
 
     @staticmethod
@@ -191,11 +193,15 @@ class KVCache:
             kv_write(self.rows[layer], slots, rows)
             return
         start = 0
-        for part in self.parts[layer]:
-            heads, _, size = part.shape
-            new = rows[:, start : start + heads * size].unflatten(1, (heads, size))
-            part.index_copy_(1, slots, new.transpose(0, 1))
+        for part in self._by_slot[layer]:
+            _, heads, size = part.shape
+            part.index_copy_(0, slots, rows.narrow(1, start, heads * size).view(len(rows), heads, size))
             start += heads * size
+
+    def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots `start` to `end`, where they lie: [heads, 1, slots, size] each."""
+        key, value = self._views[layer]
+        return key.narrow(2, start, end - start), value.narrow(2, start, end - start)
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.

@@ -154,9 +154,7 @@ class _ShapeRecorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
-        self.parts: dict[int, list[Tensor]] = {}
-        self.key: dict[int, Tensor] = {}
-        self.value: dict[int, Tensor] = {}
+        self._stores: dict[int, KVCache] = {}
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         if layer in self.layers:
@@ -164,8 +162,10 @@ class _ShapeRecorder:
         shape = LayerShape(key.shape[0], key.shape[2], value.shape[2])
         store = KVCache([shape], 1, key.dtype, key.device)
         store.write(0, slots, key, value)
-        self.layers[layer], self.parts[layer] = shape, store.parts[0]
-        self.key[layer], self.value[layer] = store.key[0], store.value[0]
+        self.layers[layer], self._stores[layer] = shape, store
+
+    def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self._stores[layer].read(0, start, end)
 
 
 @torch.inference_mode()
