@@ -564,6 +564,9 @@ def flags() -> list[Case]:
         for flag, own in table.items():
             start = ("train", "eagle3", "-o", "out", "--target", "./nothing", "--data", "good.txt")
             cases += [Case("train", (*start, f"{flag}={value}"), GOOD, flag) for value in [*bad, *own]]
+    start = ("train", "p-eagle", "-o", "out", "--target", "./nothing", "--data", "good.txt")
+    own = {"--depths": [*NO_NUMBERS, *NO_WHOLE, "0", "17"], "--keep-ratio": [*NO_NUMBERS, *NO_REAL, "0", "1.1"]}
+    cases += [Case("train", (*start, f"{flag}={x}"), GOOD, flag) for flag, bad in own.items() for x in bad]
     cases += [Case("choice", (*CAPTURE, f"{flag}={value}"), GOOD, flag) for flag in CHOICES for value in NO_CHOICES]
     cases += [Case("port", ("tui", "--web", f"--web-port={value}"), {}, "--web-port") for value in ["0", *NO_NUMBERS]]
     cases += [Case("port", ("tui", "--listen=x:1", f"--http-port={x}"), {}, "--http-port") for x in ["-1", *NO_NUMBERS]]

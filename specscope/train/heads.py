@@ -41,7 +41,7 @@ def new_head(
         head.lm_head.weight.copy_(rows)
         _start_from_the_last_tap(head, data, samples)
         if parallel is not None:
-            _start_from_the_mean(head, data, samples)
+            _start_from_a_usual_feature(head, data, samples)
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
     return head, TargetTensors(target.embedding.weight.float(), rows)
@@ -55,9 +55,12 @@ def going_on(
     It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join. A
     mask token, where it has one, is kept too.
     """
-    head = load_head(recipe.start, target).head.float().requires_grad_(True)
+    loaded = load_head(recipe.start, target)
+    head = loaded.head.float().requires_grad_(True)
     wanted, found = head_config(target, head.config.draft_vocab), head.config
-    if found.version != 3 or (found.aux_layers, found.width) != (wanted.aux_layers, wanted.width):
+    alike = (found.aux_layers, found.width) == (wanted.aux_layers, wanted.width)
+    own_embedding = loaded.embedding is not target.embedding
+    if found.version != 3 or not alike or own_embedding:
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
     if parallel is not None and found.parallel is not None:
         parallel = replace(parallel, mask_token=found.parallel.mask_token)
@@ -65,10 +68,10 @@ def going_on(
     if (size, parallel) != (found.draft_vocab, found.parallel):
         layer = {name: value for name, value in found.layer.items() if name in (*wanted.layer, *FURTHER)}
         config = replace(found, layer=layer, draft_vocab=size, parallel=parallel)
-        head = with_more_tokens(head, config, target, data.counts(target.vocab_size, samples))
+        head = remade(head, config, target, data.counts(target.vocab_size, samples))
         if parallel is not None and found.parallel is None:
             with torch.no_grad():
-                _start_from_the_mean(head, data, samples)
+                _start_from_a_usual_feature(head, data, samples)
     tokens = head.target_tokens()
     rows = target.output.weight if tokens is None else target.output.weight[tokens]
     return head, TargetTensors(target.embedding.weight.float(), rows.float())
@@ -79,7 +82,7 @@ def commonest(counts: Tensor, size: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
-def with_more_tokens(head: EagleHead, config: HeadConfig, target: LoadedModel, counts: Tensor) -> EagleHead:
+def remade(head: EagleHead, config: HeadConfig, target: LoadedModel, counts: Tensor) -> EagleHead:
     """A head of `config` with a head's weights: its own tokens, and the commonest of the others where it has more.
 
     Rows of new tokens start from the target's. counts int64 [vocabulary].
@@ -105,7 +108,7 @@ def mask_token_of(counts: Tensor) -> int:
     return len(counts) - 1 - int(counts.flip(0).argmin())
 
 
-def _start_from_the_mean(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
+def _start_from_a_usual_feature(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
     """Let mask rows begin from an ordinary feature: of each number its median over some of the data's tokens."""
     some = torch.cat([data[i].features for i in samples[:64]]).float()
     head.mask_hidden.copy_(some.median(0).values.view(1, 1, -1))

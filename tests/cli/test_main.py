@@ -155,6 +155,7 @@ BAD = {
     "unknown kind of tree": (["tree", "wide:3"], "top:3x5, sampled:3x5 or dynamic:24"),
     "dynamic tree too deep": (["tree", "dynamic:24,depth=99"], "depth must be between 1 and 32"),
     "training without data": (["train", "eagle3", "-o", "O"], "give either --data FILE or --self-synthesise N"),
+    "training in one pass without data": (["train", "p-eagle", "-o", "O"], "give either --data FILE or"),
     "training on no file": (
         ["train", "eagle3", "-o", "O", "--target", "DEEP", "--data", "./no.txt"],
         "cannot read the data",

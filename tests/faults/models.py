@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specscope.model.loader import load_model
-from specscope.train.eagle3 import Recipe, Training
+from specscope.train.eagle3 import Eagle3Training, Recipe
 from specscope.train.shards import Sample, Shards, ShardWriter
 from tests.tiny import write_tiny_model
 
@@ -96,7 +96,7 @@ def train_head() -> None:
         writer.flush()
         recipe = Recipe(draft_vocab=27, steps=4, epochs=24, batch_tokens=3072, learning_rate=4e-3)
         with torch.enable_grad():
-            training = Training(target, Shards(Path(folder) / "data"), recipe, Path(folder) / "head")
+            training = Eagle3Training(target, Shards(Path(folder) / "data"), recipe, Path(folder) / "head")
             for scores in training.run():
                 if training.step % 50 == 0:
                     rates = [round(a / b, 2) for a, b in zip(scores.first, scores.positions, strict=True)]

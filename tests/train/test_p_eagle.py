@@ -4,14 +4,17 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from specscope import Engine, SamplingParams
+from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
 from specscope.model.head_loader import LoadedHead, load_head, save_head
 from specscope.model.head_runner import HeadRunner
@@ -234,8 +237,6 @@ def test_a_trained_head_drafts_and_the_tokens_are_the_targets(trained, deep):
 
 def test_the_checkpoint_is_laid_out_as_vllms_speculators_read_it(trained, target):
     """What vLLM 0.33 asks of one (transformers_utils/configs/speculators, models/llama_eagle3.py)."""
-    from safetensors.torch import load_file
-
     told = json.loads((trained.folder / "config.json").read_text())
     assert told["speculators_model_type"] == "peagle"
     assert told["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
@@ -296,3 +297,13 @@ def test_the_command_trains_one_and_says_how(deep, tmp_path):
     assert "| tokens | first, 1 | first, 2 | among four, 1 | among four, 2 |" in card
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 2
+
+
+def test_a_head_with_an_embedding_of_its_own_cannot_be_gone_on_from(trained, data, target, tmp_path):
+    """Published P-EAGLE heads train theirs; training here uses the target's, and would lose it without a word."""
+    tensors = load_file(trained.folder / "model.safetensors")
+    (tmp_path / "head").mkdir()
+    shutil.copy(trained.folder / "config.json", tmp_path / "head")
+    save_file({**tensors, "embed_tokens.weight": torch.randn(300, 48)}, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(UserError, match="specscope train did not make it"):
+        PEagleTraining(target, data, dataclasses.replace(RECIPE, start=str(tmp_path / "head")), tmp_path / "new")

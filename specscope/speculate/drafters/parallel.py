@@ -103,8 +103,8 @@ class ParallelEagle(Eagle):
     def _finish(self, g: Drafting) -> Draft:
         draft = super()._finish(g)
         assert draft.notes is not None
-        sure = np.exp(np.minimum(draft.notes.score, 0), dtype=np.float32)
-        return replace(draft, method=MethodNotes(confidence=sure, one_pass=True))
+        sure = np.exp(np.minimum(draft.notes.score, 0), dtype=np.float32)  # of the whole path
+        return replace(draft, method=MethodNotes(confidence=sure, one_pass=True)) if len(draft.tree) else draft
 
 
 def with_masks(segment: Segment, count: int, mask_token: int) -> Segment:
