@@ -83,9 +83,12 @@ class SuffixDrafter:
     def _continue(self, context: Context, text: Text) -> Draft:
         texts = [*(() if self._shelf is None else self._shelf.others(context.request)), text]
         best, of = Grown([], [], []), (0, list[Place]())
-        for size, places in occurrences(text.tokens[-LONGEST:], texts, LONGEST).items():
-            grown = grow(places, min(self.max_nodes, int(FACTOR * size)), self.max_depth)
-            if grown.score >= best.score:  # of equals the longer match
+        for size, places in occurrences(text.tokens[-LONGEST:], texts).items():  # the longest first
+            nodes = min(self.max_nodes, int(FACTOR * size))
+            if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
+                break
+            grown = grow(places, nodes, self.max_depth)
+            if grown.score > best.score:  # of equals the longer match
                 best, of = grown, (size, places)
         if not best.tokens:
             return NO_DRAFT

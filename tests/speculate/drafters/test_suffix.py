@@ -29,7 +29,7 @@ def context(tokens, prompt_len=None, name="r"):
 @given(texts)
 def test_occurrences_are_those_of_a_plain_search(tokens):
     text = text_of(tokens)
-    found = occurrences(tokens, [text], 64)
+    found = occurrences(text.tokens, [text])
     for size, places in found.items():
         suffix = tokens[-size:]
         wanted = [end for end in range(size, len(tokens)) if tokens[end - size : end] == suffix]
@@ -51,14 +51,14 @@ def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, l
     text.grow(whole)
     again = text_of(whole)
     assert text.tokens == again.tokens
-    assert text._ends == again._ends
+    assert (text._last, text._before) == (again._last, again._before)
 
 
 @settings(max_examples=200)
 @given(texts, st.integers(1, 8), st.integers(1, 6))
 def test_a_tree_holds_the_commonest_continuations(tokens, nodes, depth):
     text = text_of(tokens)
-    for places in occurrences(tokens, [text], 64).values():
+    for places in occurrences(text.tokens, [text]).values():
         grown = grow(places, nodes, depth)
         assert len(grown.tokens) <= nodes
         paths = {}
