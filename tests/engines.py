@@ -8,6 +8,9 @@ DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
+    "suffix+eagle": {"drafter": "suffix+eagle", "tree": "dynamic:6,depth=2,top=3"},
+    "ngram+eagle": {"drafter": "ngram+eagle", "tree": "dynamic:6,depth=2,top=3", "ngram_min": 1},
+    "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=2"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
@@ -21,7 +24,7 @@ def build_engines(target, folder):
     head = write_head(folder, head_tensors())
     made = {}
     for name, how in DRAFTERS.items():
-        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        extra = {"draft_model": str(head)} if how["drafter"].endswith("eagle") else {}
         made[name] = Engine(
             target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
         )

@@ -17,13 +17,16 @@ from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.tree import ROOT
 
-DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
+TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")
+COMBINED = tuple(f"{text}+{model}" for model in MODELS for text in TEXTS)
+DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", *COMBINED, "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {
     "eagle": "dynamic:4,depth=2,top=4",
     "ngram": "3x5",
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
+    **{name: "dynamic:12,depth=2,top=4" for name in COMBINED},
 }
 MOST_THREADS = os.cpu_count() or 1
 
@@ -81,11 +84,11 @@ class EngineConfig:
             )
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
-        if self.drafter == "draft_model" and self.draft_model is None:
-            raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
-        if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
-        if self.suffix_shared and self.drafter != "suffix":
+        if self.model_part == "draft_model" and self.draft_model is None:
+            raise UserError(f"the drafter {self.drafter} needs --draft-model: a model with the target's vocabulary")
+        if self.model_part == "eagle" and self.draft_model is None and self.target is not None:
+            raise UserError(f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target")
+        if self.suffix_shared and self.text_part != "suffix":
             raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
         if (self.drafter in ("ngram", "suffix", "none") or self.synthetic_rates) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
@@ -124,6 +127,18 @@ class EngineConfig:
         return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
 
     @property
+    def text_part(self) -> str:
+        """Which drafter looks into the text: suffix or ngram, alone or combined; "" for none."""
+        name = self.drafter.partition("+")[0]
+        return name if name in TEXTS else ""
+
+    @property
+    def model_part(self) -> str:
+        """Which drafter runs a model: eagle or draft_model, alone or combined; "" for none."""
+        name = self.drafter.rpartition("+")[2]
+        return name if name in MODELS else ""
+
+    @property
     def head(self) -> str:
         """The folder of the EAGLE head."""
         return str(DEFAULT_HEAD) if self.draft_model is None else self.draft_model
@@ -131,7 +146,7 @@ class EngineConfig:
     @property
     def draft_layers(self) -> int | None:
         """N of --draft-model self:N; None for a model of its own."""
-        if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
+        if self.model_part != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
         layers = (self.draft_model or "").removeprefix("self:")
         count = whole(layers)
@@ -173,6 +188,11 @@ class EngineConfig:
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
         if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
             raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {text}")
+        if self.drafter in COMBINED and not isinstance(plan, DynamicPlan):
+            raise UserError(
+                f"the drafter {self.drafter} ranks deterministic nodes: it takes a tree like "
+                f"{DEFAULT_TREES[self.drafter]}, not {text}"
+            )
         return plan
 
     @property

@@ -9,6 +9,7 @@ from specscope.model.graphs import Capture, Shape, shapes
 from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.plan import DynamicPlan, TreePlan
@@ -30,8 +31,9 @@ def capture_graphs(
     runners: list[ModelRunner | HeadRunner] = [runner]
     wanted = [verify_shapes(config)]
     windows = [drafter.max_nodes + 1]
-    if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
-        runners.append(drafter.runner)
+    model = model_of(drafter)
+    if isinstance(model, Eagle | DraftModel) and config.plan is not None:
+        runners.append(model.runner)
         wanted.append(draft_shapes(config, config.plan))
         windows.append(config.plan.max_fed + wanted[-1][-1].rows)
     announced, refused = 0, ""
