@@ -13,11 +13,11 @@ from msgspec import Meta
 import specscope
 from specscope.errors import UserError
 from specscope.trace.checked import checked, short, whole
+from specscope.trace.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.tree import ROOT
 
-TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")
 COMBINED = tuple(f"{text}+{model}" for model in MODELS for text in TEXTS)
 DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", *COMBINED, "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
@@ -26,7 +26,7 @@ DEFAULT_TREES = {
     "ngram": "3x5",
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
-    **{name: "dynamic:12,depth=2,top=4" for name in COMBINED},
+    **dict.fromkeys(COMBINED, "dynamic:12,depth=2,top=4"),
 }
 MOST_THREADS = os.cpu_count() or 1
 
@@ -87,7 +87,9 @@ class EngineConfig:
         if self.model_part == "draft_model" and self.draft_model is None:
             raise UserError(f"the drafter {self.drafter} needs --draft-model: a model with the target's vocabulary")
         if self.model_part == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError(f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target")
+            raise UserError(
+                f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target"
+            )
         if self.suffix_shared and self.text_part != "suffix":
             raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
         if (self.drafter in ("ngram", "suffix", "none") or self.synthetic_rates) and self.draft_model is not None:
@@ -128,15 +130,13 @@ class EngineConfig:
 
     @property
     def text_part(self) -> str:
-        """Which drafter looks into the text: suffix or ngram, alone or combined; "" for none."""
-        name = self.drafter.partition("+")[0]
-        return name if name in TEXTS else ""
+        """Which part looks into the text: suffix or ngram; "" for none."""
+        return text_part(self.drafter)
 
     @property
     def model_part(self) -> str:
-        """Which drafter runs a model: eagle or draft_model, alone or combined; "" for none."""
-        name = self.drafter.rpartition("+")[2]
-        return name if name in MODELS else ""
+        """Which part runs a model: eagle or draft_model; "" for none."""
+        return model_part(self.drafter)
 
     @property
     def head(self) -> str:

@@ -1,9 +1,9 @@
 """Acceptance: how often nodes were accepted, by what a text and a model said of them. No torch.
 
-Two sources that draft for one request say things that cannot be compared: the share of occurrences that went on so, and
-a model's probability. Both become a chance of being accepted here, by counting: of the candidates of each kind (what the
-text said, what the model said), how many were the token that came. Candidates count whether they were verified or not,
-as far as the committed text tells what came: so what is counted does not depend on what was chosen by it.
+Two sources that draft for one request say things that cannot be compared: the share of occurrences that went on so,
+and a model's probability. Here both become a chance of being accepted, by counting: of the candidates of each kind (what
+the text said, what the model said), how many were the token that came. Candidates count whether they were verified or
+not, as far as the committed text tells what came, so that the choice of a tree does not bias what is counted.
 
 What is counted is a function of the request's own steps before a position, so that going back in a request, giving up
 its place and running it again all give the same numbers, whoever else is in the batch.
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# What a source says of a candidate: how sure it is, in one of its levels; that it drafted other tokens there; or that it
-# did not look there.
+# What a source says of a candidate: how sure it is, in one of its levels; that it drafted others there; or that it did
+# not look there.
 SHARES = (0.4, 0.95)  # of the occurrences that came this far: how many went on so
 MATCHES = (4, 8, 16)  # tokens that matched, those on the way down to the candidate included
 PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)  # a model's, of the token at its parent
@@ -24,10 +24,10 @@ MODEL_LEVELS = len(PROBABILITIES) + 1
 OTHERS, UNSEEN = -1, -2  # it drafted others; it did not look
 
 STRENGTH = 12.0  # candidates that what is known beforehand counts as much as
-# Known beforehand: measured with the default model and its head on prompts of five kinds and on edits of a file.
-TEXT_PRIOR = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.55, 0.6, 0.5, 0.7, 0.85, 0.95)  # by share, then by match
-MODEL_PRIOR = (0.04, 0.15, 0.32, 0.55, 0.75, 0.92)
-DOUBT = 0.6  # a source's chance is multiplied by so much where the other one looked and drafted others
+# Known beforehand, where the other source did not look: measured with the default model and its head, on prompts of
+# several kinds, on copying and on edits of a file. By share, then by match; by the model's probability.
+TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.35, 0.4, 0.5, 0.7, 0.65, 0.78, 0.92, 0.96)
+MODEL_PRIOR = (0.05, 0.17, 0.34, 0.63, 0.77, 0.85)
 
 
 def text_level(share: float, match: int) -> int:
@@ -51,7 +51,8 @@ def _prior(text: int, model: int) -> float:
     of_model = MODEL_PRIOR[model] if model >= 0 else 0.0
     if text >= 0 and model >= 0:
         return 1 - (1 - of_text) * (1 - of_model)
-    return (of_text + of_model) * (DOUBT if OTHERS in (text, model) else 1.0)
+    alone = of_text + of_model
+    return alone**2 if OTHERS in (text, model) else alone  # that the other one has other tokens makes it less likely
 
 
 KINDS = (TEXT_LEVELS + 2) * (MODEL_LEVELS + 2)

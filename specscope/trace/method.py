@@ -9,6 +9,7 @@ import numpy as np
 from specscope.trace.equal import ArrayEq
 from specscope.trace.tree import Floats, Ints
 
+TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # drafters that may be combined, one of each
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
 
@@ -33,7 +34,23 @@ class MethodNotes(ArrayEq):
     match_count: int = 0  # how often
     match_source: str = ""  # where: the prompt, the request's output, other requests
 
+    def source_of(self, node: int) -> str:
+        """Who drafted a node: model, text or both; "" where one drafter works alone."""
+        return SOURCES[self.source[node]] if len(self.source) else ""
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is told."""
         return self == MethodNotes()
+
+
+def text_part(drafter: str) -> str:
+    """Which part of our drafters looks into the text: suffix or ngram, alone or combined; "" for none."""
+    name = drafter.partition("+")[0]
+    return name if name in TEXTS else ""
+
+
+def model_part(drafter: str) -> str:
+    """Which part of our drafters runs a model: eagle or draft_model, alone or combined; "" for none."""
+    name = drafter.rpartition("+")[2]
+    return name if name in MODELS else ""

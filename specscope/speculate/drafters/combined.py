@@ -1,9 +1,9 @@
 """suffix+eagle, ngram+eagle and the like: one tree a step from the request's text and from a model.
 
-The text's continuations and the model's tree are merged by their paths; what a candidate's sources say of it becomes the
-chance that it is accepted, by what became of the request's earlier candidates (speculate/acceptance.py); the likeliest
-paths are the tree. Where the text alone is so sure that the model would bring less than its passes cost, it is not run:
-what it missed it is fed with its next pass. Deterministic: q is a point mass, whatever a node's source.
+The text's continuations and the model's tree are merged by their paths. What the sources say of a candidate becomes the
+chance that it is accepted, by what became of the request's earlier candidates (speculate/acceptance.py). The likeliest
+paths are the tree. Where the text is so sure that the model would bring less than its passes cost, the model does not
+run: its next pass is fed what it missed. Deterministic: q is a point mass, whatever a node's source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the last tokens of a text occurred before: the occurrences of its longest suffixes, in one text or in several.
 
 A suffix tree answers the same question, but takes a node or more a token and cannot be taken back. This keeps the
-places of each pair of tokens, and compares backwards from the latest MOST of them. So memory is bounded by the length of
-the text, a look by MOST, and undoing a token costs what taking it in did.
+places of each pair of tokens, and compares backwards from the latest MOST of them. So memory is bounded by the length
+of the text, a look by MOST, and undoing a token costs what taking it in did.
 """
 
 from __future__ import annotations
