@@ -10,7 +10,7 @@ DRAFTERS = {
     "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
     "suffix+eagle": {"drafter": "suffix+eagle", "tree": "dynamic:6,depth=2,top=3"},
     "ngram+eagle": {"drafter": "ngram+eagle", "tree": "dynamic:6,depth=2,top=3", "ngram_min": 1},
-    "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=2"},
+    "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=2,top=2"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},

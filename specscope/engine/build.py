@@ -247,4 +247,5 @@ def _run_info(
         draft_tokens=_draft_tokens(drafter),
         evidence=evidence(config, target),
         rule=config.rule,
+        speculation={"suffix_shared": config.suffix_shared} if config.suffix_shared else {},
     )

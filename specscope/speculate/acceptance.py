@@ -1,9 +1,9 @@
 """Acceptance: how often nodes were accepted, by what a text and a model said of them. No torch.
 
 Two sources that draft for one request say things that cannot be compared: the share of occurrences that went on so,
-and a model's probability. Here both become a chance of being accepted, by counting: of the candidates of each kind (what
-the text said, what the model said), how many were the token that came. Candidates count whether they were verified or
-not, as far as the committed text tells what came, so that the choice of a tree does not bias what is counted.
+and a model's probability. Here both become a chance of being accepted, by counting: of the candidates of each kind
+(what the text said, what the model said), how many were the token that came. Candidates count whether they were
+verified or not, as far as the committed text tells what came, so that the choice of a tree does not bias the count.
 
 What is counted is a function of the request's own steps before a position, so that going back in a request, giving up
 its place and running it again all give the same numbers, whoever else is in the batch.

@@ -386,7 +386,7 @@ class RunInfo:
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
     draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     evidence: str = ""  # full or lean; "" in captures of before
-    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
+    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
     speculation: Mapping[str, Any] = field(default_factory=dict)
     rule: str = STANDARD  # of verification, for whole runs
     text: bool = True  # False with --no-text: prompts and text are left out

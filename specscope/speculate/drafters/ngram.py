@@ -10,6 +10,7 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram_index import NgramIndex
+from specscope.trace.method import MethodNotes
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree
 
@@ -64,7 +65,7 @@ class NgramDrafter:
     def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             if found := distinct((tokens[end : end + self.depth] for end in index.ends(size)), self.width):
-                return Draft(trie(found))
+                return Draft(trie(found), method=MethodNotes(match_length=size))
         return NO_DRAFT
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
