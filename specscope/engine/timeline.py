@@ -22,6 +22,7 @@ from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Sizer
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.suffix_index import Text
 from specscope.trace.history import KEPT
 from specscope.trace.records import Preceded, StepRecord
 from specscope.trace.same import same_step
@@ -68,6 +69,7 @@ class Moment:
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
     sizer: Sizer | None  # a copy, where sizes are adaptive
+    shelf: dict[str, Text] | None  # where the drafter looks into texts of earlier requests
     record: StepRecord | None = None  # of the step, when it has run
 
 
@@ -117,7 +119,8 @@ class Timeline:
         waiting, running = (
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), copy.deepcopy(engine.sizer)))
+        shelf = None if engine.drafter.shelf is None else engine.drafter.shelf.texts()
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), copy.deepcopy(engine.sizer), shelf))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """A request was added, or cancelled. Between the phases of a step that is after the step."""
@@ -194,6 +197,8 @@ class Timeline:
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
         engine.sizer = moment.sizer
+        if engine.drafter.shelf is not None and moment.shelf is not None:
+            engine.drafter.shelf.restore(moment.shelf)  # what was released above was put there
         self.undone.extendleft(m.record for m in reversed(self.moments[at:]) if m.record is not None)
         del self.moments[at:]
         self._undo_inputs()

@@ -40,6 +40,8 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         cache.truncate(twin.table, shared)
     if isinstance(engine.drafter, CombinedDrafter) and isinstance(twin_engine.drafter, CombinedDrafter):
         twin_engine.drafter.fork(engine.drafter, request.id, twin.id, before - 1)
+    if engine.drafter.shelf is not None and twin_engine.drafter.shelf is not None:
+        twin_engine.drafter.shelf.restore(engine.drafter.shelf.texts())
     twin_engine.requests[twin.id] = twin
     twin_engine.scheduler.waiting.append(twin)
     try:

@@ -51,9 +51,9 @@ def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, d
             continue  # the longer suffix occurred as often
         before = len(follows)
         paths, counts = _likeliest(follows, min(nodes, 2 * size), depth)
-        shares = tuple(count / len(follows) for count in counts)
-        if sum(shares) > most:
-            best, most = Drawn(tuple(paths), shares, size, len(follows)), sum(shares)
+        if sum(counts) / len(follows) > most:  # divided once, so that equals are equal
+            shares = tuple(count / len(follows) for count in counts)
+            best, most = Drawn(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
     return best
 
 
@@ -177,4 +177,5 @@ def _paths(parents: Sequence[int], tokens: Sequence[int]) -> list[Path]:
 
 
 def _first(paths: Sequence[Path], show: Callable[[int], str]) -> str:
-    return " ".join(map(show, max(paths, key=len, default=()))) or "nothing"
+    longest: Path = max(paths, key=lambda path: len(path), default=())
+    return " ".join(map(show, longest)) or "nothing"

@@ -10,6 +10,7 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram_index import NgramIndex
+from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.trace.method import MethodNotes
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree
@@ -34,6 +35,7 @@ class NgramDrafter:
     name = "ngram"
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+    shelf: Shelf | None = None
 
     def __init__(self, depth: int = 5, width: int = 1, longest: int = 4, shortest: int = 2) -> None:
         self.depth = depth

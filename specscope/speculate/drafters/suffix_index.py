@@ -8,7 +8,7 @@ of the text, a look by MOST, and undoing a token costs what taking it in did.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 SHORTEST = 2  # tokens of a suffix
 MOST = 128  # occurrences of a pair that are looked at, the latest
@@ -97,6 +97,15 @@ class Shelf:
     def take(self, name: str) -> None:
         """Away with a request's text."""
         self.size -= len(self._texts.pop(name, ()))
+
+    def texts(self) -> dict[str, Text]:
+        """What is there now; a text that was put there never changes."""
+        return dict(self._texts)
+
+    def restore(self, texts: Mapping[str, Text]) -> None:
+        """Hold what `texts` once gave."""
+        self._texts = dict(texts)
+        self.size = sum(map(len, self._texts.values()))
 
     def others(self, name: str) -> list[Text]:
         """All but that request's own, oldest first."""
