@@ -111,6 +111,8 @@ def judge_text(
             if drawn is None:
                 unknown += 1
                 continue
+            if "+" in drafter and not len(step.part.tree):
+                drawn = Drawn()  # none was worth a row, and then nothing is told
             said = _differs(step, drawn, tally.show)
             recorded = float(len(step.part.tree))
             tally.add(step.at(None), differs=bool(said), recorded=recorded, judged=float(len(drawn.paths)), text=said)

@@ -92,7 +92,9 @@ class CombinedDrafter:
         request.drafted = len(model.tree) > 0
         request.candidates = found = Candidates.merge(context.position, text, model, known)
         most = self.max_nodes if context.size is None else min(context.size.nodes, self.max_nodes)
-        draft, behind = found.draft(found.best(most), text, model)
+        if not (kept := found.best(most)):
+            return NO_DRAFT
+        draft, behind = found.draft(kept, text, model)
         if request.drafted:  # the model's tree is the one that is verified now
             state = self.model.states[context.request]
             state.fed = np.where(behind >= 0, state.fed[behind], -1).astype(np.int32)
