@@ -56,7 +56,7 @@ class EngineConfig:
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
     drafter: str = "auto"  # one of DRAFTERS; auto: eagle with the default target, ngram with another
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
-    # for "eagle": the folder of a head, None: the default target's
+    # for "eagle", alone or combined: the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     rule: str = STANDARD  # of verification: one of RULES
     adaptive: bool = False  # depth and nodes follow recent acceptance and measured costs; needs a dynamic tree

@@ -26,7 +26,7 @@ OTHERS, UNSEEN = -1, -2  # it drafted others; it did not look
 STRENGTH = 12.0  # candidates that what is known beforehand counts as much as
 # Known beforehand, where the other source did not look: measured with the default model and its head, on prompts of
 # several kinds, on copying and on edits of a file. By share, then by match; by the model's probability.
-TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.35, 0.4, 0.5, 0.7, 0.65, 0.78, 0.92, 0.96)
+TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.3, 0.4, 0.5, 0.7, 0.6, 0.75, 0.92, 0.96)
 MODEL_PRIOR = (0.05, 0.17, 0.34, 0.63, 0.77, 0.85)
 
 

@@ -60,5 +60,6 @@ def about_method(notes: MethodNotes) -> list[str]:
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
     """And of one node."""
     said = [f"gives it a chance of {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
-    said += [f"from {'the ' if source != 'both' else ''}{source}"] if (source := notes.source_of(node)) else []
+    source = notes.source_of(node)
+    said += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
     return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

@@ -13,7 +13,7 @@ from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.records import DraftNotes
 from specscope.trace.tree import ROOT, DraftTree, Ints
 
-WORTH = 0.12  # a candidate that is reached and accepted less often is not verified: a row costs more than it brings
+WORTH = 0.07  # a candidate that is reached and accepted less often is not verified: a row costs more than it brings
 
 
 @dataclass

@@ -192,7 +192,7 @@ def tree_lines(
             rest = columns
             if columns and columns[0] is SOURCE:
                 said, rest = SOURCE.cell(step, verdict, row.node), columns[1:]
-                line.append((_cell(said, SOURCE), "faint" if ink == "faint" else SOURCE_INKS[said]))
+                line.append((_cell(said, SOURCE), SOURCE_INKS[said]))
             line += [(_cells(step, verdict, row.node, rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
