@@ -24,7 +24,7 @@ from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree
 
-PASS = 0.06  # of a plain step: what a pass of the model is taken to cost
+PASS = 0.1  # of a plain step: what a pass of the model is taken to cost
 GAIN = 0.8  # tokens that the model is expected to bring where the text's first token is wrong
 KEPT = 256  # requests that ended or lost their place, whose candidates are kept for when they come back
 
