@@ -23,7 +23,7 @@ def _pair(first: int, second: int) -> int:
 class Text:
     """A growing text, with the places of each pair of tokens in it as a linked list, latest first.
 
-    A token takes 8 bytes, and a pair that was not there before some 200 in a dictionary.
+    A token takes 8 bytes, and a pair that was not there before some 100 in a dictionary.
     """
 
     def __init__(self) -> None:
