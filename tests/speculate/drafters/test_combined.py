@@ -201,3 +201,25 @@ def test_model_of():
     from specscope.speculate.drafters.base import NoDrafter
 
     assert model_of(NoDrafter()) is None
+
+
+@pytest.mark.parametrize("drafter", ["suffix+eagle", "ngram+draft_model"])
+def test_a_fork_draws_the_trees_of_the_run_it_left(deep, head, drafter):
+    """What was counted before the step goes with the request."""
+    from specscope.live.fork import forked
+    from specscope.trace.changes import Changes
+
+    how = {"draft_model": head if drafter.endswith("eagle") else "self:2", "tree": "dynamic:8,depth=2"}
+    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.01, drafter=drafter, **how)
+    engine.keep_timeline()
+    name = engine.add([1, 2, 3, 4] * 4, SamplingParams(max_tokens=40, ignore_eos=True))
+    request, records = engine.requests[name], []
+    while engine.busy and len(records) < 12:
+        records.append(engine.step())
+    step = next(part for part in records[8].requests if part.request == name)
+    with forked(engine, request, step, Changes()) as beside:
+        found = []
+        while len(found) < 3:
+            found += [part for part in beside.step().requests if part.verdict is not None]
+    wanted = [part for record in records[8:11] for part in record.requests]
+    assert [paths(part.tree) for part in found] == [paths(part.tree) for part in wanted]
