@@ -12,6 +12,9 @@ DRAFTERS = {
     "none": {"drafter": "none"},
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
+    "suffix+eagle": {"drafter": "suffix+eagle", "tree": "dynamic:6,depth=2,top=3"},
+    "ngram+eagle": {"drafter": "ngram+eagle", "tree": "dynamic:6,depth=2,top=3", "ngram_min": 1},
+    "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=2,top=2"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
@@ -28,7 +31,8 @@ def build_engines(target, folder):
     heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
     made = {}
     for name, how in DRAFTERS.items():
-        extra = {"draft_model": str(heads[name.split()[0]])} if how["drafter"] == "eagle" else {}
+        head = heads.get(name.split()[0], heads["eagle"])
+        extra = {"draft_model": str(head)} if how["drafter"].endswith("eagle") else {}
         made[name] = Engine(
             target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
         )

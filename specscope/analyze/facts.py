@@ -88,6 +88,7 @@ class _Step:
             "node": node,
             "siblings": len(tree.children(above)),
             "drawn": Drawn(int(tree.drawn[node])).name.lower().replace("_", " "),
+            "drafted by": (part.method.source_of(node) if part.method is not None else "") or part.drafter,
             "position of the node": position,
             "position of the node in its block": position % self.block_size,
             "slot of the node in its block": (part.position + 1 + node) % self.block_size,

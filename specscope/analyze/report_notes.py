@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.interval import missing_text
+from specscope.trace.method import SOURCES
 from specscope.trace.records import RequestStep
 from specscope.trace.wording import plural
 
@@ -54,6 +56,7 @@ def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
             f"{len(lossy)} of {plural(len(parts), 'verdict')} under a rule that is not lossless ({names}): the output "
             "is not distributed as the target's own"
         )
+    notes += _source_notes(parts)
     unverified = sum(part.method.unverified for part in parts if part.method is not None)
     if unverified:
         notes.append(f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were")
@@ -72,3 +75,18 @@ def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:
     if resets:
         notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
     return notes
+
+
+def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
+    """Where a text drafts beside a model: how much of what each of them drafted was accepted."""
+    drafted, accepted = Counter[str](), Counter[str]()
+    for part in parts:
+        if part.method is not None and len(part.method.source) and part.verdict is not None:
+            drafted.update(SOURCES[source] for source in part.method.source.tolist())
+            accepted.update(part.method.source_of(node) for node in part.verdict.path.tolist())
+    said = [
+        f"{name} {accepted[name]:,} of {drafted[name]:,} ({accepted[name] / drafted[name]:.0%})"
+        for name in SOURCES
+        if drafted[name]
+    ]
+    return [f"accepted nodes by source: {', '.join(said)}"] if said else []

@@ -19,7 +19,7 @@ from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, mid
 from specscope.bench.paired import machine_info, median_interval
 from specscope.engine.engine import Engine
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
-from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.combined import model_of
 from specscope.trace.costs import Point, StepCosts, rising
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
@@ -100,7 +100,7 @@ class CostLanes:
 @contextmanager
 def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int) -> Iterator[CostLanes]:
     """For steps with up to `most_nodes` nodes a request. `work`: prompts to decode meanwhile, again and again."""
-    has_model = isinstance(engine.drafter, ModelDrafter)
+    has_model = model_of(engine.drafter) is not None
     searches = [*SEARCHES, *(one for one in LARGER if one[0] < 2 * most_nodes)]
     plans = [DynamicPlan(*one) for one in searches] if has_model else []
     wanted: dict[str, dict[str, str | None]] = {"plain": PLAIN}

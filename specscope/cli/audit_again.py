@@ -15,6 +15,7 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.trace.history import History
+from specscope.trace.method import model_part, text_part
 from specscope.trace.records import ROUNDING, RunInfo
 
 
@@ -81,7 +82,7 @@ def audit_again(
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
     """The engine that a capture tells of."""
     draft = draft_model
-    if draft is None and run.drafter == "draft_model":
+    if draft is None and model_part(run.drafter) == "draft_model":
         before, first, layers = run.draft_model.partition(FIRST)
         draft = f"self:{layers.split()[0]}" if first else before
     return EngineConfig(
@@ -91,6 +92,7 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         tree=run.tree or None,
         dtype=run.dtype,
         max_context=run.max_context,
+        suffix_shared=int(run.speculation.get("suffix_shared", 0)) if text_part(run.drafter) == "suffix" else 0,
         **{"rule": run.rule, **more},
     )
 

@@ -201,6 +201,18 @@ def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
     run_rules(engine_config(flags), rounds, json_file)
 
 
+@bench.command("text")
+@paired
+def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare drafters that look into the text, the head, and both.
+
+    Acceptance length and tokens/s, over ten edits of one file and on unseen prompts.
+    """
+    from specscope.bench.text import run_text
+
+    run_text(engine_config(flags), rounds, json_file)
+
+
 @bench.command("waiting")
 @paired
 def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401

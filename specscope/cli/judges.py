@@ -9,6 +9,7 @@ from specscope.engine.config import DEFAULT_HEAD, is_head
 from specscope.errors import UserError, first_line
 from specscope.model.bundled import NAME
 from specscope.trace.history import History
+from specscope.trace.method import model_part
 from specscope.trace.records import RunInfo
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
@@ -49,9 +50,9 @@ def _source(given: str | None, recorded: str, flag: str) -> Source:
 
 def _draft(run: RunInfo, target: Source, given: str | None) -> tuple[Source | None, str]:
     """Where the drafter's model lies, or why it is not known. Raises UserError for one that was given and is not."""
-    if run.drafter == "eagle":
+    if model_part(run.drafter) == "eagle":
         return _head(run.draft_model, given)
-    if run.drafter != "draft_model":
+    if model_part(run.drafter) != "draft_model":
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
         return None, ""

@@ -31,7 +31,8 @@ _ENGINE = [
     click.option(
         "--drafter",
         metavar="DRAFTER",
-        help="eagle, ngram, suffix, draft_model, none, or synthetic:0.8,0.6,...  [default: eagle; ngram with --target]",
+        help="eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model, none, or synthetic:0.8,0.6,...  "
+        "[default: eagle; ngram with --target]",
     ),
     click.option(
         "--draft-model",

@@ -81,7 +81,8 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "margin": (float, "how far p would have to move for another outcome at the node"),
     "residual": (float, "mass of the residual after the node was rejected"),
     "draft": (float, "the drafter's own probability, before sampling rules"),
-    "score": (float, "the drafter's log probability of the path to the node"),
+    "score": (float, "the drafter's log probability of the path to the node; beside a text, of its acceptance"),
+    "source": (str, "who drafted it, where a text drafts beside a model: model, text or both"),
     "siblings": (int, "how many siblings there are, the node included"),
     "parent": (int, "the parent's number; -1 if it is the root"),
     "parent_sibling": (int, "the parent's place among its siblings, from 1; 0 if it is the root"),
@@ -90,6 +91,11 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "q_rank": (int, "rank of the token in q, from 1; 0 if the node is deterministic"),
     "choice_p": (float, "p of the likeliest token at the parent"),
     "choice_rank": (int, "rank of the target's first choice in the drafter's distribution; 0 if outside"),
+}
+# Those that are an array of the verdict, over the nodes
+OF_VERDICT = {
+    **{"p": "p", "p_tried": "p_trial", "q_tried": "q_trial", "margin": "margin"},
+    **{"a": "accept_prob", "u": "coin", "residual": "residual_mass"},
 }
 NODE_EVENTS = (EventKind.REJECT, EventKind.ACCEPT)
 BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
@@ -117,6 +123,8 @@ class Evidence(Mapping[str, object]):
         """The value; KeyError for a name that this event does not have. None where it is not known."""
         if name not in self._names:
             raise KeyError(name)
+        if name in OF_VERDICT and self.part is not None:
+            return self._number(getattr(self.part.verdict, OF_VERDICT[name]))
         found = getattr(self, f"_{name}", None)
         if found is None:
             return None
@@ -310,35 +318,19 @@ class Evidence(Mapping[str, object]):
     def _number(self, values: object) -> float:
         return float(values[self.node])  # type: ignore[index]
 
-    def _p(self) -> float:
-        return self._number(self._part.verdict.p)  # type: ignore[union-attr]
-
     def _q(self) -> float:
         return self._number(self._part.tree.q)
-
-    def _p_tried(self) -> float:
-        return self._number(self._part.verdict.p_trial)  # type: ignore[union-attr]
-
-    def _q_tried(self) -> float:
-        return self._number(self._part.verdict.q_trial)  # type: ignore[union-attr]
-
-    def _margin(self) -> float:
-        return self._number(self._part.verdict.margin)  # type: ignore[union-attr]
-
-    def _a(self) -> float:
-        return self._number(self._part.verdict.accept_prob)  # type: ignore[union-attr]
-
-    def _u(self) -> float:
-        return self._number(self._part.verdict.coin)  # type: ignore[union-attr]
 
     def _ahead(self) -> bool:
         return coin_sign(self._part.verdict, self.node) == BELOW  # type: ignore[arg-type]
 
-    def _residual(self) -> float:
-        return self._number(self._part.verdict.residual_mass)  # type: ignore[union-attr]
-
     def _draft(self) -> float | None:
-        return None if self._part.notes is None else self._number(self._part.notes.prob)
+        only_text = self._source() == "text"
+        return None if self._part.notes is None or only_text else self._number(self._part.notes.prob)
+
+    def _source(self) -> str | None:
+        method, node = self._part.method, self.node
+        return None if method is None or node is None else method.source_of(node) or None
 
     def _score(self) -> float | None:
         return None if self._part.notes is None else self._number(self._part.notes.score)

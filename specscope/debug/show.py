@@ -16,7 +16,7 @@ from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo, V
 from specscope.trace.rules import MATCH
 from specscope.trace.stats import measure
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import about_method, accepted_text, ending, plural
+from specscope.trace.wording import about_draft, about_method, accepted_text, ending, plural
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -89,7 +89,10 @@ def node(session: Session, number: int) -> str:
     lines = [_node_line(session, part, number)]
     if part.verdict.outcome[number] == Outcome.REJECTED:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
-    if draft_tokens(session.history.run) is not None:
+    method = part.method
+    if method is not None and (told := about_draft(method, number)):
+        lines.append(f"the drafter: {', '.join(told)}")
+    if draft_tokens(session.history.run) is not None and (method is None or method.source_of(number) != "text"):
         lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     run = session.history.run

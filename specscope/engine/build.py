@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import uuid
@@ -33,8 +34,10 @@ from specscope.model.loader import LoadedModel, find_model, load_model, load_tok
 from specscope.model.runner import ModelRunner
 from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Drafter, NoDrafter
+from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
@@ -42,13 +45,15 @@ from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.draft_vocabulary import pack
 from specscope.trace.params import SamplingParams
-from specscope.trace.plan import DynamicPlan, StaticPlan
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import RunInfo
 from specscope.trace.rules import STANDARD
 from specscope.trace.tokens import read_vocabulary
+from specscope.trace.tree import MAX_NODES
 from specscope.trace.vocabulary import Vocabulary
 
 GIB = 2**30
+NGRAM_DEPTH, NGRAM_WIDTH = 8, 3  # of prompt lookup beside a model
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,10 @@ def engine_costs(
     if known is not None:
         return known
     verifier = Verifier(runner.cache.backend, notes=run.evidence == "full", rule=config.rule)
-    measured = measure(Bench(runner, drafter, verifier, plan, config.max_batch), about, progress)
+    model = model_of(drafter)
+    if model is None:
+        return None
+    measured = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
     if measured is None:
         progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
         return None
@@ -194,10 +202,15 @@ def make_drafter(
         return NoDrafter()
     if config.synthetic_rates is not None and isinstance(plan, StaticPlan):
         return Synthetic(plan, config.synthetic_rates, target.vocab_size)
-    if config.drafter == "ngram":
-        return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
-    if config.drafter == "suffix":
-        return SuffixDrafter(plan.max_nodes, plan.max_depth, config.suffix_shared)
+    if not config.model_part:
+        return _text_drafter(config, plan)
+    if config.text_part and isinstance(plan, DynamicPlan):
+        every = dataclasses.replace(plan, nodes=min(plan.candidates, MAX_NODES))  # they are ranked with the text's
+        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), suffix_shared=0)
+        known = None if other is None else model_of(other)
+        model = make_drafter(alone, target, tokenizer, blocks, backend, progress, known)
+        assert isinstance(model, ModelDrafter)
+        return CombinedDrafter(_text_drafter(config, plan), model, plan)
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
@@ -213,6 +226,17 @@ def make_drafter(
     else:
         raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
     return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
+
+
+def _text_drafter(config: EngineConfig, plan: TreePlan) -> SuffixDrafter | NgramDrafter:
+    """The drafter that looks into the text. Beside a model it may go as deep as there are nodes."""
+    if config.text_part == "suffix":
+        depth = plan.max_nodes if config.model_part else plan.max_depth
+        return SuffixDrafter(plan.max_nodes, depth, config.suffix_shared)
+    if config.model_part:
+        depth = min(NGRAM_DEPTH, plan.max_nodes)
+        return NgramDrafter(depth, NGRAM_WIDTH, config.ngram_max, config.ngram_min)
+    return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
 
 
 def evidence(config: EngineConfig, target: LoadedModel) -> str:
@@ -239,27 +263,30 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
 
 def _draft_vocab(drafter: Drafter) -> int:
     """How many tokens a drafter that is a model knows; 0 for any other."""
-    if isinstance(drafter, Eagle):
-        return drafter.runner.vocab_size if drafter.runner.d2t is None else len(drafter.runner.d2t)
-    return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
+    model = model_of(drafter)
+    if isinstance(model, Eagle):
+        return model.runner.vocab_size if model.runner.d2t is None else len(model.runner.d2t)
+    return model.runner.loaded.vocab_size if isinstance(model, DraftModel) else 0
 
 
 def _draft_tokens(drafter: Drafter) -> str:
     """Which of the target's tokens a head with a reduced vocabulary drafts; "" for any other drafter."""
-    d2t = drafter.runner.d2t if isinstance(drafter, Eagle) else None
+    model = model_of(drafter)
+    d2t = model.runner.d2t if isinstance(model, Eagle) else None
     return "" if d2t is None else pack(d2t.tolist())
 
 
 def _run_info(
     config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, ran_by: str
 ) -> RunInfo:
+    model = model_of(drafter)
     on_gpu = target.device.type == "cuda"
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
         revision=target.revision,
         drafter=config.drafter if config.synthetic_rates else drafter.name,
-        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel | Eagle) else "",
+        draft_model=model.runner.loaded.name if isinstance(model, DraftModel | Eagle) else "",
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -281,4 +308,5 @@ def _run_info(
         draft_tokens=_draft_tokens(drafter),
         evidence=evidence(config, target),
         rule=config.rule,
+        speculation={"suffix_shared": config.suffix_shared} if config.suffix_shared else {},
     )

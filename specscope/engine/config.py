@@ -13,20 +13,25 @@ from msgspec import Meta
 import specscope
 from specscope.errors import UserError
 from specscope.trace.checked import checked, short, whole
+from specscope.trace.method import MODELS, TEXTS, model_part, text_part
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.tree import ROOT
 
-DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
+COMBINED = tuple(f"{text}+{model}" for model in MODELS for text in TEXTS)
+DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", *COMBINED, "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {
     "eagle": "dynamic:4,depth=2,top=4",
     "ngram": "3x5",
     "suffix": "dynamic:16,depth=12",
     "draft_model": "5",
+    **dict.fromkeys(COMBINED, "dynamic:12,depth=2,top=4"),
 }
-ADAPTIVE_TREES = {"eagle": "dynamic:16,depth=5,top=4"}  # the largest, where each step's follows its costs
-MODELS = ("eagle", "draft_model")  # drafters that are models
+# The largest, where each step's tree follows its costs
+ADAPTIVE_TREES = {
+    **dict.fromkeys(("eagle", *(name for name in COMBINED if model_part(name) == "eagle")), "dynamic:16,depth=5,top=4"),
+}
 MOST_THREADS = os.cpu_count() or 1
 
 Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
@@ -55,7 +60,7 @@ class EngineConfig:
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
     drafter: str = "auto"  # one of DRAFTERS; auto: eagle with the default target, ngram with another
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
-    # for "eagle": the folder of a head, None: the default target's
+    # for "eagle", alone or combined: the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     rule: str = STANDARD  # of verification: one of RULES
     # Depth and nodes follow measured costs and recent acceptance; needs a dynamic tree. None: where no tree is given
@@ -85,11 +90,13 @@ class EngineConfig:
             )
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
-        if self.drafter == "draft_model" and self.draft_model is None:
-            raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
-        if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
-        if self.suffix_shared and self.drafter != "suffix":
+        if self.model_part == "draft_model" and self.draft_model is None:
+            raise UserError(f"the drafter {self.drafter} needs --draft-model: a model with the target's vocabulary")
+        if self.model_part == "eagle" and self.draft_model is None and self.target is not None:
+            raise UserError(
+                f"the drafter {self.drafter} needs --draft-model: the folder of a head trained for the target"
+            )
+        if self.suffix_shared and self.text_part != "suffix":
             raise UserError(f"--suffix-shared is given, but the drafter is {self.drafter}: add --drafter suffix")
         if (self.drafter in ("ngram", "suffix", "none") or self.synthetic_rates) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
@@ -107,7 +114,7 @@ class EngineConfig:
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
-        if self.adaptive and (self.drafter not in MODELS or not isinstance(self.plan, DynamicPlan)):
+        if self.adaptive and (not self.model_part or not isinstance(self.plan, DynamicPlan)):
             raise UserError("--adaptive needs a dynamic tree: --drafter eagle or draft_model with --tree dynamic:16")
         if self.costs is not None and not self.adapts:
             raise UserError("--costs is of use to adaptive trees alone: leave it out, or add --adaptive")
@@ -132,7 +139,17 @@ class EngineConfig:
     @property
     def adapts(self) -> bool:
         """Whether trees are adaptive: where that was asked for, or nothing was said of the tree of a head."""
-        return (self.drafter == "eagle" and self.tree is None) if self.adaptive is None else self.adaptive
+        return (self.drafter in ADAPTIVE_TREES and self.tree is None) if self.adaptive is None else self.adaptive
+
+    @property
+    def text_part(self) -> str:
+        """Which part looks into the text: suffix or ngram; "" for none."""
+        return text_part(self.drafter)
+
+    @property
+    def model_part(self) -> str:
+        """Which part runs a model: eagle or draft_model; "" for none."""
+        return model_part(self.drafter)
 
     @property
     def head(self) -> str:
@@ -142,7 +159,7 @@ class EngineConfig:
     @property
     def draft_layers(self) -> int | None:
         """N of --draft-model self:N; None for a model of its own."""
-        if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
+        if self.model_part != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
         layers = (self.draft_model or "").removeprefix("self:")
         count = whole(layers)
@@ -172,7 +189,7 @@ class EngineConfig:
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
         rates = self.synthetic_rates
-        trees = ADAPTIVE_TREES if self.adapts else DEFAULT_TREES
+        trees = {**DEFAULT_TREES, **(ADAPTIVE_TREES if self.adapts else {})}
         text = self.tree or (trees.get(self.drafter) if rates is None else str(len(rates)))
         if text is None:
             return None
@@ -181,6 +198,11 @@ class EngineConfig:
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
         if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
             raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {text}")
+        if self.drafter in COMBINED and not isinstance(plan, DynamicPlan):
+            raise UserError(
+                f"the drafter {self.drafter} ranks deterministic nodes: it takes a tree like "
+                f"{DEFAULT_TREES[self.drafter]}, not {text}"
+            )
         return plan
 
     @property

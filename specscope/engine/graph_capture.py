@@ -9,6 +9,7 @@ from specscope.model.graphs import Capture, Shape, shapes
 from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.parallel import ParallelEagle
@@ -31,9 +32,10 @@ def capture_graphs(
     runners: list[ModelRunner | HeadRunner] = [runner]
     wanted = [verify_shapes(config)]
     windows = [drafter.max_nodes + 1]
-    if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
-        runners.append(drafter.runner)
-        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle)))
+    model = model_of(drafter)
+    if isinstance(model, Eagle | DraftModel) and config.plan is not None:
+        runners.append(model.runner)
+        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(model, ParallelEagle)))
         windows.append(config.plan.max_fed + wanted[-1][-1].rows)
     announced, refused = 0, ""
     for one, these, window in zip(runners, wanted, windows, strict=True):

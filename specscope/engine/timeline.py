@@ -22,6 +22,7 @@ from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Learned, Sizer
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.suffix_index import Text
 from specscope.trace.history import KEPT
 from specscope.trace.records import Preceded, StepRecord
 from specscope.trace.same import same_step
@@ -68,6 +69,7 @@ class Moment:
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
     learned: Learned | None  # the sizer's, where trees are adaptive
+    shelf: dict[str, Text] | None  # where the drafter looks into texts of earlier requests
     record: StepRecord | None = None  # of the step, when it has run
 
 
@@ -118,7 +120,8 @@ class Timeline:
             tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
         )
         learned = None if engine.sizer is None else copy.deepcopy(engine.sizer.learned)
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned))
+        shelf = None if engine.drafter.shelf is None else engine.drafter.shelf.texts()
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, shelf))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """A request was added, or cancelled. Between the phases of a step that is after the step."""
@@ -196,6 +199,8 @@ class Timeline:
         engine.ended = list(moment.ended)
         if engine.sizer is not None and moment.learned is not None:
             engine.sizer.learned = moment.learned
+        if engine.drafter.shelf is not None and moment.shelf is not None:
+            engine.drafter.shelf.restore(moment.shelf)  # what was released above was put there
         self.undone.extendleft(m.record for m in reversed(self.moments[at:]) if m.record is not None)
         del self.moments[at:]
         self._undo_inputs()

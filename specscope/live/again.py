@@ -13,7 +13,7 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep
 
@@ -38,7 +38,8 @@ def run_again(
     draft = replace(draft, row=drafted.row)
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
-    adaptive = engine.sizer is not None  # then the whole plan was drafted, of which the tree may be a part
+    # Of an adaptive plan the whole was drafted, of which the tree may be a part; of two drafters, the model's part.
+    adaptive = engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter)
     return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
 
 
@@ -60,9 +61,9 @@ def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Te
 
 
 def drafter_again(engine: Engine, context: Context) -> Draft | None:
-    """What the drafter makes of the same context; None where there is nothing more to see in it than its tree."""
-    drafter = engine.drafter
-    if not isinstance(drafter, ModelDrafter):
+    """What a drafter that is a model makes of the same context; None for any other."""
+    drafter = model_of(engine.drafter)
+    if drafter is None:
         return None
     try:
         if drafter.aux_layers:

@@ -13,7 +13,7 @@ from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again, target_again
 from specscope.model.kv_cache import OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sampling import distributions, shaped
 from specscope.trace.history import RequestHistory
@@ -77,9 +77,9 @@ def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> St
 def _drafted(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
     """What the drafter drafts now; None where it drafted nothing then, for reasons that may lie outside the step."""
     drafter = engine.drafter
-    if not len(tree) or isinstance(drafter, Synthetic):
+    if not len(tree) or isinstance(drafter, Synthetic | CombinedDrafter):  # these go by what was accepted before
         return None
-    if isinstance(drafter, ModelDrafter):
+    if model_of(drafter) is not None:
         return drafter_again(engine, context) or NO_DRAFT
     try:
         return drafter.propose([context])[0]

@@ -11,6 +11,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
+from specscope.speculate.drafters.combined import CombinedDrafter
 from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
 from specscope.trace.records import RequestStep
@@ -37,6 +38,10 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         cache = engine.runner.cache
         twin.table, twin.computed = cache.fork(request.table), shared
         cache.truncate(twin.table, shared)
+    if isinstance(engine.drafter, CombinedDrafter) and isinstance(twin_engine.drafter, CombinedDrafter):
+        twin_engine.drafter.fork(engine.drafter, request.id, twin.id, before - 1)
+    if engine.drafter.shelf is not None and twin_engine.drafter.shelf is not None:
+        twin_engine.drafter.shelf.restore(engine.drafter.shelf.texts())
     twin_engine.requests[twin.id] = twin
     twin_engine.scheduler.waiting.append(twin)
     try:

@@ -14,7 +14,7 @@ from the clock, so that a run with the same seed and the same costs drafts the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,12 +68,20 @@ class Budget:
 
         `scores`: log probabilities of their paths, falling.
         """
-        count = min(len(scores), self.nodes)
+        return self.best_of(self.curve.at(scores))
+
+    def best_of(self, chances: Doubles) -> tuple[int, float]:
+        """The same of nodes that are accepted with these probabilities, falling."""
+        count = min(len(chances), self.nodes)
         if not count:
             return 0, 0.0
-        worth = np.cumsum(self.curve.at(scores[:count])) - self.prices[1 : count + 1]
+        worth = np.cumsum(chances[:count]) - self.prices[1 : count + 1]
         most = int(worth.argmax())
         return (most + 1, float(worth[most])) if worth[most] > 0 else (0, 0.0)
+
+    def with_free_rows(self, nodes: int) -> Budget:
+        """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
+        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1))
 
     def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
         """Whether to draft another level below nodes of these scores, `level` levels down."""

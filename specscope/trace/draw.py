@@ -34,7 +34,8 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
     A node shows p, q and its coin u, and where it was tried its acceptance probability a. Where q is a point mass,
-    `draft` is the probability that the drafter gave the token. A node that was accepted because one below it was (rules
+    `draft` is the probability that the drafter gave the token; where a text drafts beside a model, `from` says whose
+    node it is. A node that was accepted because one below it was (rules
     that look ahead) shows the ratio of its path instead of a.
     """
     verdict, tree = step.verdict, step.tree
@@ -50,8 +51,10 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     judged = verdict.judged.tolist() if looks_ahead(verdict.rule) else [True] * len(tree)
     for node, lead in branches(tree):
         text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  p={p[node]:.4f} q={q[node]:.4f}"
-        if draft and drawn[node] == DETERMINISTIC:
+        source = "" if step.method is None else step.method.source_of(node)
+        if draft and drawn[node] == DETERMINISTIC and source != "text":
             text += f" draft={draft[node]:.4f}"
+        text += f" from {source}" if source else ""
         if outcome[node] != UNTRIED:
             text += f" a={accept[node]:.4f}" if judged[node] else f" ratio={accept[node]:.4f}"
         text += (f" u={coin[node]:.4f}" if coin[node] else "") + (" forced" if node in forced else "")

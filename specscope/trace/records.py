@@ -164,8 +164,10 @@ class DraftNotes(ArrayEq):
     Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
     """
 
-    prob: Floats  # [n] the drafter's probability of the node's token at its parent
-    score: Floats  # [n] its log probability of the whole path down to the node: what re-ranking goes by
+    prob: Floats  # [n] the drafter's probability of the node's token at its parent; 0 where only a text has the node
+    # [n] its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
+    # expects: what re-ranking goes by
+    score: Floats
     dropped_token: Ints  # [d]
     dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
     dropped_score: Floats  # [d]
@@ -239,7 +241,7 @@ class RequestStep(ArrayEq):
     # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
     moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
-    method: MethodNotes | None = None  # what the drafter's method tells besides; None for our own drafters
+    method: MethodNotes | None = None  # what the drafter's method tells besides; None where it tells nothing
 
     @property
     def rule(self) -> str:
@@ -384,7 +386,7 @@ class RunInfo:
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
     draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
     evidence: str = ""  # full or lean; "" in captures of before
-    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; empty for ours
+    # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
     speculation: Mapping[str, Any] = field(default_factory=dict)
     rule: str = STANDARD  # of verification, for whole runs
     costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from specscope.trace.method import MethodNotes
+from specscope.trace.method import SOURCES, MethodNotes
 from specscope.trace.schema import Count, DamagedError, Name, PerNode, Probability, read_json
 
 ATTRIBUTE = "specscope.method"
+Source = Annotated[int, Meta(ge=0, lt=len(SOURCES))]
 
 
 class Method(Struct, frozen=True, kw_only=True):
@@ -19,6 +20,7 @@ class Method(Struct, frozen=True, kw_only=True):
 
     confidence: PerNode[Probability] = field(default_factory=list)
     module: PerNode[Count] = field(default_factory=list)
+    source: PerNode[Source] = field(default_factory=list)
     one_pass: bool = False
     unverified: Count = 0
     match_length: Count = 0
@@ -38,13 +40,14 @@ def read(text: str, n: int) -> MethodNotes | None:
     if not text:
         return None
     told = read_json(text, Method, ATTRIBUTE)
-    for name in ("confidence", "module"):
+    for name in ("confidence", "module", "source"):
         values = getattr(told, name)
         if values and len(values) != n:
             raise DamagedError(f"`{ATTRIBUTE}`: {name} holds {len(values)} values, not {n}")
     return MethodNotes(
         confidence=np.asarray(told.confidence, np.float32),
         module=np.asarray(told.module, np.int32),
+        source=np.asarray(told.source, np.int32),
         one_pass=told.one_pass,
         unverified=told.unverified,
         match_length=told.match_length,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from specscope.trace.method import MethodNotes
+import numpy as np
+
+from specscope.trace.method import SOURCES, MethodNotes
 from specscope.trace.records import FinishReason, RequestStep
 from specscope.trace.vocabulary import printable
 
@@ -43,6 +45,11 @@ def about_method(notes: MethodNotes) -> list[str]:
     said = ["all depths in one pass"] if notes.one_pass else []
     if notes.unverified:
         said.append(f"{plural(notes.unverified, 'draft')} not verified")
+    counts = np.bincount(notes.source, minlength=len(SOURCES)).tolist()
+    if any(counts):
+        said.append(
+            "from " + ", ".join(f"{name} {count}" for name, count in zip(SOURCES, counts, strict=True) if count)
+        )
     if notes.match_length:
         often = f", {notes.match_count} times" if notes.match_count else ""
         where = f", in {printable(notes.match_source)}" if notes.match_source else ""
@@ -53,4 +60,6 @@ def about_method(notes: MethodNotes) -> list[str]:
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
     """And of one node."""
     said = [f"gives it a chance of {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
+    source = notes.source_of(node)
+    said += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
     return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

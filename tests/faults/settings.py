@@ -32,6 +32,10 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle chain": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "4"},
     "eagle tree": {"drafter": "eagle", "draft_model": str(HEAD), "tree": TREE},
     "eagle dynamic": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=4,top=3"},
+    "suffix": {"drafter": "suffix", "tree": "dynamic:12,depth=6"},
+    "suffix+eagle": {"drafter": "suffix+eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=3,top=3"},
+    "ngram+eagle": {"drafter": "ngram+eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=2,top=3"},
+    "suffix+model": {"drafter": "suffix+draft_model", "draft_model": str(DRAFT), "tree": "dynamic:8,depth=2,top=3"},
     "eagle adaptive": {
         "drafter": "eagle",
         "draft_model": str(HEAD),

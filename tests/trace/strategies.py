@@ -85,6 +85,7 @@ def method_notes(draw, tree):
     told = MethodNotes(
         confidence=draw(st.just(none.astype(np.float32)) | floats(n, np.float32)),
         module=draw(st.just(none) | ints(n)),
+        source=draw(st.just(none) | ints(n, 2)),
         one_pass=draw(st.booleans()),
         unverified=draw(counts),
         match_length=draw(counts),

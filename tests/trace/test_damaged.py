@@ -389,6 +389,8 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
         ('{"module":[0,1,2]}', "module holds 3 values, not 2"),
         ('{"confidence":[0.5,1.5]}', "`float` <= 1"),
         ('{"module":[0,-1]}', "`int` >= 0"),
+        ('{"source":[0]}', "source holds 1 values, not 2"),
+        ('{"source":[0,3]}', "`int` <= 2"),
         ('{"unverified":-1}', "`int` >= 0"),
         ('{"match_source":""}', "length >= 1"),
         ("{", "specscope.method"),

@@ -10,11 +10,14 @@ from typing import Any
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.ngram import judge_ngram
 from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.audit.shelf import Shelf
+from specscope.analyze.audit.suffix import judge_text
 from specscope.analyze.audit.tally import Finding, Tally, skipped
 from specscope.analyze.findings import Check, Exit, Reference, Result
 from specscope.errors import UserError
 from specscope.trace.history import History
-from specscope.trace.plan import parse_plan
+from specscope.trace.method import model_part, text_part
+from specscope.trace.plan import DynamicPlan, TreePlan, parse_plan
 from specscope.trace.records import RunInfo
 from specscope.trace.wording import plural
 
@@ -101,21 +104,23 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
 
     target, drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
     bar = _Bar(progress, steps)
-    head = options.draft if run.drafter == "eagle" else None
+    head = options.draft if model_part(run.drafter) == "eagle" else None
     bar.begin("target")
     slack, features = judge_target(options.target, run.dtype, options.device, plans, target, bar.done, head)
     draft_slack, drafted = 0.0, list[Finding]()
+    plan = parse_plan(run.tree) if text_part(run.drafter) else None
+    top = plan.top if isinstance(plan, DynamicPlan) else 0
     bar.begin("drafter")
     if features is not None:
-        draft_slack = judge_head(features, run.dtype, plans, drafter, bar.done)
-    elif run.drafter == "draft_model" and options.draft is not None:
-        draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done)
+        draft_slack = judge_head(features, run.dtype, plans, drafter, bar.done, top)
+    elif model_part(run.drafter) == "draft_model" and options.draft is not None:
+        draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done, top)
     bar.begin("looking for a pattern in the differences")
     if options.draft is not None:
         drafted = _findings(history, drafter)
-    elif run.drafter == "ngram":
-        drafted = [_ngram(history, run, plans)]
-    elif run.drafter != "none":
+    if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
+        drafted.append(_text(history, run, plan, plans))
+    elif options.draft is None and run.drafter != "none":
         drafted = [
             skipped("drafter p", DRAFTER["drafter p"][0], options.why_no_draft or f"the drafter is {run.drafter}")
         ]
@@ -174,9 +179,15 @@ def _context(plans: Sequence[Contexts]) -> Finding:
     return Finding(Check(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), first, detail), "step")
 
 
-def _ngram(history: History, run: RunInfo, plans: Sequence[Contexts]) -> Finding:
+def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
+    """The trees of drafters that look into the text, drawn again."""
     tally = Tally(*TREE, "step", history.vocabulary.show)
-    remark = judge_ngram(plans, parse_plan(run.tree), run.max_context, tally, run.speculation)
+    if isinstance(plan, DynamicPlan):
+        shared = int(run.speculation.get("suffix_shared", 0))
+        shelf = Shelf.of(history, shared) if shared else None
+        remark = judge_text(plans, run.drafter, plan, run.max_context, tally, shelf)
+    else:
+        remark = judge_ngram(plans, plan, run.max_context, tally, run.speculation)
     tally.about = f"{TREE[1]} with {remark}"
     return tally.finding(history)
 

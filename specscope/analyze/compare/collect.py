@@ -21,6 +21,7 @@ from specscope.analyze.compare.columns import (
     spans,
 )
 from specscope.trace.history import History
+from specscope.trace.method import TEXT
 from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import Vocabulary
@@ -120,7 +121,11 @@ class Collector:
         for name in _VERDICT:
             nodes[name].append(getattr(verdict, name))
         unknown = np.full(n, np.nan, np.float32)
-        nodes["prob"].append(unknown if notes is None else notes.prob)
+        source = np.full(n, -1, np.int8)
+        if part.method is not None and len(part.method.source):
+            source[:] = part.method.source
+        nodes["source"].append(source)
+        nodes["prob"].append(unknown if notes is None else np.where(source == TEXT, np.float32(np.nan), notes.prob))
         if parents is None:
             nodes["raw_p"].append(unknown)
             nodes["gap"].append(unknown)

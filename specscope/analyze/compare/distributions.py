@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specscope.analyze.compare.bootstrap import LEVEL, Ratio, estimates
 from specscope.analyze.compare.columns import KINDS, PRECEDED, Side
 from specscope.analyze.compare.result import Bin, Estimate, Match
+from specscope.trace.method import SOURCES
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import Doubles, Drawn
 
@@ -83,8 +84,23 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     ratios.append(_ratio("tokens per step", both, [c.side.steps["emitted"] for c in both], judged))
     bonus = [(c.side.steps["kind"] == KINDS.index(FinalKind.BONUS)) & c.drafts for c in both]
     ratios.append(_ratio("whole paths", both, bonus, drafts, percent=True))
+    ratios += _by_source(both)
     ratios += _calibrated(both)
     return estimates([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters, ALPHA)
+
+
+def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
+    """Where a text drafts beside a model: how much of what each of them drafted was accepted."""
+    found = []
+    for number, name in enumerate(SOURCES):
+        drafted = [c.side.nodes["source"] == number for c in both]
+        accepted = [d & (c.side.nodes["outcome"] == Outcome.ACCEPTED) for c, d in zip(both, drafted, strict=True)]
+        a, b = (
+            (c.total(top, c.side.node_step), c.total(bottom, c.side.node_step))
+            for c, top, bottom in zip(both, accepted, drafted, strict=True)
+        )
+        found.append(Ratio(f"rate from {name}", (a[0], b[0]), (a[1], b[1]), True, 0.0))
+    return found
 
 
 def _ratio(

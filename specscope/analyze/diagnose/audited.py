@@ -18,6 +18,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference, Result
+from specscope.trace.method import model_part
 from specscope.trace.tree import ROOT
 from specscope.trace.wording import plural
 
@@ -84,7 +85,7 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         found.append(_decay(case, target))
     if drafter is not None:
         facts, differs, items = onset(case, drafter)
-        eagle = case.history.run is not None and case.history.run.drafter == "eagle"
+        eagle = case.history.run is not None and model_part(case.history.run.drafter) == "eagle"
         predictions = OF_HEAD if eagle else OF_DRAFT_MODEL
         found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
         found.append(_beyond(case, drafter))

@@ -10,6 +10,7 @@ from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import Rate, z_between
+from specscope.trace.method import model_part
 from specscope.trace.records import Preceded
 from specscope.trace.wording import plural
 
@@ -70,7 +71,7 @@ def _most_cached(step: Step) -> int | None:
     None for drafters that keep other things, and where the passes' rows are not recorded.
     """
     notes = step.part.notes
-    if notes is None or step.part.drafter != "draft_model" or not len(notes.rows):
+    if notes is None or model_part(step.part.drafter) != "draft_model" or not len(notes.rows):
         return None
     inner = set(step.tree.parent.tolist())
     fed = sum(1 for node in step.verdict.path.tolist() if node in inner)

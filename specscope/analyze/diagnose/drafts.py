@@ -153,7 +153,8 @@ def q_dropped(case: Case) -> Suspect | None:
         if not case.is_model:
             continue
         planned += case.wants_samples
-        for parent, likeliest in _own_choices(step):
+        beside = step.part.method is not None and len(step.part.method.source) > 0  # a text's tokens, ranked with these
+        for parent, likeliest in [] if beside else _own_choices(step):
             first = step.tree.children(parent)[:1]
             if first and not (step.params.penalised or step.params.logit_bias):
                 notes = step.part.parents

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from specscope.trace.method import SOURCES
 from specscope.trace.records import Outcome, ParentNotes, RequestStep
 from specscope.trace.tree import MAX_NODES, Bools, Drawn, Ints
 
@@ -19,7 +20,7 @@ PER_NODE = ("raw_p", "rank", "q_rank")
 OF_PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
 OF_DRAFTER = ("choice_rank", "choice_q", "outside")  # of a parent too, where the drafter is a model
 TYPES = {
-    **dict.fromkeys(("token", "parent", "rank", "q_rank", "choice", "choice_rank", "module"), np.int32),
+    **dict.fromkeys(("token", "parent", "rank", "q_rank", "choice", "choice_rank", "module", "source"), np.int32),
     **dict.fromkeys(("drawn", "outcome"), np.uint8),
     "judged": np.bool_,
     **dict.fromkeys(("accept_prob", "coin", "residual_mass", "margin"), np.float64),
@@ -35,7 +36,7 @@ class Nodes:
         self.count = 0
         self._sizes: list[int] = []  # nodes of each step
         self._held: dict[str, list[Array]] = {}
-        self._has: dict[str, list[bool]] = {name: [] for name in ("p", "notes", "confidence", "module")}
+        self._has: dict[str, list[bool]] = {name: [] for name in ("p", "notes", "confidence", "module", "source")}
         self._forced: list[Array] = []  # nodes, counted over all steps
         self._parents: list[Array] = []  # where each parent stands, see _place
         self._has_drafter: list[Array] = []  # of each parent: whether the drafter is a model
@@ -59,7 +60,7 @@ class Nodes:
         self._has["p"].append(verdict.final_p != 0 or n in verdict.forced)
         notes, method = part.notes, part.method
         self._maybe("notes", None if notes is None else {"prob": notes.prob, "score": notes.score}, n)
-        for name in ("confidence", "module"):
+        for name in ("confidence", "module", "source"):
             told = None if method is None else getattr(method, name)
             self._maybe(name, {name: told} if told is not None and len(told) == n else None, n)
         if part.parents is None:
@@ -135,6 +136,7 @@ class Nodes:
             _where(judged & has_margin, margin),
             *(_where(self._known("notes"), self._whole(name)) for name in ("prob", "score")),
             *(_where(self._known(name), self._whole(name)) for name in ("confidence", "module")),
+            _coded(SOURCES, self._whole("source"), self._known("source")),
             _where(given, a["raw_p"]),
             *(_where(given & (a[name] > 0), a[name]) for name in ("rank", "q_rank")),
             *(self._of_parent(name, at, given) for name in OF_PARENT[:4]),
@@ -177,8 +179,10 @@ def _where(known: Bools, values: Array) -> pa.Array:
     return pa.array(values, mask=~known)
 
 
-def _coded(texts: list[str], codes: Array) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(texts))
+def _coded(texts: Sequence[str], codes: Array, known: Bools | None = None) -> pa.Array:
+    """Texts by their codes; null where not known."""
+    indices = pa.array(codes.astype(np.int32), mask=None if known is None else ~known)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(texts))
 
 
 def depths(above: Array) -> Ints:

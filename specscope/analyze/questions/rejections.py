@@ -20,6 +20,7 @@ from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share, by_value
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS
+from specscope.trace.method import SOURCES
 
 NEAR, NEAR_RANK, NEAR_LEAST = 0.1, 3, 0.01
 NONSENSE = 0.001
@@ -152,6 +153,10 @@ def _groups(evidence: Evidence, tried: Indices, nodes: Indices, miss: Indices) -
     yield from _rows(evidence, "kind", label[tried], nodes, label[nodes], miss, evidence.label_names.__getitem__)
     yield from _rows(evidence, "final", kind[tried], nodes, kind[nodes], miss, lambda at: KINDS[at].value)
     yield from _rows(evidence, "position", place[tried], nodes, place[nodes], miss, POSITIONS.name)
+    if (c.source >= 0).any():  # a text drafts beside a model
+        source = c.source.astype(np.int64)
+        names = (*SOURCES, "one drafter")  # -1, of steps in which one drafted alone, is the last
+        yield from _rows(evidence, "source", source[tried], nodes, source[nodes], miss, names.__getitem__)
     yield from _rows(evidence, "miss", None, nodes, miss, miss, lambda at: MISSES[at].value)
 
 

@@ -111,6 +111,12 @@ def evidence(histories: Sequence[History]) -> Evidence:
             undrafted.append(sum(not len(step.tree) for step in judged))
     if not steps:
         raise UserError(_why_nothing(histories))
+    methods = [request.steps[place].method for request, place, _ in steps]
+    if any(method is not None and len(method.source) for method in methods):
+        raise UserError(
+            "the capture's trees are from a text and a model, ranked by what was accepted before: tune cannot tell "
+            "what others would have held. Record with one drafter, such as --drafter eagle --tree dynamic:32"
+        )
     widest = max(_looked_at(request.steps[place]) for request, place, _ in steps)
     most = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
     chosen = [steps[i * len(steps) // most] for i in range(most)]

@@ -18,9 +18,10 @@ from specscope.analyze.verify.arrays import Indices, levels
 from specscope.analyze.verify.by_rule import ByRule
 from specscope.analyze.verify.fields import join, of_finals, of_parents, of_their_nodes, of_trees, of_verdicts, stacked
 from specscope.analyze.walk import Visit
+from specscope.trace.method import TEXT
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
-from specscope.trace.tree import Bools, Doubles, Drawn
+from specscope.trace.tree import Bools, Doubles, Drawn, Ints
 
 KINDS = tuple(FinalKind)
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
@@ -262,12 +263,23 @@ class Columns:
 
     @cached_property
     def draft_prob(self) -> Doubles:
-        """[N] the drafter's own probability of each token; NaN where it is no model."""
+        """[N] the drafter's own probability of each token; NaN where no model drafted it."""
         prob = np.full(len(self.token), np.nan)
         noted = [s for s, visit in enumerate(self.visits) if visit.part.notes is not None]
         values = [notes.prob for s in noted if (notes := self.visits[s].part.notes) is not None]
         prob[np.isin(self.step, noted)] = join(values, np.float64)
+        prob[self.source == TEXT] = np.nan
         return prob
+
+    @cached_property
+    def source(self) -> Ints:
+        """[N] who drafted each node: a number of method.SOURCES; -1 where only one drafts."""
+        found = np.full(len(self.token), -1, np.int32)
+        for s, visit in enumerate(self.visits):
+            method = visit.part.method
+            if method is not None and len(method.source):
+                found[self.start[s] : self.start[s + 1]] = method.source
+        return found
 
     @cached_property
     def has_coins(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.adaptive import Budget
 from specscope.speculate.counts import TokenCounts
+from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.method import MethodNotes
@@ -89,6 +90,7 @@ class Drafter(Protocol):
     max_nodes: int  # the largest tree it may propose
     max_depth: int
     aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
+    shelf: Shelf | None  # texts of earlier requests that it looks into; None where it does not
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
 
     def most_nodes(self, context: Context) -> int:
@@ -121,6 +123,7 @@ class NoDrafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+    shelf: Shelf | None = None
 
     def most_nodes(self, context: Context) -> int:
         """None."""

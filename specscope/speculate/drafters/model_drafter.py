@@ -14,6 +14,7 @@ from specscope.model.batch import Segment
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
+from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
@@ -60,6 +61,7 @@ class ModelDrafter(ABC):
 
     name: str
     aux_layers: tuple[AuxLayer, ...] = ()
+    shelf: Shelf | None = None
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
         self.plan = plan

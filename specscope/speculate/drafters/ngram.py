@@ -10,6 +10,8 @@ from torch import Tensor
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram_index import NgramIndex
+from specscope.speculate.drafters.suffix_index import Shelf
+from specscope.trace.method import MethodNotes
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree
 
@@ -33,6 +35,7 @@ class NgramDrafter:
     name = "ngram"
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+    shelf: Shelf | None = None
 
     def __init__(self, depth: int = 5, width: int = 1, longest: int = 4, shortest: int = 2) -> None:
         self.depth = depth
@@ -64,7 +67,7 @@ class NgramDrafter:
     def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             if found := distinct((tokens[end : end + self.depth] for end in index.ends(size)), self.width):
-                return Draft(trie(found))
+                return Draft(trie(found), method=MethodNotes(match_length=size))
         return NO_DRAFT
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

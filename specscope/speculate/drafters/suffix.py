@@ -40,16 +40,22 @@ class _Request:
 
 @dataclass(frozen=True)
 class Grown:
-    """Continuations of one suffix. `share`: of the occurrences, that went down to each node."""
+    """Continuations of one suffix. `counts`: of its `total` occurrences, how many went down to each node."""
 
-    tokens: list[int]
-    parents: list[int]
-    share: list[float]
+    total: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def share(self) -> list[float]:
+        """Of the occurrences, that went down to each node."""
+        return [count / self.total for count in self.counts]
 
     @property
     def score(self) -> float:
-        """Tokens that are expected to be accepted."""
-        return sum(self.share)
+        """Tokens that are expected to be accepted: the sum of the shares, divided once, so that equals are equal."""
+        return sum(self.counts) / self.total
 
 
 class SuffixDrafter:
@@ -63,7 +69,7 @@ class SuffixDrafter:
         """`shared`: tokens of earlier requests' outputs that are kept for later ones; 0 for none."""
         self.max_nodes, self.max_depth = nodes, min(depth, nodes)
         self._requests: dict[str, _Request] = {}
-        self._shelf = Shelf(shared) if shared else None
+        self.shelf = Shelf(shared) if shared else None
 
     def most_nodes(self, context: Context) -> int:
         """As many as it will propose: they are looked up here, and kept."""
@@ -81,11 +87,14 @@ class SuffixDrafter:
         return request.draft
 
     def _continue(self, context: Context, text: Text) -> Draft:
-        texts = [*(() if self._shelf is None else self._shelf.others(context.request)), text]
-        best, of = Grown([], [], []), (0, list[Place]())
-        for size, places in occurrences(text.tokens[-LONGEST:], texts, LONGEST).items():
-            grown = grow(places, min(self.max_nodes, int(FACTOR * size)), self.max_depth)
-            if grown.score >= best.score:  # of equals the longer match
+        texts = [*(() if self.shelf is None else self.shelf.others(context.request)), text]
+        best, of = Grown(1), (0, list[Place]())
+        for size, places in occurrences(text.tokens[-LONGEST:], texts).items():  # the longest first
+            nodes = min(self.max_nodes, int(FACTOR * size))
+            if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
+                break
+            grown = grow(places, nodes, self.max_depth)
+            if grown.score > best.score:  # of equals the longer match
                 best, of = grown, (size, places)
         if not best.tokens:
             return NO_DRAFT
@@ -112,29 +121,29 @@ class SuffixDrafter:
     def release(self, request: str) -> None:
         """Forget a request; its text stays for others where that was chosen."""
         known = self._requests.pop(request, None)
-        if known is not None and self._shelf is not None and len(known.text):
-            self._shelf.put(request, known.text.tokens)
+        if known is not None and self.shelf is not None and len(known.text):
+            self.shelf.put(request, known.text.tokens)
 
 
 def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
     """The likeliest continuations of these occurrences: `nodes` at most, `depth` deep at most."""
-    grown, total = Grown([], [], []), len(places)
-    heap: list[tuple[float, int, int, int, list[Place]]] = []  # share (negative), age, token, parent, places
+    grown, total = Grown(len(places)), len(places)
+    heap: list[tuple[int, int, int, int, list[Place]]] = []  # count (negative), age, token, parent, places
 
     def add(here: Sequence[Place], parent: int) -> None:
         follows = Counter(text.tokens[end] for text, end in here)
         for token, count in follows.items():  # in the order in which they were met: latest first
             if count >= LEAST * total:
                 on = [(text, end + 1) for text, end in here if text.tokens[end] == token]
-                heapq.heappush(heap, (-count / total, len(heap) + len(grown.tokens), token, parent, on))
+                heapq.heappush(heap, (-count, len(heap) + len(grown.tokens), token, parent, on))
 
     deep: list[int] = []
     add(places, ROOT)
     while heap and len(grown.tokens) < nodes:
-        share, _, token, parent, on = heapq.heappop(heap)
+        count, _, token, parent, on = heapq.heappop(heap)
         grown.tokens.append(token)
         grown.parents.append(parent)
-        grown.share.append(-share)
+        grown.counts.append(-count)
         deep.append(1 if parent == ROOT else deep[parent] + 1)
         further = [(text, end) for text, end in on if end < len(text)]
         if further and deep[-1] < depth:

@@ -1,55 +1,80 @@
 """Where the last tokens of a text occurred before: the occurrences of its longest suffixes, in one text or in several.
 
-A suffix tree answers the same question in less time for a text that repeats itself without end; this keeps, for each
-pair of tokens, the last places at which it ended, and compares backwards from there. So memory is bounded by what was
-taken in, and a look by MOST occurrences, and taking a text back is as simple as taking it in.
+A suffix tree answers the same question, but takes a node or more a token and cannot be taken back. This keeps the
+places of each pair of tokens, and compares backwards from the latest MOST of them. So memory is bounded by the length
+of the text, a look by MOST, and undoing a token costs what taking it in did.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 SHORTEST = 2  # tokens of a suffix
 MOST = 128  # occurrences of a pair that are looked at, the latest
-Pair = tuple[int, int]
 Place = tuple["Text", int]  # an occurrence: the index past its last token, in a text
 
 
+def _pair(first: int, second: int) -> int:
+    """Two token ids as one number."""
+    return first << 32 | second
+
+
 class Text:
-    """A growing text and its pairs of tokens."""
+    """A growing text, with the places of each pair of tokens in it as a linked list, latest first.
+
+    A token takes 8 bytes, and a pair that was not there before some 100 in a dictionary.
+    """
 
     def __init__(self) -> None:
         self.tokens = array("i")
-        self._ends: dict[Pair, array[int]] = {}  # the indices past each pair, rising
+        self._before = array("i")  # [tokens] the place before this one of the pair that ends here; 0 for none
+        self._last: dict[int, int] = {}  # by pair: the index past its last occurrence
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def grow(self, tokens: Sequence[int]) -> None:
         """The text is now this; it begins with what it was."""
-        for at in range(len(self.tokens), len(tokens)):
-            self.tokens.append(tokens[at])
-            if at:
-                self._ends.setdefault((tokens[at - 1], tokens[at]), array("i")).append(at + 1)
+        at = len(self.tokens)
+        self.tokens.extend(tokens[at:])
+        if not at and self.tokens:
+            self._before.append(0)
+        for end in range(max(at, 1) + 1, len(self.tokens) + 1):
+            pair = _pair(self.tokens[end - 2], self.tokens[end - 1])
+            self._before.append(self._last.get(pair, 0))
+            self._last[pair] = end
 
     def cut(self, length: int) -> None:
         """Only the first `length` tokens are left."""
-        while len(self.tokens) > length:
-            if len(self.tokens) > 1:
-                pair = (self.tokens[-2], self.tokens[-1])
-                ends = self._ends[pair]
-                ends.pop()
-                if not ends:
-                    del self._ends[pair]
-            self.tokens.pop()
+        for end in range(len(self.tokens), max(length, 1), -1):
+            pair, before = _pair(self.tokens[end - 2], self.tokens[end - 1]), self._before[end - 1]
+            if before:
+                self._last[pair] = before
+            else:
+                del self._last[pair]
+        del self.tokens[length:], self._before[length:]
 
-    def ends(self, pair: Pair, most: int) -> Iterator[int]:
-        """The last places past a pair that something follows, latest first."""
-        ends = self._ends.get(pair, ())
-        for at in range(len(ends) - 1, max(len(ends) - 1 - most, -1), -1):
-            if ends[at] < len(self.tokens):
-                yield ends[at]
+    def ends(self, first: int, second: int, most: int) -> list[int]:
+        """The last places past a pair that something follows, latest first, at most `most`."""
+        found: list[int] = []
+        end = self._last.get(_pair(first, second), 0)
+        while end and len(found) < most:
+            if end < len(self.tokens):
+                found.append(end)
+            end = self._before[end - 1]
+        return found
+
+    def shared(self, end: int, suffix: array[int]) -> int:
+        """How many of the last tokens of `suffix` the text has before `end`; its last two are known to be there."""
+        least, most = SHORTEST, min(end, len(suffix))
+        if self.tokens[end - most : end] == suffix[len(suffix) - most :]:
+            return most
+        while most - least > 1:  # `least` are the same, `most` are not
+            middle = (least + most) // 2
+            same = self.tokens[end - middle : end] == suffix[len(suffix) - middle :]
+            least, most = (middle, most) if same else (least, middle)
+        return least
 
 
 class Shelf:
@@ -73,31 +98,33 @@ class Shelf:
         """Away with a request's text."""
         self.size -= len(self._texts.pop(name, ()))
 
+    def texts(self) -> dict[str, Text]:
+        """What is there now; a text that was put there never changes."""
+        return dict(self._texts)
+
+    def restore(self, texts: Mapping[str, Text]) -> None:
+        """Hold what `texts` once gave."""
+        self._texts = dict(texts)
+        self.size = sum(map(len, self._texts.values()))
+
     def others(self, name: str) -> list[Text]:
         """All but that request's own, oldest first."""
         return [text for other, text in self._texts.items() if other != name]
 
 
-def occurrences(suffix: Sequence[int], texts: Sequence[Text], longest: int) -> dict[int, list[Place]]:
-    """Where the last 2, 3, ... `longest` tokens of `suffix` occurred with something behind them, by how many.
+def occurrences(suffix: array[int], texts: Sequence[Text]) -> dict[int, list[Place]]:
+    """Where the last 2, 3, ... tokens of `suffix` occurred with something behind them: by how many, the most first.
 
     Of a length that occurred as often as the next longer one only the longer is given. Later texts, and later places in
-    each, come first.
+    each, come first; MOST places are looked at.
     """
     if len(suffix) < SHORTEST:
         return {}
-    pair = (suffix[-2], suffix[-1])
     places: list[Place] = []
     for text in reversed(texts):
-        places += [(text, end) for end in text.ends(pair, MOST - len(places))]
-    found: dict[int, list[Place]] = {}
-    size = SHORTEST
-    while places:
-        longer = []
-        if size < min(longest, len(suffix)):
-            before = suffix[-size - 1]
-            longer = [(text, end) for text, end in places if end > size and text.tokens[end - size - 1] == before]
-        if len(longer) < len(places):
-            found[size] = places
-        places, size = longer, size + 1
-    return found
+        places += [(text, end) for end in text.ends(suffix[-2], suffix[-1], MOST - len(places))]
+    sizes = [text.shared(end, suffix) for text, end in places]
+    return {
+        least: [place for place, size in zip(places, sizes, strict=True) if size >= least]
+        for least in sorted(set(sizes), reverse=True)
+    }

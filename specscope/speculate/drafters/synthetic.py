@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import StaticPlan
 from specscope.trace.records import Phase, Verdict
@@ -24,6 +25,7 @@ class Synthetic:
     name = "synthetic"
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
+    shelf: Shelf | None = None
 
     def __init__(self, plan: StaticPlan, rates: Sequence[float], vocab_size: int) -> None:
         self.shape = plan.shape

@@ -92,7 +92,7 @@ def _bars(step: RequestStep, verdict: Verdict, node: int) -> list[tuple[str, flo
     rows: list[tuple[str, float, Ink]] = [("p", float(verdict.p[node]), "target")]
     if int(step.tree.drawn[node]) != Drawn.DETERMINISTIC:
         rows.append(("q", float(step.tree.q[node]), "bonus"))
-    elif step.notes is not None:
+    elif step.notes is not None and (step.method is None or step.method.source_of(node) != "text"):
         rows.append(("draft", float(step.notes.prob[node]), "bonus"))
     if p_tried(verdict, node):
         rows.append(("p tried", float(verdict.p_trial[node]), "target"))

@@ -66,11 +66,12 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         ("position", f"depth {int(tree.depth[node])}, child of {above}", "text"),
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]
-    if draft_tokens(look.history.run) is not None:
+    from_text = step.method is not None and step.method.source_of(node) == "text"
+    if draft_tokens(look.history.run) is not None and not from_text:
         own = draft_id(look.history.run, token)
         said, odd = ("outside the draft vocabulary", True) if own is None else (f"{own} of the draft vocabulary", False)
         facts.append(("draft id", said, "warn" if odd else "text"))
-    if step.notes is not None:
+    if step.notes is not None and (step.method is None or not step.method.source_of(node)):
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     if step.method is not None and (told := about_draft(step.method, node)):
         facts.append(("drafter", ", ".join(told), "text"))

@@ -42,7 +42,9 @@ def coin_text(coin: float) -> str:
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
 Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
-DRAFT = Column("draft", 5, lambda step, v, n: probability(float(step.notes.prob[n])) if step.notes else "")
+DRAFT = Column("draft", 5, lambda step, v, n: _draft(step, n))
+SOURCE = Column("from", 5, lambda step, v, n: "" if step.method is None else step.method.source_of(n))
+SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
 P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
 Q_TRIAL = Column("q tried", 7, q_tried)
 P_ALL = Column("p tried", 7, _when(TRIED, lambda v, n: v.p_trial[n]))  # where p as drawn is not beside it
@@ -80,6 +82,12 @@ def _accept(v: Verdict, n: int) -> str:
     if not tried(v, n):
         return ""
     return f"{coin_sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
+
+
+def _draft(step: RequestStep, node: int) -> str:
+    """The drafter's probability of a node's token; nothing where the text alone has it."""
+    from_text = step.method is not None and step.method.source_of(node) == "text"
+    return "" if step.notes is None or from_text else probability(float(step.notes.prob[node]))
 
 
 @dataclass(frozen=True)
@@ -136,9 +144,10 @@ def _columns(columns: tuple[Column, ...], step: RequestStep, same: Collection[Co
             given.insert(0, drawn)
     if not len(step.tree):
         return tuple(column for column in given if column in (P, COIN))
+    source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
     if step.notes is None or np.any(step.tree.drawn != Drawn.DETERMINISTIC):
-        return tuple(given)
-    return tuple(DRAFT if column is Q else column for column in given)
+        return (*source, *given)
+    return (*source, *(DRAFT if column is Q else column for column in given))
 
 
 def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int) -> tuple[int, tuple[Column, ...], int]:
@@ -180,7 +189,11 @@ def tree_lines(
             line.append((_final_cells(verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
-            line += [(_cells(step, verdict, row.node, columns), ink)]
+            rest = columns
+            if columns and columns[0] is SOURCE:
+                said, rest = SOURCE.cell(step, verdict, row.node), columns[1:]
+                line.append((_cell(said, SOURCE), SOURCE_INKS[said]))
+            line += [(_cells(step, verdict, row.node, rest), ink)]
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
                 wide = columns[-1].width

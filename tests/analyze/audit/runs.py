@@ -60,8 +60,8 @@ class Bench:
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
         how = dict(SETTINGS[name])
-        if how["drafter"] == "eagle":
-            how["draft_model"] = self.heads[name.split()[0]]
+        if how["drafter"].endswith("eagle"):
+            how["draft_model"] = self.heads.get(name.split()[0], self.heads["eagle"])
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
         return Engine(target=self.target, **{**SMALL, **how})
@@ -75,9 +75,9 @@ class Bench:
     def options(self, engine, sample=None):
         """The models that judge it."""
         draft = None
-        if engine.config.drafter == "eagle":
+        if engine.config.model_part == "eagle":
             draft = Source(engine.config.draft_model, "head")
-        if engine.config.drafter == "draft_model":
+        if engine.config.model_part == "draft_model":
             layers = engine.config.draft_layers
             draft = Source(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
         return Options(Source(self.target, "tiny"), draft, sample)

@@ -135,6 +135,7 @@ def node(part, number, vocabulary):
         "score": of_node(notes.score) if notes else None,
         "confidence": of_node(method.confidence) if method and len(method.confidence) else None,
         "module": of_node(method.module) if method and len(method.module) else None,
+        "source": method.source_of(number) if method and len(method.source) else None,
         "raw_p": of_node(parents.raw_p) if given else None,
         "rank": (of_node(parents.rank) or None) if given else None,
         "q_rank": (of_node(parents.q_rank) or None) if given else None,

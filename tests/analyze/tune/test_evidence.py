@@ -20,6 +20,7 @@ from tests.faults.models import DRAFT, HEAD, TARGET, story
 DRAFTERS = {
     "model": {"drafter": "draft_model", "draft_model": str(DRAFT)},
     "eagle": {"drafter": "eagle", "draft_model": str(HEAD)},
+    "suffix+eagle": {"drafter": "suffix+eagle", "draft_model": str(HEAD)},
 }
 LARGE = "dynamic:24,depth=4,top=5"
 WIDE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0)]"
@@ -190,3 +191,9 @@ def test_what_tells_nothing_is_refused():
 def test_rank_paths_are_those_of_the_string():
     shape = parse_plan(WIDE).shape
     assert str(sorted(paths(shape), key=lambda path: (len(path), path))) == WIDE
+
+
+def test_trees_of_two_sources_are_refused():
+    history, _ = recorded("suffix+eagle", "dynamic:8,depth=2", prompts=2)
+    with pytest.raises(UserError, match="from a text and a model"):
+        evidence([history])

@@ -1,5 +1,8 @@
 """Suffix decoding against a plain search of the text, and what its evidence says."""
 
+import random
+import time
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.suffix import FACTOR, LEAST, SuffixDrafter, grow
 from specscope.speculate.drafters.suffix_index import Shelf, Text, occurrences
 
@@ -29,7 +32,7 @@ def context(tokens, prompt_len=None, name="r"):
 @given(texts)
 def test_occurrences_are_those_of_a_plain_search(tokens):
     text = text_of(tokens)
-    found = occurrences(tokens, [text], 64)
+    found = occurrences(text.tokens, [text])
     for size, places in found.items():
         suffix = tokens[-size:]
         wanted = [end for end in range(size, len(tokens)) if tokens[end - size : end] == suffix]
@@ -51,14 +54,14 @@ def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, l
     text.grow(whole)
     again = text_of(whole)
     assert text.tokens == again.tokens
-    assert text._ends == again._ends
+    assert (text._last, text._before) == (again._last, again._before)
 
 
 @settings(max_examples=200)
 @given(texts, st.integers(1, 8), st.integers(1, 6))
 def test_a_tree_holds_the_commonest_continuations(tokens, nodes, depth):
     text = text_of(tokens)
-    for places in occurrences(tokens, [text], 64).values():
+    for places in occurrences(text.tokens, [text]).values():
         grown = grow(places, nodes, depth)
         assert len(grown.tokens) <= nodes
         paths = {}
@@ -141,3 +144,78 @@ def test_what_does_not_fit_is_refused(how, said):
         EngineConfig(drafter="suffix", **how)
     with pytest.raises(UserError, match="suffix-shared"):
         EngineConfig(drafter="ngram", suffix_shared=5)
+
+
+def _worst_texts(length):
+    """Texts that repeat themselves in different ways, which is when there is the most to compare."""
+    draw = random.Random(1)
+    block = [draw.randrange(50_000) for _ in range(400)]
+    edited = [token if draw.random() > 0.03 else draw.randrange(50_000) for token in block * (length // 400 + 1)]
+    return {
+        "one token": [5] * length,
+        "period": [i % 7 for i in range(length)],
+        "two tokens": [draw.randrange(2) for _ in range(length)],
+        "edits": edited[:length],
+    }
+
+
+@pytest.mark.parametrize("name", _worst_texts(8))
+def test_a_look_into_8k_tokens_takes_well_under_a_millisecond_of_processor_time(name):
+    tokens, drafter = _worst_texts(8192)[name], SuffixDrafter(16, 12)
+    drafter.propose([context(tokens[:-100], 10)])
+    took = []
+    for length in range(len(tokens) - 99, len(tokens) + 1):
+        one = context(tokens[:length], 10)
+        start = time.thread_time()
+        drafter.propose([one])
+        took.append(time.thread_time() - start)
+    assert sorted(took)[50] < 1.5e-3  # measured: 0.2 to 0.5 ms; a busy machine is slower
+
+
+def test_a_text_grows_without_looking_at_what_was_there():
+    class Counted(list):
+        looked = 0
+
+        def __getitem__(self, at):
+            found = super().__getitem__(at)
+            Counted.looked += len(found) if isinstance(at, slice) else 1
+            return found
+
+    text, tokens = Text(), Counted(range(5000))
+    text.grow(tokens)
+    Counted.looked = 0
+    tokens.append(7)
+    text.grow(tokens)
+    assert Counted.looked == 1
+
+
+def test_memory_is_bounded_by_the_tokens():
+    """New pairs at every place are the most that a text can take."""
+    tracemalloc.start()
+    text = text_of(list(range(20_000)))
+    taken, _ = tracemalloc.get_traced_memory()
+    shelf = Shelf(30_000)
+    for i in range(8):
+        shelf.put(str(i), list(range(i, i + 10_000)))
+    more, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 200 * len(text)
+    assert more - taken < 200 * shelf.most
+
+
+@given(st.lists(texts, max_size=3), texts)
+def test_pruned_lengths_could_not_have_been_better(others, tokens):
+    """The tree is the one of the most expected tokens over all lengths, as a search of every length finds it."""
+    from specscope.analyze.audit.suffix import redraw
+
+    drafter = SuffixDrafter(6, 4, shared=1000)
+    for i, other in enumerate(others):
+        drafter.propose([context(other, name=str(i))]) if other else None
+        drafter.release(str(i))
+    (draft,) = drafter.propose([context(tokens)]) if tokens else [NO_DRAFT]
+    drawn = redraw(tokens, [other for other in others if other], 6, 4)
+    assert [tuple(draft.tree.token[draft.tree.path_to(node)].tolist()) for node in range(len(draft.tree))] == list(
+        drawn.paths
+    )
+    if drawn.paths:
+        assert (draft.method.match_length, draft.method.match_count) == (drawn.match, drawn.count)

@@ -11,7 +11,8 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Contexts, Judged
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
-from specscope.trace.records import FinalKind, ParentNotes
+from specscope.trace.method import TEXT
+from specscope.trace.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.tree import Drawn
 
 Ask = tuple[Judged, int]  # a step, and the parent whose children's probabilities are asked for
@@ -158,19 +159,28 @@ class TargetJudge(_Judge):
         self._p("target top tokens", step, children[0], recorded, judged, span(judged, self.raw_slack))
 
 
+def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
+    """Children of a node that the drafter's model drafted: all, where no text drafts beside it."""
+    children, method = part.tree.children(parent), part.method
+    if method is None or not len(method.source):
+        return children
+    return [child for child in children if method.source[child] != TEXT]
+
+
 class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens, and how likely it held them."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally]) -> None:
+    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally], top: int = 0) -> None:
+        """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack)
-        self.tallies = tallies
+        self.tallies, self.top = tallies, top
 
     def asks(self) -> dict[int, list[Ask]]:
         """By row, the parents whose children are asked for."""
         found: dict[int, list[Ask]] = defaultdict(list)
         for step in self.contexts.steps:
             for parent, row in step.rows.items():
-                if step.part.tree.children(parent):
+                if drafted_by_model(step.part, parent):
                     found[row].append((step, parent))
         return found
 
@@ -180,7 +190,8 @@ class DrafterJudge(_Judge):
             return
         shaped = self.shaped([step.rows[parent] for step, parent in asked], logits)
         sampled = [
-            step.part.tree.drawn[step.part.tree.children(parent)[0]] != Drawn.DETERMINISTIC for step, parent in asked
+            step.part.tree.drawn[drafted_by_model(step.part, parent)[0]] != Drawn.DETERMINISTIC
+            for step, parent in asked
         ]
         q = self.rules.scores(shaped).softmax(-1) if any(sampled) else None
         thought = shaped.softmax(-1)
@@ -201,16 +212,21 @@ class DrafterJudge(_Judge):
     def _likeliest(self, step: Judged, parent: int, shaped: Tensor, thought: Tensor) -> None:
         """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
         tree, notes = step.part.tree, step.part.notes
-        children = tree.children(parent)
-        best = shaped.topk(min(len(children), len(shaped)))
+        children = drafted_by_model(step.part, parent)
+        beside = step.part.method is not None and len(step.part.method.source) > 0  # a text's, which are left out here
+        best = shaped.topk(min(self.top if beside else len(children), len(shaped)))
         tokens, values = best.indices.tolist(), best.values.tolist()
-        for rank, child in enumerate(children):
+        for place, child in enumerate(children):
+            rank = (
+                len(values) - 1 if beside else place
+            )  # ranked with the text's nodes: any of the likeliest may be left
             token = int(tree.token[child])
             if notes is not None:
                 judged = float(thought[token])
                 self._add("drafter p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
             tally = self.tallies["drafter tokens"]
-            differs = not abs(float(shaped[token]) - values[rank]) <= self.slack  # also where both are least
+            behind = values[rank] - float(shaped[token])
+            differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
             text = f"{tally.show(token)}, but the drafter's choice {rank + 1} is {tally.show(tokens[rank])}"
             tally.add(
                 step.at(child),
@@ -232,7 +248,7 @@ class DrafterJudge(_Judge):
             judged = float(raw[token])
             if not within(recorded, span(judged, self.raw_slack)):
                 break
-        child = step.part.tree.children(parent)[0]
+        child = drafted_by_model(step.part, parent)[0]
         self._add("drafter top tokens", step, child, recorded, judged, span(judged, self.raw_slack))
 
     def _add(

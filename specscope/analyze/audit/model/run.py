@@ -67,13 +67,13 @@ def judge_target(
 
 
 def judge_draft_model(
-    source: Source, dtype: str, device: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step
+    source: Source, dtype: str, device: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step, top: int
 ) -> float:
-    """Judge a drafter that is a causal LM; returns how far rounding goes."""
+    """Judge a drafter that is a causal LM; returns how far rounding goes. `top`: as DrafterJudge has it."""
     causal = Causal(source, dtype, device)
     slack = calibrate(causal, dtype, [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]])
     for contexts in plans:
-        judge = DrafterJudge(contexts, slack, tallies)
+        judge = DrafterJudge(contexts, slack, tallies, top)
         asks = judge.asks()
         for (rows, logits), _ in causal.rows(contexts):
             asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
@@ -83,11 +83,13 @@ def judge_draft_model(
     return slack
 
 
-def judge_head(over: Features, dtype: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step) -> float:
-    """Judge an EAGLE head over the target's true features; returns how far rounding goes."""
+def judge_head(
+    over: Features, dtype: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step, top: int
+) -> float:
+    """Judge an EAGLE head over the target's true features; returns how far rounding goes. `top`: as DrafterJudge."""
     slack = calibrate_head(over, dtype, plans)
     for contexts, along in zip(plans, over.features, strict=True):
-        judge = DrafterJudge(contexts, slack, tallies)
+        judge = DrafterJudge(contexts, slack, tallies, top)
         asked = [ask for asks in judge.asks().values() for ask in asks]
         for some, logits in over.head.rows(contexts, along, asked):
             judge.take(some, logits)

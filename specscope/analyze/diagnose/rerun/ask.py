@@ -20,6 +20,7 @@ from specscope.analyze.diagnose.rerun.match import Match, beginnings, compare_ro
 from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rules import rule_mistakes
 from specscope.analyze.findings import Result
+from specscope.trace.method import model_part
 from specscope.trace.tree import ROOT, DraftTree
 
 REQUESTS, STEPS = 6, 12  # that are run again: the first steps of some requests
@@ -57,7 +58,7 @@ def drafter_mistakes(case: Case, options: Options, audit: Audit) -> list[Suspect
     assert options.draft is not None
     parts = beginnings(case.steps, REQUESTS, STEPS)
     what = "the drafter's probabilities"
-    if run is not None and run.drafter == "eagle":
+    if run is not None and model_part(run.drafter) == "eagle":
         again = heads.HeadRerun(options.draft, _model(options.target))
         right, *mistakes = heads.MISTAKES
         return _suspects(_all(case, right, mistakes, lambda one: _fed_head(again, parts, one, case)), what, parts)

@@ -24,6 +24,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import Sum
 from specscope.analyze.findings import Reference
+from specscope.trace.method import model_part
 from specscope.trace.records import ROUNDING, FinalKind
 from specscope.trace.tree import Drawn
 from specscope.trace.wording import plural
@@ -78,7 +79,7 @@ def _draws(case: Case, options: Options, names: Sequence[str]) -> Draws:
     assert options.draft is not None
     run = case.history.run
     target = Causal(options.target, "float32", options.device)
-    eagle = run is not None and run.drafter == "eagle"
+    eagle = run is not None and model_part(run.drafter) == "eagle"
     head = Head(options.draft, target.model).to(torch.float32) if eagle else None
     draft = None if eagle else Causal(options.draft, "float32", options.device)
     found = Draws()

@@ -1,0 +1,183 @@
+"""Suffix decoding once more, the plain way: every place where the text ended so before, and what followed it.
+
+Written apart from the engine's drafter, from the method (arXiv 2411.04975, section 3) and what README says of it: no
+index, each tree from the whole text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.ngram import Rule, lookup
+from specscope.analyze.audit.shelf import Shelf
+from specscope.analyze.audit.tally import Tally
+from specscope.trace.method import TEXT, text_part
+from specscope.trace.plan import DynamicPlan
+from specscope.trace.tree import ROOT
+
+Path = tuple[int, ...]
+LONGEST = 64  # tokens that are compared
+OCCURRENCES = 128  # the latest ones are looked at
+BESIDE = 8, 3  # depth and width of prompt lookup beside a model
+SHARES = 1e-6  # shares so near are the same: they are stored as float32
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a text makes suffix decoding draft."""
+
+    paths: tuple[Path, ...] = ()  # in draw order
+    share: tuple[float, ...] = ()  # of the occurrences, that went down to each
+    match: int = 0  # tokens that matched
+    count: int = 0  # occurrences
+
+
+def redraw(tokens: Sequence[int], others: Sequence[Sequence[int]], nodes: int, depth: int) -> Drawn:
+    """The tree behind `tokens`. `others`: texts that were shared, the oldest first.
+
+    Of each length of suffix a tree of at most twice as many nodes, the likeliest path first; of these trees the one
+    with the largest sum of shares, of equals that of the longest suffix.
+    """
+    ends = list(_ends(tokens, others))[:OCCURRENCES]
+    best, most, before = Drawn(), 0.0, 0
+    for size in range(min(LONGEST, len(tokens)), 1, -1):
+        suffix = list(tokens[-size:])
+        follows = [text[end : end + depth] for text, end in ends if end >= size and text[end - size : end] == suffix]
+        if len(follows) == before:
+            continue  # the longer suffix occurred as often
+        before = len(follows)
+        paths, counts = _likeliest(follows, min(nodes, 2 * size), depth)
+        if sum(counts) / len(follows) > most:  # divided once, so that equals are equal
+            shares = tuple(count / len(follows) for count in counts)
+            best, most = Drawn(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
+    return best
+
+
+def _ends(tokens: Sequence[int], others: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
+    """Where the last two tokens stood before with something behind: own text first, the latest places first."""
+    if len(tokens) < 2:
+        return
+    for text in (list(tokens), *map(list, reversed(others))):
+        for end in range(len(text) - 1, 1, -1):
+            if text[end - 2] == tokens[-2] and text[end - 1] == tokens[-1]:
+                yield text, end
+
+
+def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tuple[list[Path], list[int]]:
+    """The paths that most occurrences went, each with how many. Of equals the one whose parent was taken earlier."""
+    known: list[Path] = []  # that can be taken: children of what was taken, as they were met
+    taken: list[Path] = []
+
+    def went(path: Path) -> int:
+        return sum(tuple(one[: len(path)]) == path for one in follows)
+
+    def children(path: Path) -> None:
+        if len(path) < depth:
+            there = [tuple(one[: len(path) + 1]) for one in follows if tuple(one[: len(path)]) == path]
+            found = dict.fromkeys(one for one in there if len(one) == len(path) + 1)
+            known.extend(one for one in found if went(one) >= 0.1 * len(follows))
+
+    children(())
+    while known and len(taken) < nodes:
+        path = max(known, key=went)  # the first of equals
+        known.remove(path)
+        taken.append(path)
+        children(path)
+    return taken, [went(path) for path in taken]
+
+
+def judge_text(
+    contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, most: int, tally: Tally, shelf: Shelf | None
+) -> str:
+    """Compare what the text gives with the tree of every step; returns a remark. `most`: the longest context.
+
+    Beside a model the tree is a choice from both: the nodes that are said to be the text's must be just those of the
+    text's tree, and what the model's notes tell of must hold all of that. `shelf`: what was shared, if anything was.
+    """
+    nodes = plan.max_nodes
+    depth = min(plan.max_depth, nodes) if drafter == "suffix" else nodes
+    draws = _suffix(nodes, depth, shelf) if text_part(drafter) == "suffix" else _ngram(nodes)
+    reach = max(plan.max_depth, depth if text_part(drafter) == "suffix" else min(BESIDE[0], nodes))
+    unknown = 0
+    for one in contexts:
+        for step in one.steps:
+            if step.part.position + 1 + reach >= most:
+                continue  # no room for a draft
+            drawn = draws(one, step)
+            if drawn is None:
+                unknown += 1
+                continue
+            if "+" in drafter and not len(step.part.tree):
+                drawn = Drawn()  # none was worth a row, and then nothing is told
+            said = _differs(step, drawn, tally.show)
+            recorded = float(len(step.part.tree))
+            tally.add(step.at(None), differs=bool(said), recorded=recorded, judged=float(len(drawn.paths)), text=said)
+    where = "own text" if shelf is None else f"own text and up to {shelf.most:,} tokens of requests before"
+    return where + (f"; {unknown:,} steps after a preemption, cancellation or rewind left out" if unknown else "")
+
+
+def _suffix(nodes: int, depth: int, shelf: Shelf | None) -> Callable[[Contexts, Judged], Drawn | None]:
+    def draw(one: Contexts, step: Judged) -> Drawn | None:
+        others = [] if shelf is None else shelf.before(step.where.step, one.request)
+        tokens = one.text[: step.part.position + 1]
+        return None if others is None else redraw(tokens, others, nodes, depth)
+
+    return draw
+
+
+def _ngram(nodes: int) -> Callable[[Contexts, Judged], Drawn]:
+    depth, width = min(BESIDE[0], nodes), BESIDE[1]
+
+    def draw(one: Contexts, step: Judged) -> Drawn:
+        method, tokens = step.part.method, one.text[: step.part.position + 1]
+        if method is None or not method.match_length:  # what was not found is not drafted
+            return Drawn()
+        size = method.match_length
+        return Drawn(tuple(lookup(tokens, depth, width, Rule(size, size))), match=size)
+
+    return draw
+
+
+def _differs(step: Judged, drawn: Drawn, show: Callable[[int], str]) -> str:
+    """What is another than the text gives; "" where nothing is."""
+    tree, method, notes = step.part.tree, step.part.method, step.part.notes
+    recorded = [tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree))]
+    if method is None or not len(method.source):
+        told = () if method is None else tuple(method.confidence.tolist())
+        if tuple(recorded) != drawn.paths:
+            return f"it drafts {_first(recorded, show)}; the text gives {_first(drawn.paths, show)}"
+        same = len(told) == len(drawn.share) and np.allclose(told, drawn.share, atol=SHARES)
+        if not same:
+            return "the shares of the occurrences are not those of the text"
+    else:
+        of_text = {path for path, source in zip(recorded, method.source.tolist(), strict=True) if source >= TEXT}
+        of_model = set(recorded) - of_text
+        if extra := [*(of_text - set(drawn.paths)), *(of_model & set(drawn.paths))]:
+            return f"{_first(extra, show)} is {'not ' if extra[0] in of_text else ''}what the text gives"
+        if notes is not None:
+            parents = [*tree.parent.tolist(), *notes.dropped_parent.tolist()]
+            tokens = [*tree.token.tolist(), *notes.dropped_token.tolist()]
+            if lost := set(drawn.paths) - set(_paths(parents, tokens)):
+                return f"it leaves out {_first(sorted(lost), show)}, which the text gives"
+    told_of = (0, 0) if method is None else (method.match_length, method.match_count)
+    if len(recorded) and drawn.count and told_of != (drawn.match, drawn.count):
+        return f"a match of {told_of[0]}, {told_of[1]} times; in the text {drawn.match}, {drawn.count} times"
+    return ""
+
+
+def _paths(parents: Sequence[int], tokens: Sequence[int]) -> list[Path]:
+    """Of all candidates, those that were dropped too: they may stand before their parents' numbers."""
+
+    def path(node: int) -> Path:
+        return () if node == ROOT else (*path(parents[node]), tokens[node])
+
+    return [path(node) for node in range(len(tokens))]
+
+
+def _first(paths: Sequence[Path], show: Callable[[int], str]) -> str:
+    longest: Path = max(paths, key=lambda path: len(path), default=())
+    return " ".join(map(show, longest)) or "nothing"

@@ -1,0 +1,148 @@
+"""Candidates: what a text and a model drafted for one request, as one tree; and which of it is worth verifying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.speculate.acceptance import OTHERS, UNSEEN, Acceptance, code, model_level, text_level
+from specscope.speculate.adaptive import Budget
+from specscope.speculate.drafters.base import Draft
+from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
+from specscope.trace.records import DraftNotes
+from specscope.trace.tree import ROOT, DraftTree, Ints
+
+WORTH = 0.07  # a candidate that is reached and accepted less often is not verified: a row costs more than it brings
+
+
+@dataclass
+class Candidates:
+    """Nodes by their paths, parents first: the text's in their order, then those that only the model has."""
+
+    position: int  # the root's
+    token: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    of_text: list[int] = field(default_factory=list)  # each one's node in the text's tree, or -1
+    of_model: list[int] = field(default_factory=list)  # and in the model's
+    kind: list[int] = field(default_factory=list)  # what both say of it: acceptance.code
+    chance: list[float] = field(default_factory=list)  # that it and all above it are accepted
+
+    @staticmethod
+    def merge(position: int, text: Draft, model: Draft, acceptance: Acceptance) -> Candidates:
+        """Both trees as one; what both have is one node."""
+        found = Candidates(position)
+        places: dict[tuple[int, int], int] = {}
+        found._add(text.tree, places, found.of_text, found.of_model)
+        found._add(model.tree, places, found.of_model, found.of_text)
+        of_text, of_model = _text_levels(text), _model_levels(model)
+        looked = (found._parents(found.of_text), found._parents(found.of_model))
+        for above, one, other in zip(found.parent, found.of_text, found.of_model, strict=True):
+            says_text = of_text[one] if one >= 0 else OTHERS if above in looked[0] else UNSEEN
+            says_model = of_model[other] if other >= 0 else OTHERS if above in looked[1] else UNSEEN
+            kind = code(says_text, says_model)
+            found.kind.append(kind)
+            found.chance.append(acceptance.chance(kind) * (1.0 if above == ROOT else found.chance[above]))
+        return found
+
+    def _add(self, tree: DraftTree, places: dict[tuple[int, int], int], mine: list[int], other: list[int]) -> None:
+        """A source's nodes. `places`: of the candidates, by parent and token."""
+        place = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
+            key = place[parent], token
+            if key not in places:
+                places[key] = len(self.token)
+                self.parent.append(key[0])
+                self.token.append(token)
+                mine.append(-1)
+                other.append(-1)
+            place[node] = places[key]
+            mine[places[key]] = node
+
+    def _parents(self, nodes: Sequence[int]) -> set[int]:
+        """Where a source looked: the parents of what it drafted."""
+        return {above for above, node in zip(self.parent, nodes, strict=True) if node >= 0}
+
+    @property
+    def expected(self) -> float:
+        """Tokens that would be accepted if all were verified."""
+        return sum(self.chance)
+
+    @property
+    def first(self) -> float:
+        """The chance that some child of the root is accepted."""
+        return min(sum(c for c, above in zip(self.chance, self.parent, strict=True) if above == ROOT), 1.0)
+
+    def outcomes(self, came: Sequence[int]) -> list[tuple[int, bool]]:
+        """Each candidate whose turn came: its kind, and whether it was the token. `came`: the tokens after the root."""
+        found, depth = list[tuple[int, bool]](), {ROOT: 0}
+        for node, (token, above) in enumerate(zip(self.token, self.parent, strict=True)):
+            at = depth.get(above)
+            if at is not None and at < len(came):
+                found.append((self.kind[node], token == came[at]))
+                if token == came[at]:
+                    depth[node] = at + 1
+        return found
+
+    def best(self, count: int, budget: Budget | None) -> list[int]:
+        """The likeliest that are worth a row, the best first. Of equals the earlier: a parent is before its child."""
+        order = sorted(range(len(self.chance)), key=lambda node: (-self.chance[node], node))[:count]
+        if budget is not None:
+            return order[: budget.best_of(np.array([self.chance[node] for node in order]))[0]]
+        return [node for node in order if self.chance[node] >= WORTH]
+
+    def draft(self, kept: Sequence[int], text: Draft, model: Draft) -> tuple[Draft, Ints]:
+        """A tree of some of them, and for each of its nodes the one of the model's tree, or -1. int32 [n]."""
+        left = sorted(set(range(len(self.token))) - set(kept))
+        place = {node: at for at, node in enumerate([*kept, *left])} | {ROOT: ROOT}
+        tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
+        method = MethodNotes(
+            confidence=np.array([self.chance[i] for i in kept], np.float32),
+            source=np.array([self._source(i) for i in kept], np.int32),
+            match_length=0 if text.method is None else text.method.match_length,
+            match_count=0 if text.method is None else text.method.match_count,
+            match_source="" if text.method is None else text.method.match_source,
+        )
+        behind = np.array([self.of_model[i] for i in kept], np.int32)
+        if model.notes is None:
+            return Draft(tree, method=method), behind
+        score = np.log(np.maximum(self.chance, 1e-30)).astype(np.float32)
+        prob = model.notes.prob
+        notes = DraftNotes(
+            prob=np.array([prob[i] if i >= 0 else 0.0 for i in behind.tolist()], np.float32),
+            score=score[list(kept)],
+            dropped_token=np.array([self.token[i] for i in left], np.int32),
+            dropped_parent=np.array([place[self.parent[i]] for i in left], np.int32),
+            dropped_score=score[left],
+            cached=model.notes.cached,
+            rows=model.notes.rows,
+            fed_token=model.notes.fed_token,
+            fed_position=model.notes.fed_position,
+            fed_norms=model.notes.fed_norms,
+        )
+        return Draft(tree, notes=notes, method=method, row=model.row, levels=model.levels), behind
+
+    def _source(self, node: int) -> int:
+        return BOTH if self.of_text[node] >= 0 <= self.of_model[node] else TEXT if self.of_text[node] >= 0 else MODEL
+
+
+def _text_levels(draft: Draft) -> list[int]:
+    """How sure the text is of each node. Where it tells no shares, the first of siblings has all of them."""
+    tree, method = draft.tree, draft.method
+    match = 0 if method is None else method.match_length
+    shares = [] if method is None else method.confidence.tolist()
+    found, seen = list[int](), set[int]()
+    for node, (above, depth) in enumerate(zip(tree.parent.tolist(), tree.depth.tolist(), strict=True)):
+        if shares:
+            share = shares[node] / (1.0 if above == ROOT else shares[above])
+        else:
+            share = 0.0 if above in seen else 1.0
+        seen.add(above)
+        found.append(text_level(share, match + depth - 1))
+    return found
+
+
+def _model_levels(draft: Draft) -> list[int]:
+    """How sure the model is of each node."""
+    return [] if draft.notes is None else [model_level(prob) for prob in draft.notes.prob.tolist()]

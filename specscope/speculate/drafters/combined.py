@@ -1,0 +1,151 @@
+"""suffix+eagle, ngram+eagle and the like: one tree a step from the request's text and from a model.
+
+The text's continuations and the model's tree are merged by their paths. What the sources say of a candidate becomes the
+chance that it is accepted, by what became of the request's earlier candidates (speculate/acceptance.py). The likeliest
+paths are the tree. Where the text is so sure that the model would bring less than its passes cost, the model does not
+run: its next pass is fed what it missed. Deterministic: q is a point mass, whatever a node's source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from specscope.speculate.acceptance import Acceptance
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
+from specscope.speculate.drafters.candidates import Candidates
+from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.ngram import NgramDrafter
+from specscope.speculate.drafters.suffix import SuffixDrafter
+from specscope.trace.plan import DynamicPlan
+from specscope.trace.records import Phase, Verdict
+from specscope.trace.tree import DraftTree
+
+PASS = 0.1  # of a plain step: what a pass of the model is taken to cost
+PASSES = 2  # of the model that bring that
+GAIN = 0.8  # tokens that the model is expected to bring where the text's first token is wrong
+KEPT = 256  # requests that ended or lost their place, whose candidates are kept for when they come back
+
+
+@dataclass
+class _Request:
+    """What is kept of a request."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    candidates: Candidates | None = None  # of its last step; not counted yet
+    drafted: bool = False  # whether the model drafted in that step
+
+    def before(self, context: Context) -> Acceptance:
+        """What was counted before this step; the step before it is counted now, whose tokens have come."""
+        if len(context.tokens) == context.prompt_len:  # its first step, perhaps under a name that was another's
+            self.acceptance, self.candidates = Acceptance(), None
+        last, self.candidates = self.candidates, None
+        self.acceptance.cut(context.position)
+        if last is not None and last.position < context.position:
+            self.acceptance.learn(last.position, last.outcomes(context.tokens[last.position + 1 :]))
+        return self.acceptance
+
+
+class CombinedDrafter:
+    """Drafts from the text and with a model."""
+
+    def __init__(self, text: SuffixDrafter | NgramDrafter, model: ModelDrafter, plan: DynamicPlan) -> None:
+        """`plan`: the largest tree. The model's own plan should keep all candidates: they are ranked here."""
+        self.name = f"{text.name}+{model.name}"
+        self.text, self.model, self.plan = text, model, plan
+        self.max_nodes = plan.nodes
+        self.max_depth = max(text.max_depth, model.max_depth)
+        self.aux_layers = model.aux_layers
+        self.shelf = text.shelf
+        self.passes: tuple[Phase, ...] = ()
+        self._requests: dict[str, _Request] = {}
+
+    def most_nodes(self, context: Context) -> int:
+        """Of both together, as far as the plan and the request's own size go."""
+        most = self.max_nodes if context.budget is None else min(context.budget.nodes, self.max_nodes)
+        return min(self.text.most_nodes(context) + self.model.most_nodes(context), most)
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """One tree a request, from both."""
+        self.passes = ()
+        texts = self.text.propose(contexts)
+        known = [self._requests.setdefault(c.request, _Request()).before(c) for c in contexts]
+        asked = [not self._is_enough(*one) for one in zip(contexts, texts, known, strict=True)]
+        models = [NO_DRAFT] * len(contexts)
+        if any(asked):
+            drafts = iter(
+                self.model.propose([self._of_model(c) for c, wanted in zip(contexts, asked, strict=True) if wanted])
+            )
+            models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
+            self.passes = self.model.passes
+        return [self._join(*one) for one in zip(contexts, texts, models, known, strict=True)]
+
+    def _of_model(self, context: Context) -> Context:
+        """What the model is told: all that it finds is ranked here."""
+        if context.budget is None:
+            return context
+        return replace(context, budget=context.budget.with_free_rows(self.model.plan.max_nodes))
+
+    def _is_enough(self, context: Context, text: Draft, known: Acceptance) -> bool:
+        """Whether the model's passes would cost more than they bring, the text being so sure or the budget so small."""
+        budget = context.budget
+        if budget is not None and not budget.depth:
+            return True
+        if not len(text.tree):
+            return False
+        alone = Candidates.merge(context.position, text, NO_DRAFT, known)
+        if budget is not None:
+            return bool((1 - alone.first) * GAIN < budget.passes[:PASSES].sum())
+        return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
+
+    def _join(self, context: Context, text: Draft, model: Draft, known: Acceptance) -> Draft:
+        request = self._requests[context.request]
+        request.drafted = len(model.tree) > 0
+        request.candidates = found = Candidates.merge(context.position, text, model, known)
+        most = self.max_nodes if context.budget is None else min(context.budget.nodes, self.max_nodes)
+        if not (kept := found.best(most, context.budget)) and not request.drafted:
+            return NO_DRAFT
+        draft, behind = found.draft(kept, text, model)
+        if request.drafted:  # the model's tree is the one that is verified now
+            state = self.model.states[context.request]
+            state.fed = np.where(behind >= 0, state.fed[behind], -1).astype(np.int32)
+        return draft
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """The model keeps what it ran of the accepted path. What is learnt is read from the tokens that came."""
+        known = self._requests.get(context.request)
+        if known is not None and known.drafted:
+            self.model.commit(context, tree, verdict)
+
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """For the model."""
+        self.model.observe(request, start, features, tokens)
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Both go back. What was learnt is cut when the request drafts again."""
+        self.text.rewind(request, tokens)
+        self.model.rewind(request, tokens)
+
+    def release(self, request: str) -> None:
+        """Both forget the request. What was learnt stays for a while: the request may have lost its place alone."""
+        self.text.release(request)
+        self.model.release(request)
+        if known := self._requests.pop(request, None):
+            self._requests[request] = known  # the last one now
+        idle = [name for name in self._requests if name not in self.model.states]
+        for name in idle[: len(idle) - KEPT]:
+            del self._requests[name]
+
+    def fork(self, other: CombinedDrafter, request: str, name: str, position: int) -> None:
+        """Begin with what another drafter knew of a request before its root was at `position`, under a new name."""
+        if known := other._requests.get(request):
+            self._requests[name] = _Request(known.acceptance.before(position))
+
+
+def model_of(drafter: Drafter) -> ModelDrafter | None:
+    """The model that drafts, alone or beside a text; None where there is none."""
+    part = drafter.model if isinstance(drafter, CombinedDrafter) else drafter
+    return part if isinstance(part, ModelDrafter) else None
