@@ -89,7 +89,8 @@ def tile_of(heads: Heads, fold: int, most: int, itemsize: int, shared: int) -> t
     The first of BUFFERS that a program's shared memory holds: a tile of the query and of the weights, and the keys and
     values on their way. What compilers really take is tested against each device's limit.
     """
-    tile = max(LEAST_TILE, min(MOST_TILE, triton.next_power_of_2(most * fold)), triton.next_power_of_2(fold))
+    largest = MOST_TILE if itemsize < 4 else LEAST_TILE  # no matrix unit takes float32: large tiles compile for minutes
+    tile = max(LEAST_TILE, min(largest, triton.next_power_of_2(most * fold)), triton.next_power_of_2(fold))
     key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
     for keys, blocks in BUFFERS:
         if (tile * (key + keys) + blocks * keys * (key + value)) * itemsize <= shared:

@@ -14,11 +14,9 @@ the rejection was forced. A deterministic child (q_i a point mass) that is rejec
 costs one pass over two rows of the vocabulary, an acceptance none, and the final token one pass or none and a part of
 another. In a greedy tree p is one-hot at the target's choice: no row of it is read, or ever made.
 
-Only the passes are long. A walk is a few numbers a node, so where one program a tree would leave a device idle, every
-tree gets several, and each of them walks the whole tree, up to the next pass. There it sums over its share of the
-vocabulary and stops: the launch that follows adds the shares up and walks on. Shares are added in float64, so the
-verdict does not depend on how many there are. The last launch has one program a tree: what is left of the walk it does
-alone, and then it draws the final token, in the share in which the coin falls.
+Only the passes are long. Where one program a tree would leave a device idle, every tree gets several, and each of them
+walks up to the next pass. There it sums over its share of the vocabulary and stops: the next launch adds the shares up,
+in float64, and walks on. The last one has a program a tree, ends the walk alone, and draws the final token.
 """
 
 from __future__ import annotations
@@ -224,7 +222,7 @@ def _verify(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One tree. `taken` is A, `mass` is P; `kept` holds what a rejection left of R at its token.
 
-    Every program of a tree takes the same decisions, and what several of them store is the same.
+    Programs of one tree decide alike, and what several of them store is the same.
     """
     tree, mine = tl.program_id(0), tl.program_id(1)
     start, end = tl.load(by_tree + tree), tl.load(by_tree + count + tree)
@@ -318,14 +316,11 @@ def _verify(  # type: ignore[no-untyped-def]
                     )
                 else:
                     going = at < 0
-    sampled = rejected > 0
-    if sampled:
-        sampled = tl.load(drawn + first) != 0
+    sampled = tl.load(drawn + first, mask=rejected > 0, other=0) != 0
     if ALONE:
         _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
         # The final token: the first at which the cumulative sum passes the coin's share of the whole.
-        low = 0 * vocabulary
-        high = vocabulary
+        low, high = 0 * vocabulary, vocabulary
         up_to = tl.full([], 0.0, tl.float64)
         if summed >= 0:
             whole = tl.sum(p_parts, 0)
@@ -345,7 +340,7 @@ def _verify(  # type: ignore[no-untyped-def]
         only = tl.where(sampled, -1, choice).to(tl.int32)
         low = tl.where(only >= 0, tl.maximum(low, only), low)
         high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
-        below = tl.full([], 0.0, tl.float64)
+        below = 0.0 * up_to
         found = tl.where(final_given >= 0, final_given, vocabulary)
         last = first * 0
         for at_token in range(low, high, BLOCK):
@@ -381,17 +376,16 @@ def _verify(  # type: ignore[no-untyped-def]
         tl.store(last_of + 4 * count, tl.where(rejected > 0, 1.0, 0.0))
     else:
         # The sums after this rejection, or those to draw from, unless they are known.
-        needed = (phase == REJECTED_ONE) | (summed < 0)
-        if needed:
+        if (phase == REJECTED_ONE) | (summed < 0):
             more = tl.where((phase == REJECTED_ONE) & sampled, mass / q_mass, 0.0)
             p_sum, q_sum = _sums(
                 *(mine * share, tl.minimum(mine * share + share, vocabulary)),
                 *(p_row, choice, q_row, sampled, taken + more),
                 *(kept, token, sibling, drawn, first, rejected, BLOCK),
             )
-            place_own = partial + ((turn * count + tree) * shares + mine) * 2
-            tl.store(place_own, p_sum)
-            tl.store(place_own + 1, q_sum)
+            stored = partial + ((turn * count + tree) * shares + mine) * 2
+            tl.store(stored, p_sum)
+            tl.store(stored + 1, q_sum)
             summed = 0 * summed + turn
         if mine == 0:
             next_one = state + ((turn + 1) * count + tree) * NUMBERS

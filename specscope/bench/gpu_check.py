@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specscope.bench.device import copy_bandwidth
 from specscope.bench.gpu import random_model
+from specscope.engine.engine import Engine
 from specscope.kernels import kv_compact, kv_write, launch, sampling, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
@@ -23,6 +24,7 @@ from specscope.model.graphs import CudaCapture, Outputs, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
+from specscope.trace.params import SamplingParams
 from specscope.trace.tree import ROOT, DraftTree
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number: rounding alone
@@ -206,8 +208,6 @@ def _keep(run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
 
 def _engine(device: torch.device, target: str | None) -> str:
     """A few tokens of an engine as it would be started here, and what it fell back to."""
-    from specscope import Engine, SamplingParams
-
     engine = Engine(target=target, device=device.type, backend="triton", drafter="ngram", kv_memory=0.05)
     engine.generate(["1, 2, 3, 1, 2, 3, 1, 2,"], SamplingParams(max_tokens=8, ignore_eos=True))
     ran_by = engine.run_info.backend

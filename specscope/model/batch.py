@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import put
-from specscope.kernels.tree_batch import TreeBatch
+from specscope.kernels.place import Packed, put
+from specscope.kernels.tree_batch import Part, Room, TreeBatch
 from specscope.model.backend import Backend
 from specscope.model.groups import Group, build_groups
 from specscope.model.segment import Segment
 
-__all__ = ["Batch", "Segment"]
+__all__ = ["FED", "WANTED", "Batch", "PackedBatch", "Segment"]
+FED, WANTED = "fed_index", "wanted_index"  # further arrays of a PackedBatch: which rows of a graph's outputs count
 
 
 @dataclass
@@ -37,8 +40,6 @@ class Batch:
     ) -> Batch:
         """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
         if backend is Backend.TRITON:
-            from specscope.model.packed import PackedBatch
-
             packed = PackedBatch.lay_out(segments, device)
             return packed.batch(packed.packed.put())
         first = np.cumsum([0] + [len(s.tokens) for s in segments])
@@ -54,3 +55,39 @@ class Batch:
             groups=build_groups(segments, first, device),
             tree=None,
         )
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """A batch of the triton backend in one buffer on the host: one copy takes it to where its kernels read."""
+
+    packed: Packed
+    sizes: dict[str, int]  # of the TreeBatch
+
+    @staticmethod
+    def lay_out(
+        segments: Sequence[Segment],
+        device: torch.device,
+        room: Room | None = None,
+        further: dict[str, NDArray[Any]] | None = None,
+    ) -> PackedBatch:
+        """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""
+        fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
+        own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
+        first = np.cumsum([0] + [len(s.tokens) for s in segments])
+        wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
+        parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments]
+        arrays = {
+            "tokens": np.array([[t for s in segments for t in s.tokens]], dtype=np.int64),
+            "positions": np.concatenate([s.positions[at] for s, at in zip(segments, fed, strict=True)])[None],
+            "slots": np.concatenate(own),
+            "wanted": np.array(wanted, dtype=np.int64),
+        }
+        tree = {f"tree {name}": array for name, array in TreeBatch.arrays(parts, room).items()}
+        return PackedBatch(Packed({**arrays, **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
+
+    def batch(self, views: dict[str, Tensor]) -> Batch:
+        """The batch whose numbers lie there."""
+        tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
+        rows = {name: views[name] for name in ("tokens", "positions", "slots", "wanted")}
+        return Batch(**rows, groups=[], tree=TreeBatch.of(tree, self.sizes))

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from specscope.kernels.tree_batch import Room
-from specscope.model.batch import Batch, Segment
+from specscope.model.batch import FED, WANTED, Batch, PackedBatch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
-from specscope.model.packed import FED, WANTED, PackedBatch
 
 Outputs = tuple[Tensor, ...]
 Run = Callable[..., Outputs]  # (batch, *inputs) -> outputs; a row of each input and output for each row of the batch
