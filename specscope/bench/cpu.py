@@ -7,18 +7,21 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from specscope.bench.device import read_bandwidth
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
 from specscope.bench.prompts import COPYING, PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
+from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
@@ -54,6 +57,8 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)
+    if eagle is not None:
+        show_pass(eagle, phases, console)
     write_json(json_file, comparisons, machine)
 
 
@@ -188,30 +193,46 @@ def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]]
 
 
 class PhaseTimes:
-    """A sink that adds up where the time of steps with drafts goes."""
+    """A sink that keeps where the time of steps with drafts goes."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.tokens = 0
-        self._ns: dict[str, int] = {}
+        self.tokens: list[int] = []  # of each step
+        self.ns: dict[str, list[int]] = {}  # by phase, and by drafting pass; a pass is not in every step
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record."""
         if not any(len(part.tree) for part in record.requests):
             return
-        self.steps += 1
-        self.tokens += sum(part.emitted for part in record.requests)
+        self.tokens.append(sum(part.emitted for part in record.requests))
         for phase in (*record.phases, *record.passes):
             name = f"  {phase.name}" if phase in record.passes else phase.name
-            self._ns[name] = self._ns.get(name, 0) + phase.end_ns - phase.start_ns
+            self.ns.setdefault(name, []).append(phase.end_ns - phase.start_ns)
 
     def show(self, console: Console) -> None:
-        """Print the mean milliseconds of a step, phase by phase."""
-        if not self.steps:
+        """Print the median milliseconds of each phase and pass."""
+        if not self.tokens:
             return
-        table = Table(title=f"a step of the head's: {self.tokens / self.steps:.2f} tokens", title_justify="left")
-        for column in ("phase", "ms"):
+        title = f"a step with drafts: {sum(self.tokens) / len(self.tokens):.2f} tokens"
+        table = Table(title=title, title_justify="left")
+        for column in ("phase", "ms", "of steps"):
             table.add_column(column, justify="left" if column == "phase" else "right")
-        for name, ns in self._ns.items():
-            table.add_row(name, f"{ns / self.steps / 1e6:.2f}", style="dim" if name.startswith(" ") else "")
+        for name, ns in self.ns.items():
+            share = f"{len(ns) / len(self.tokens):.0%}"
+            table.add_row(name, f"{median(ns) / 1e6:.2f}", share, style="dim" if name.startswith(" ") else "")
         console.print(table)
+
+
+def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
+    """Print what a drafting pass after the first takes, beside the time that reading its weights takes."""
+    ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
+    if not ns or not isinstance(drafter, Eagle):
+        return
+    head = drafter.runner.head
+    weights = [*head.midlayer.parameters(), *drafter.runner.lm_head.parameters()]
+    size = sum(weight.numel() * weight.itemsize for weight in weights)
+    bandwidth = read_bandwidth(engine.runner.loaded.device)
+    console.print(
+        f"a drafting pass takes {median(ns) / 1e6:.2f} ms, {median(ns) / 1e9 / (size / bandwidth):.1f} times what its "
+        f"{size / 1e6:.1f} MB take at {bandwidth / 1e9:.0f} GB/s",
+        highlight=False,
+    )

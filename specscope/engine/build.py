@@ -206,7 +206,7 @@ def make_drafter(
         return _text_drafter(config, plan)
     if config.text_part and isinstance(plan, DynamicPlan):
         every = dataclasses.replace(plan, nodes=min(plan.candidates, MAX_NODES))  # they are ranked with the text's
-        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), suffix_shared=0)
+        alone = dataclasses.replace(config, drafter=config.model_part, tree=str(every), suffix_shared=0, costs=None)
         known = None if other is None else model_of(other)
         model = make_drafter(alone, target, tokenizer, blocks, backend, progress, known)
         assert isinstance(model, ModelDrafter)

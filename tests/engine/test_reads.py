@@ -108,4 +108,4 @@ def test_what_reads_is_seen(monkeypatch):
     row = torch.zeros(1, 600)
     with Reads(monkeypatch) as reads:
         sampling.probabilities(row, SamplingParams(top_p=0.99))
-    assert reads.places() == {"sampling._beyond_top_p": 1}
+    assert reads.places() == {"sampling._least_on_host": 1}

@@ -191,8 +191,9 @@ def test_training_learns_and_a_resumed_run_is_the_same_run(data, target, tmp_pat
     assert max(losses[-5:]) < math.log(RECIPE.draft_vocab) < min(losses[:5])
     assert float((whole.head.mask_hidden.detach() - mask).norm() / mask.norm()) > 0.01  # it is learnt too
     counts = [sum(o.positions[d] for o in outcomes) for d in range(3)]
-    assert counts[1] / counts[0] == pytest.approx(0.7, abs=0.05)
-    assert counts[2] / counts[0] == pytest.approx(0.49, abs=0.05)
+    # The share is of a batch's longest sequence: of shorter ones more is kept.
+    assert 0.7 <= counts[1] / counts[0] < 0.8
+    assert 0.49 <= counts[2] / counts[0] < 0.6
 
     first = PEagleTraining(target, data, RECIPE, tmp_path / "cut")
     for _ in first.run():

@@ -28,6 +28,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("drafter", lambda run: run.drafter, ""),
     ("draft model", lambda run: run.draft_model, "other drafts"),
     ("tree", lambda run: run.tree, "acceptance length depends on it; compare by depth"),
+    ("step costs", lambda run: run.costs, "adaptive trees follow from them"),
     ("aux layers", lambda run: ", ".join(run.aux_layers), "the head is fed other hidden states"),
     ("draft vocabulary", lambda run: run.draft_vocab or "", "tokens outside it cannot be drafted"),
     ("draft tokens", lambda run: _digest(run), "the drafter knows other tokens, or has them in another order"),

@@ -109,6 +109,8 @@ class CombinedDrafter:
         if not (kept := found.best(most, context.budget)) and not request.drafted:
             return NO_DRAFT
         draft, behind = found.draft(kept, text, model)
+        if not kept:
+            draft = replace(draft, method=None)  # nothing of the text is verified
         if request.drafted:  # the model's tree is the one that is verified now
             state = self.model.states[context.request]
             state.fed = np.where(behind >= 0, state.fed[behind], -1).astype(np.int32)

@@ -83,8 +83,8 @@ def other_layers(engine, patch):
     """The features of the layers come in another order."""
     real = Eagle.observe
 
-    def observe(self, request, start, features):
-        real(self, request, start, features.roll(features.shape[-1] // 3, -1))
+    def observe(self, request, start, features, tokens):
+        real(self, request, start, features.roll(features.shape[-1] // 3, -1), tokens)
 
     patch.setattr(Eagle, "observe", observe)
 

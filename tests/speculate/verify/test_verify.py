@@ -143,5 +143,6 @@ def test_a_batch_is_made_for_the_device_without_a_read(monkeypatch, temperatures
     monkeypatch.setattr(sampling, "_argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
     reads = Reads(monkeypatch)
     batch = step_batch(asked, None, Backend.TRITON, Memory())
-    batch.trees.on(torch.device("cpu"))
     assert reads.count == 0
+    batch.trees.on(torch.device("cpu"))
+    assert reads.count == 1  # of a buffer on the host, which one copy takes to the device
