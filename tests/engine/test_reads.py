@@ -75,8 +75,14 @@ def as_on_a_device(monkeypatch):
     monkeypatch.setattr(sampling, "_argmax", lambda rows: rows.argmax(-1))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        pytest.param(name, t, marks=pytest.mark.slow if t == 0 and name != "eagle" else ())
+        for name in DRAFTERS
+        for t in (0.0, 0.9)
+    ],
+)
 def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(
     deep, tmp_path, monkeypatch, as_on_a_device, name, temperature
 ):

@@ -21,7 +21,13 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(DRAFTERS, ["float32", "bfloat16"] * 2, strict=True))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if name in ("eagle", "draft_model") else pytest.mark.slow)
+        for name, dtype in zip(DRAFTERS, ["float32", "bfloat16"] * 2, strict=True)
+    ],
+)
 def test_a_run_compiles_nothing_that_was_not_compiled_at_its_start(deep, tmp_path, monkeypatch, name, dtype):
     """As it would be launched on an H100, with contexts and a vocabulary that are worth splitting."""
     monkeypatch.setattr(launch, "limits", lambda _: H100)

@@ -37,8 +37,14 @@ def run(tiny, backend, how, params):
     return results
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("temperature", "name"),
+    [
+        pytest.param(t, name, marks=pytest.mark.slow if (t, name) in ((0.9, "dynamic"), (0.0, "tree")) else ())
+        for t in (0.0, 0.9)
+        for name in DRAFTERS
+    ],
+)
 def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=3, ignore_eos=True)
     ours, reference = (run(tiny, backend, DRAFTERS[name], params) for backend in ("triton", "torch"))

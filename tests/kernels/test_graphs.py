@@ -87,7 +87,13 @@ def watch_replays(graphs):
     return used
 
 
-@pytest.mark.parametrize(("name", "temperature"), zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0), strict=True))
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        pytest.param(name, temperature, marks=() if name.startswith("eagle") else pytest.mark.slow)
+        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0), strict=True)
+    ],
+)
 def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     model = deep if name.startswith("eagle") else tiny
