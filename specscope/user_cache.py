@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from platformdirs import user_cache_path
 
 LARGEST = 2**20  # bytes of such a file
+SOON = 3600  # seconds after which figures of a busy machine are taken again
 
 
 def place(folder: str, about: Mapping[str, str]) -> Path:
@@ -29,6 +31,11 @@ def store(path: Path, data: object, *, make_folder: bool = True) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(text)
     os.replace(part.name, path)
+
+
+def is_good(path: Path, *, quiet: bool) -> bool:
+    """Whether figures need not be measured again: they were taken on a quiet machine, or not long ago."""
+    return quiet or time.time() - path.stat().st_mtime < SOON
 
 
 def processor() -> str:

@@ -141,14 +141,10 @@ def engine_costs(
     model = model_of(drafter)
     if model is None:
         return None
-    measured = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
-    if measured is None:
+    found = measure(Bench(runner, model, verifier, plan, config.max_batch), about, progress)
+    if found is None:
         progress("the KV cache is too small to measure what a step costs: trees are not adaptive")
         return None
-    found, was_quiet = measured
-    if named is None and not was_quiet:
-        progress("the machine is busy: what a step costs will be measured again at the next start")
-        return found
     try:
         file = cost_file.cached_file(about) if named is None else Path(named)
         user_cache.store(file, found, make_folder=named is None)

@@ -10,7 +10,7 @@ import msgspec
 
 from specscope.errors import UserError
 from specscope.speculate.costs import KIND, Costs
-from specscope.user_cache import LARGEST, place
+from specscope.user_cache import LARGEST, is_good, place
 
 
 def cached_file(about: Mapping[str, str]) -> Path:
@@ -24,7 +24,8 @@ def read_cached(about: Mapping[str, str]) -> Costs | None:
         found = _read(cached_file(about))
     except (OSError, UserError):
         return None
-    return found if dict(found.about) == dict(about) else None
+    good = dict(found.about) == dict(about) and is_good(cached_file(about), quiet=found.quiet)
+    return found if good else None
 
 
 def read_named(path: str, about: Mapping[str, str]) -> Costs | None:
@@ -58,7 +59,7 @@ def _read(path: Path) -> Costs:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist") from None
     points = (*found.step, *found.passes)
-    numbers = (found.step_request, found.first, found.first_request, *(p.seconds for p in points))
+    numbers = (found.step_request, found.tree_request, found.first, found.first_request, *(p.seconds for p in points))
     sound = found.kind == KIND and found.step and all(0 <= x < math.inf for x in numbers)
     if not sound or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in found.step):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")

@@ -45,6 +45,7 @@ class Bench:
         self.vocab_size = runner.loaded.vocab_size
         self.tokens = [[self._token(i, r) for i in range(CONTEXT)] for r in range(self.batch)]
         self.tables = [BlockTable() for _ in range(self.batch)]
+        self.together = ((self.batch, self.batch), (2 * self.batch, self.batch))  # steps of all, by rows and requests
         self.features: list[Tensor] = []  # of the last token of each, where the drafter is fed them
 
     def _token(self, place: int, request: int) -> int:
@@ -97,7 +98,7 @@ class Bench:
 
     def rounds(self) -> tuple[Figures, Figures]:
         """Seconds of steps by (rows, batch), and of drafting by (depth, batch)."""
-        steps: Figures = {key: [] for key in (*((rows, 1) for rows in ROWS), (self.batch, self.batch))}
+        steps: Figures = {key: [] for key in (*((rows, 1) for rows in ROWS), *self.together)}
         drafts: Figures = {(depth, batch): [] for depth in DEPTHS for batch in {1, self.batch}}
         begin = time.monotonic()
         for number in range(WARM + ROUNDS):
@@ -111,8 +112,8 @@ class Bench:
         return steps, drafts
 
 
-def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> tuple[Costs, bool] | None:
-    """The costs of an engine, and whether the machine was quiet; None where its KV cache is too small."""
+def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> Costs | None:
+    """The costs of an engine; None where its KV cache is too small to measure them."""
     progress("measuring once what a step costs on this machine")
     try:
         with bench.requests():
@@ -121,17 +122,23 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
         return None
     batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
     alone = rising([_point(rows, seconds) for (rows, size), seconds in steps.items() if size == 1])
-    first, together = usual(drafts[1, 1]), usual(drafts[1, batch])
+    first = usual(drafts[1, 1])
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
-    costs = Costs(
+    return Costs(
         about=dict(about),
         step=alone,
-        step_request=rounded(max(usual(steps[batch, batch]) - at(alone, batch), 0.0) / others),
+        step_request=_further(steps[batch, batch], at(alone, batch), others),
+        tree_request=_further(steps[2 * batch, batch], at(alone, 2 * batch), others),
         first=rounded(first),
-        first_request=rounded(max(together - first, 0.0) / others),
+        first_request=_further(drafts[1, batch], first, others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
+        quiet=is_quiet(steps.values()),
     )
-    return costs, is_quiet(steps.values())
+
+
+def _further(together: list[float], alone: float, others: int) -> float:
+    """Seconds that each of the other requests adds to what one takes alone."""
+    return rounded(max(usual(together) - alone, 0.0) / others)
 
 
 def _later(drafts: Figures, batch: int) -> list[float]:

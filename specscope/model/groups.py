@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specscope.model.segment import Segment
 
 GATHER = 5  # what it takes to gather a slot, in rows that attend to it
-CALL = 1024  # what a call of its own takes, in slots times rows: less padding than that is cheaper
+CALL = 8192  # what a call of its own takes, in slots times rows: less padding than that is cheaper
 LONG = 1024  # slots of context from which on runs are read in place
 RUN = 256  # slots that a run has at least: a shorter one is gathered
 NOWHERE = -(2**30)  # as a position: before every other

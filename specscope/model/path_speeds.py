@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from specscope.model.fast_paths import FastPath, usable
-from specscope.user_cache import LARGEST, place, processor, store
+from specscope.user_cache import LARGEST, is_good, place, processor, store
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
@@ -31,6 +31,7 @@ class PathSpeeds:
     """Seconds of a product, by path and rows."""
 
     about: Mapping[str, str]  # the machine, and what was tried
+    quiet: bool  # whether nothing else kept the machine busy
     seconds: Mapping[str, Mapping[int, float]]
 
     def fastest(self, rows: int, names: Iterable[str]) -> list[str]:
@@ -60,17 +61,19 @@ def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpe
     try:
         if file.stat().st_size <= LARGEST:
             found = msgspec.json.decode(file.read_bytes(), type=PathSpeeds)
-            if dict(found.about) == about and all(set(ROWS) <= set(found.seconds.get(name, {})) for name in names):
+            whole = all(set(ROWS) <= set(found.seconds.get(name, {})) for name in names)
+            if whole and dict(found.about) == about and is_good(file, quiet=found.quiet):
                 return found
     except (OSError, msgspec.MsgspecError):
         pass
     if len(names) < 2:  # there is nothing to choose
-        return PathSpeeds(about, {name: dict.fromkeys(ROWS, 0.0) for name in names})
+        return PathSpeeds(about, True, {name: dict.fromkeys(ROWS, 0.0) for name in names})
     calls = _measure([path for path in usable(dtype) if path.name in names])
-    measured = PathSpeeds(about, {name: {n: usual(x) for n, x in by_rows.items()} for name, by_rows in calls.items()})
-    if is_quiet(seconds for by_rows in calls.values() for seconds in by_rows.values()):
-        with contextlib.suppress(OSError):
-            store(file, measured)  # else it is measured again at the next start
+    quiet = is_quiet(seconds for by_rows in calls.values() for seconds in by_rows.values())
+    speeds = {name: {rows: usual(seconds) for rows, seconds in by_rows.items()} for name, by_rows in calls.items()}
+    measured = PathSpeeds(about, quiet, speeds)
+    with contextlib.suppress(OSError):  # then it is measured at every start
+        store(file, measured)
     return measured
 
 

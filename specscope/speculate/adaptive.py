@@ -133,6 +133,21 @@ class Learned:
     unseen: list[int] = field(default_factory=list)  # searches since each level was looked at
     tokens: float = RATE_PRIOR  # a request's, over the last steps
     costs: float = RATE_PRIOR  # of those steps, in plain steps of their batches
+    steps: int = 0  # that it has learned from
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What all requests of a step have in common."""
+
+    of: Learned  # and of how many steps of it, and for how many requests
+    steps: int
+    batch: int
+    rows: Doubles  # [nodes + 1] as in Budget
+    passes: Doubles  # [depth]
+    lifts: Doubles  # [depth]
+    curves: dict[bool, Curve]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -156,34 +171,42 @@ class Sizer:
         self.plan = plan  # the largest search
         self.costs = costs
         self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth)
+        self._prices: Prices | None = None  # of the step that was asked for last
 
     def choose(self, request: str, batch: int, *, greedy: bool) -> Budget:
         """The budget of a request in a batch of that many, as if all of them chose alike."""
-        known, costs, plan = self.learned, self.costs, self.plan
+        known, price = self.learned, self._prices
+        if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
+            price = self._prices = self._priced(batch)
         recent = known.recent.setdefault(request, Recent(known.lifts[0]))
+        depth, reason = self._depth(recent, price)
+        return Budget(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason)
+
+    def _priced(self, batch: int) -> Prices:
+        """What rows and passes must bring in a batch of that many."""
+        known, costs, plan = self.learned, self.costs, self.plan
         plain = costs.step_seconds(batch, batch)
         worth = max(known.tokens / known.costs, 1.0) / plain  # tokens of each request a second
-        rows = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
-        prices = worth * (np.array([costs.step_seconds(count, batch) for count in rows]) - plain)
+        sizes = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
+        rows = worth * (np.array([costs.step_seconds(size, batch) for size in sizes]) - plain)
         later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
-        depth, reason = self._depth(recent, passes, prices)
-        lifts = np.array([recent.lift, *known.lifts[1:]])
+        some = min(4, plan.max_nodes)
+        text = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {rows[some]:.2f}"
         for level, count in enumerate(known.unseen):
             if count >= EXPLORE_EVERY and level:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
-        return Budget(depth, plan.max_nodes, prices, passes, lifts, known.kinds[greedy].curve(), reason)
+        curves = {greedy: kind.curve() for greedy, kind in known.kinds.items()}
+        return Prices(known, known.steps, batch, rows, passes, np.array(known.lifts), curves, text)
 
-    def _depth(self, recent: Recent, passes: Doubles, prices: Doubles) -> tuple[int, str]:
+    def _depth(self, recent: Recent, price: Prices) -> tuple[int, str]:
         """How deep a search may go, and why."""
-        some = min(4, len(prices) - 1)
-        price = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {prices[some]:.2f}"
-        if recent.lift > MARGIN * passes[0]:
-            return self.plan.depth, f"{price}; lately they brought {recent.lift:.2f}"
+        if recent.lift > MARGIN * price.passes[0]:
+            return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}"
         if recent.idle >= PROBE_EVERY:
             return 1, f"a probe after {plural(recent.idle, 'step')} without drafts"
-        return 0, f"no draft pays: {price}; it would bring {recent.lift:.2f}"
+        return 0, f"no draft pays: {price.text}; it would bring {recent.lift:.2f}"
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
@@ -193,6 +216,7 @@ class Sizer:
             if one.budget is not None:
                 self._learn_one(one, one.budget)
         self._learn_rate(outcomes)
+        self.learned.steps += 1
 
     def _learn_one(self, one: Outcome, budget: Budget) -> None:
         known = self.learned

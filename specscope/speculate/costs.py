@@ -23,14 +23,16 @@ class Costs:
     about: Mapping[str, str]  # machine, models and settings: a file is good for these alone
     step: tuple[Point, ...]  # forward and verification of one request, by rows
     step_request: float  # what each further request of a batch adds to a step
+    tree_request: float  # and where trees are verified
     first: float  # a drafting pass over one request's root; 0 for a drafter that is no model
     first_request: float
     passes: tuple[Point, ...]  # each later pass, by rows
+    quiet: bool = True  # whether nothing else kept the machine busy
     kind: str = KIND
 
     def step_seconds(self, rows: int, batch: int) -> float:
         """Of a step without drafting."""
-        return at(self.step, rows) + (batch - 1) * self.step_request
+        return at(self.step, rows) + (batch - 1) * (self.tree_request if rows > batch else self.step_request)
 
     def first_seconds(self, batch: int) -> float:
         """Of the first drafting pass, with all that drafting takes once."""

@@ -104,7 +104,7 @@ def test_few_rows_and_many_take_the_path_that_is_measured_to_be_faster(dtype, mo
     table = {name: dict.fromkeys(ROWS, 9.0) for name in names}
     table[fast] |= {rows: 1.0 for rows in ROWS if rows <= 4}
     table[slow] |= {rows: 1.0 for rows in ROWS if rows > 4}
-    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, table))
+    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
     taken = []
 
     def noted(path):
@@ -126,7 +126,6 @@ def test_few_rows_and_many_take_the_path_that_is_measured_to_be_faster(dtype, mo
 
 def test_speeds_are_kept_for_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(path_speeds_module, "place", lambda folder, about: tmp_path / folder / "x.json")
-    monkeypatch.setattr(path_speeds_module, "is_quiet", lambda _: True)
     path_speeds_module._speeds.cache_clear()
     first = path_speeds_module.path_speeds(torch.float32)
     path_speeds_module._speeds.cache_clear()

@@ -25,7 +25,7 @@ PLAN = DynamicPlan(12, depth=4, top=3)
 def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
     """Straight lines: a step of R rows takes base + slope * R."""
     step = tuple(Point(rows, base + slope * rows, 0, 0) for rows in (1, 65))
-    return Costs({}, step, 0.0, first, 0.0, (Point(1, later, 0, 0),))
+    return Costs({}, step, 0.0, 0.0, first, 0.0, (Point(1, later, 0, 0),))
 
 
 scores = st.lists(st.floats(-8, 0), max_size=20).map(lambda xs: sorted(xs, reverse=True))
@@ -66,6 +66,7 @@ def test_prices_are_seconds_at_the_rate_of_the_engine():
     plain = 0.03 + 0.002  # a step of two rows
     assert budget.prices[5] == pytest.approx(2 * 5 * 0.001 / plain)  # the batch's time, a token for each request
     assert budget.passes.tolist() == pytest.approx([0.003 / plain, *[0.002 / plain] * 3])
+    sizer.learned.steps += 1
     sizer.learned.tokens *= 2  # twice as many tokens in the same time: time is worth twice as much
     assert sizer.choose("r", 2, greedy=True).prices[5] == pytest.approx(4 * 5 * 0.001 / plain)
 
