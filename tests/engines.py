@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from specscope import Engine
 from specscope.speculate.adaptive import Sizer
 from tests.heads import head_tensors, write_head, write_parallel_head
@@ -23,7 +25,14 @@ DRAFTERS = {
     "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
     "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True, "costs": COSTS},
 }
+# Where each drafter is tried for a long time, those that are like another one are slow tests.
+LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "ngram+eagle", "suffix+draft")
 SMALL = 9  # blocks: with a few requests somebody is preempted
+
+
+def each(names):
+    """The names as parameters of a test that takes long."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in names]
 
 
 def build_engines(target, folder):

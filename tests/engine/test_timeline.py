@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
+from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each, fresh
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def fill(engine, seed):
         engine.add(PROMPTS[int(rng.integers(len(PROMPTS)))], params)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", each(DRAFTERS))
 @settings(max_examples=10)
 @given(
     seed=st.integers(0, 10_000),
