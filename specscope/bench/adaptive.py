@@ -7,10 +7,8 @@ a round is taken out of its steps (lanes.pace).
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from specscope.bench.cpu import unseen_prompts
 from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
 from specscope.bench.paired import machine_info, write_figures
 from specscope.engine.config import EngineConfig
@@ -102,14 +101,12 @@ def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> Non
 
 def work_of(engine: Engine, mix: Mix) -> list[Work]:
     """Prompts that the default head never saw, of a kind."""
-    lines = (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines()
-    chosen = [each for each in map(json.loads, lines) if mix.kind in ("", each["kind"])]
     return [
         (
-            engine.turn(str(each["prompt"])),
+            engine.turn(prompt),
             SamplingParams(max_tokens=TOKENS, temperature=mix.temperature, seed=seed, ignore_eos=True),
         )
-        for seed, each in enumerate(chosen)
+        for seed, prompt in enumerate(unseen_prompts(kind=mix.kind))
     ]
 
 

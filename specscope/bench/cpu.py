@@ -160,10 +160,10 @@ def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Con
     ]
 
 
-def unseen_prompts(count: int | None = None) -> list[str]:
-    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all."""
-    lines = (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines()
-    prompts = [str(json.loads(line)["prompt"]) for line in lines]
+def unseen_prompts(count: int | None = None, kind: str = "") -> list[str]:
+    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all; or of a kind."""
+    lines = map(json.loads, (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines())
+    prompts = [str(line["prompt"]) for line in lines if kind in ("", line["kind"])]
     return prompts if count is None else prompts[:: len(prompts) // count][:count]
 
 

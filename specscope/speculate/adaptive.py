@@ -172,6 +172,7 @@ class Sizer:
         self.costs = costs
         self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
+        self._seconds: dict[int, Doubles] = {}  # of a step by nodes of each tree; by batch
 
     def choose(self, request: str, batch: int, *, greedy: bool) -> Budget:
         """The budget of a request in a batch of that many, as if all of them chose alike."""
@@ -185,10 +186,12 @@ class Sizer:
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
-        plain = costs.step_seconds(batch, batch)
-        worth = max(known.tokens / known.costs, 1.0) / plain  # tokens of each request a second
-        sizes = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
-        rows = worth * (np.array([costs.step_seconds(size, batch) for size in sizes]) - plain)
+        if batch not in self._seconds:
+            sizes = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
+            self._seconds[batch] = np.array([costs.step_seconds(size, batch) for size in sizes])
+        seconds = self._seconds[batch]
+        worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
+        rows = worth * (seconds - seconds[0])
         later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
         some = min(4, plan.max_nodes)
