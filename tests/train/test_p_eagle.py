@@ -11,41 +11,20 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.features import published_aux_layers
 from specscope.model.head_loader import LoadedHead, load_head, save_head
 from specscope.model.head_runner import HeadRunner
-from specscope.model.loader import load_model
-from specscope.model.runner import ModelRunner
 from specscope.train import eagle3
 from specscope.train.eagle3 import Eagle3Training
 from specscope.train.heads import mask_token_of
 from specscope.train.one_pass import Anchors, every_anchor, forward, sampled_anchors
 from specscope.train.p_eagle import PEagleTraining, Recipe
 from specscope.train.scores import DECAY, Padded
-from specscope.train.shards import Shards, ShardWriter
-from specscope.train.synthesise import Synthesiser
 from tests.heads import Reference
 
 RECIPE = Recipe(draft_vocab=120, depths=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
-
-
-@pytest.fixture(scope="module")
-def target(deep):
-    return load_model(str(deep), torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(scope="module")
-def data(deep, target, tmp_path_factory):
-    """Some 6,000 tokens that the tiny target wrote."""
-    folder = tmp_path_factory.mktemp("data")
-    runner = ModelRunner(target, 200, (*published_aux_layers(7), "final"))
-    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=100, seed=1)
-    writer.write(6000, ShardWriter(folder, {"made": "here"}), lambda tokens: None)
-    return Shards(folder)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
 from specscope.model.head_loader import load_head
-from specscope.model.loader import load_model
 from specscope.model.runner import ModelRunner
 from specscope.train.eagle3 import Eagle3Training as Training
 from specscope.train.eagle3 import Recipe
@@ -28,24 +27,6 @@ from specscope.train.training import batches_of
 from specscope.train.ttt import forward
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
-
-
-@pytest.fixture(scope="module")
-def target(deep):
-    return load_model(str(deep), torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture(scope="module")
-def data(deep, target, tmp_path_factory):
-    """Some 6,000 tokens that the tiny target wrote."""
-    folder = tmp_path_factory.mktemp("data")
-    runner = ModelRunner(target, 200, (*published_aux_layers(7), "final"))
-    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=8, longest=100, seed=1)
-    made = []
-    writer.write(6000, ShardWriter(folder, {"made": "here"}), made.append)
-    shards = Shards(folder)
-    assert shards.tokens == sum(made) >= 6000
-    return shards
 
 
 def test_what_the_target_writes_comes_with_its_true_features(deep, data):
