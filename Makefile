@@ -41,11 +41,11 @@ format: .venv/dev
 	$(BIN)/ruff format .
 
 captures: .venv/base ## make the sample captures in traces/ anew
-	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/eagle.jsonl --tree dynamic:16 --max-tokens 48
-	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/ngram.jsonl --drafter ngram --tree 3x4 --max-tokens 48
-	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/sampled.jsonl --temperature 0.8 --seed 7 \
+	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/eagle.jsonl --tree dynamic:16 --max-tokens 48
+	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/ngram.jsonl --drafter ngram --tree 3x4 --max-tokens 48
+	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/sampled.jsonl --temperature 0.8 --seed 7 \
 	    --draft-model self:28 --tree "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]" --max-tokens 32
-	$(BIN)/specscope capture traces/prompts/samples.jsonl -o traces/evidence.jsonl --temperature 0.8 --seed 7 \
+	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/evidence.jsonl --temperature 0.8 --seed 7 \
 	    --tree 3x4 --max-tokens 48 --evidence full
 	$(BIN)/python traces/planted.py
 

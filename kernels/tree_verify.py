@@ -28,12 +28,8 @@ from torch import Tensor
 
 from specscope.kernels import launch
 from specscope.kernels.flat_trees import (
-    ACCEPTED,
     DETERMINISTIC,
-    NOBODY,
     REJECTED,
-    UNTRIED,
-    WITHOUT_REPLACEMENT,
     TreeTensors,
     Verdicts,
 )
@@ -97,60 +93,6 @@ def verify_launch(block: int, *, alone: bool) -> Launch:
     return Launch(_verify, {"ALONE": alone, "MOST": MOST_SHARES, "BLOCK": block}, warps=16)
 
 
-def tree_verify_reference(trees: TreeTensors, p: Tensor, choices: Tensor, q: Tensor | None) -> Verdicts:
-    """What tree_verify must give: the rules as they are written, residual by residual, in float64."""
-    out = Verdicts.empty(trees)
-    child, sibling, token, coin = (x.tolist() for x in (trees.child, trees.sibling, trees.token, trees.coin))
-    drawn, q_row, forced = trees.drawn.tolist(), trees.q_row.tolist(), trees.forced.tolist()
-    for tree, root in enumerate(trees.first.tolist()):
-        rows = range(root, int(trees.end[tree]))
-        behind = trees.p_row[rows.start : rows.stop].long()
-        one_hot = torch.nn.functional.one_hot(choices[behind], p.shape[1]) if trees.greedy[tree] else p[behind]
-        whole = dict(zip(rows, one_hot.double(), strict=True))  # p at every row
-        for row in rows[1:]:
-            out.p[row] = whole[int(trees.parent[row])][token[row]]
-        row, recovered, left = root, False, whole[root]
-        while child[row] != NOBODY and not recovered:
-            p_i, at, accepted = whole[row], child[row], False
-            q_i = None if q is None or q_row[row] < 0 else q[q_row[row]].double()
-            while at != NOBODY and not accepted:
-                x = token[at]
-                q_x = 1.0 if drawn[at] == DETERMINISTIC or q_i is None else float(q_i[x])
-                accept = min(1.0, float(p_i[x]) / q_x) if q_x > 0 else 0.0
-                out.p_trial[at], out.q_trial[at], out.accept_prob[at] = p_i[x], q_x, accept
-                accepted = coin[at] < accept if forced[at] == UNTRIED else forced[at] == ACCEPTED
-                out.outcome[at] = ACCEPTED if accepted else REJECTED
-                if accepted:
-                    row, left = at, whole[at]
-                else:
-                    rest = _without(p_i, x) if drawn[at] == DETERMINISTIC or q_i is None else (p_i - q_i).clamp(min=0)
-                    out.residual_mass[at] = rest.sum()
-                    left = p_i = rest / rest.sum() if rest.sum() > 0 else p_i
-                    if drawn[at] == WITHOUT_REPLACEMENT and q_i is not None and _without(q_i, x).sum() > 0:
-                        q_i = _without(q_i, x) / _without(q_i, x).sum()
-                    at = sibling[at]
-            recovered = not accepted
-        out.final_row[tree], out.recovered[tree] = row, recovered
-        out.token[tree], out.final_p[tree], out.final_margin[tree] = _draw(left, coin[root], int(trees.final[tree]))
-    return out
-
-
-def _without(distribution: Tensor, token: int) -> Tensor:
-    rest = distribution.clone()
-    rest[token] = 0
-    return rest
-
-
-def _draw(left: Tensor, coin: float, given: int) -> tuple[int, float, float]:
-    """The final token, its probability, and the draw's margin."""
-    if given != NOBODY:
-        return given, float(left[given]), 1.0
-    total = left.cumsum(0)
-    token = min(int(torch.searchsorted(total, coin * float(total[-1]), right=True)), len(left) - 1)
-    ends = [float(end) / float(total[-1]) for end in (total[token] - left[token], total[token])]
-    return token, float(left[token]), min((abs(coin - end) for end in ends if SLACK < end < 1 - SLACK), default=1.0)
-
-
 def tree_verify_bytes(trees: TreeTensors, verdicts: Verdicts, p: Tensor) -> int:
     """Bytes that any verification of these sampled trees must read: rows of p and q where a pass was needed, once."""
     rejected = verdicts.outcome == REJECTED
@@ -211,6 +153,68 @@ def _sums(  # type: ignore[no-untyped-def]
         p_sum += tl.sum(r.to(tl.float64), 0)
         q_sum += tl.sum(theirs.to(tl.float64), 0)
     return p_sum, q_sum
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _final_token(  # type: ignore[no-untyped-def]
+    p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, vocabulary,
+    coin, given, p_parts, known, share, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first token at which the cumulative sum of R passes the coin's share of the whole, or the one that is given.
+
+    p_parts [MOST]: the sum of R over each share of the vocabulary, where they are `known`. Returns the token, its
+    probability and the draw's margin.
+    """
+    low, high = 0 * vocabulary, vocabulary
+    up_to = tl.full([], 0.0, tl.float64)
+    if known:
+        whole = tl.sum(p_parts, 0)
+    else:
+        whole, _ = _sums(
+            *(low, high, p_row, choice, q_row, sampled, taken),
+            *(kept, token, sibling, drawn, first, rejected, BLOCK),
+        )
+    goal = coin * whole
+    if known:  # the share in which it lies
+        part = tl.arange(0, MOST)
+        passed = (tl.cumsum(p_parts, 0) > goal) & (p_parts > 0.0)
+        found_in = tl.min(tl.where(passed, part, MOST), 0)
+        found_in = tl.where(found_in < MOST, found_in, tl.max(tl.where(p_parts > 0.0, part, 0), 0))
+        up_to = tl.sum(tl.where(part < found_in, p_parts, 0.0), 0)
+        low = found_in * share
+        high = tl.minimum(low + share, vocabulary)
+    only = tl.where(sampled, -1, choice).to(tl.int32)
+    low = tl.where(only >= 0, tl.maximum(low, only), low)
+    high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
+    below = 0.0 * up_to
+    found = tl.where(given >= 0, given, vocabulary)
+    last = first * 0
+    for at_token in range(low, high, BLOCK):
+        if found >= vocabulary:
+            x = at_token + tl.arange(0, BLOCK)
+            r, _ = _left(
+                *(p_row, choice, q_row, sampled, x, high, taken),
+                *(kept, token, sibling, drawn, first, rejected),
+            )
+            sums = up_to + tl.cumsum(r.to(tl.float64), 0)
+            found = tl.minimum(found, tl.min(tl.where((sums > goal) & (r > 0.0), x, vocabulary), 0))
+            below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
+            last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
+            up_to += tl.sum(r.to(tl.float64), 0)
+    short = found >= vocabulary  # the sum's last digit: the last token with any mass
+    found = tl.where(short, last, found)
+    p_here, _ = _left(
+        *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
+        *(kept, token, sibling, drawn, first, rejected),
+    )
+    chosen = tl.sum(p_here.to(tl.float64), 0)
+    below = tl.where(short, up_to - chosen, below) / whole
+    above = below + chosen / whole
+    u = goal / whole
+    # A constant is float32: 1 - SLACK would be 1.
+    margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
+    margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
+    return found, chosen / whole, tl.where(given >= 0, 1.0, margin)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "shares", "share", "turn"])  # type: ignore[untyped-decorator]
@@ -319,59 +323,14 @@ def _verify(  # type: ignore[no-untyped-def]
     sampled = tl.load(drawn + first, mask=rejected > 0, other=0) != 0
     if ALONE:
         _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
-        # The final token: the first at which the cumulative sum passes the coin's share of the whole.
-        low, high = 0 * vocabulary, vocabulary
-        up_to = tl.full([], 0.0, tl.float64)
-        if summed >= 0:
-            whole = tl.sum(p_parts, 0)
-        else:
-            whole, q_sum = _sums(
-                *(low, high, p_row, choice, q_row, sampled, taken),
-                *(kept, token, sibling, drawn, first, rejected, BLOCK),
-            )
-        goal = tl.load(coin + start) * whole
-        if summed >= 0:  # the share in which it lies
-            passed = (tl.cumsum(p_parts, 0) > goal) & (p_parts > 0.0)
-            found_in = tl.min(tl.where(passed, part, MOST), 0)
-            found_in = tl.where(found_in < MOST, found_in, tl.max(tl.where(p_parts > 0.0, part, 0), 0))
-            up_to = tl.sum(tl.where(part < found_in, p_parts, 0.0), 0)
-            low = found_in * share
-            high = tl.minimum(low + share, vocabulary)
-        only = tl.where(sampled, -1, choice).to(tl.int32)
-        low = tl.where(only >= 0, tl.maximum(low, only), low)
-        high = tl.where(only >= 0, tl.minimum(high, only + 1), high)
-        below = 0.0 * up_to
-        found = tl.where(final_given >= 0, final_given, vocabulary)
-        last = first * 0
-        for at_token in range(low, high, BLOCK):
-            if found >= vocabulary:
-                x = at_token + tl.arange(0, BLOCK)
-                r, _ = _left(
-                    *(p_row, choice, q_row, sampled, x, high, taken),
-                    *(kept, token, sibling, drawn, first, rejected),
-                )
-                sums = up_to + tl.cumsum(r.to(tl.float64), 0)
-                found = tl.minimum(found, tl.min(tl.where((sums > goal) & (r > 0.0), x, vocabulary), 0))
-                below = up_to + tl.sum(tl.where(x < found, r, 0.0).to(tl.float64), 0)
-                last = tl.maximum(last, tl.max(tl.where(r > 0.0, x, 0), 0))
-                up_to += tl.sum(r.to(tl.float64), 0)
-        short = found >= vocabulary  # the sum's last digit: the last token with any mass
-        found = tl.where(short, last, found)
-        p_here, q_here = _left(
-            *(p_row, choice, q_row, sampled, found + tl.arange(0, 1), vocabulary, taken),
-            *(kept, token, sibling, drawn, first, rejected),
+        found, prob, margin = _final_token(
+            *(p_row, choice, q_row, sampled, taken, kept, token, sibling, drawn, first, rejected, vocabulary),
+            *(tl.load(coin + start), final_given, p_parts, summed >= 0, share, MOST, BLOCK),
         )
-        chosen = tl.sum(p_here.to(tl.float64), 0)
-        below = tl.where(short, up_to - chosen, below) / whole
-        above = below + chosen / whole
-        u = goal / whole
-        # A constant is float32: 1 - SLACK would be 1.
-        margin = tl.where((below > SLACK) & (1.0 - below > SLACK), tl.abs(u - below), 1.0)
-        margin = tl.minimum(margin, tl.where((above > SLACK) & (1.0 - above > SLACK), tl.abs(above - u), 1.0))
         last_of = numbers + 6 * rows + tree
         tl.store(last_of, found.to(tl.float64))
-        tl.store(last_of + count, chosen / whole)
-        tl.store(last_of + 2 * count, tl.where(final_given >= 0, 1.0, margin))
+        tl.store(last_of + count, prob)
+        tl.store(last_of + 2 * count, margin)
         tl.store(last_of + 3 * count, row.to(tl.float64))
         tl.store(last_of + 4 * count, tl.where(rejected > 0, 1.0, 0.0))
     else:

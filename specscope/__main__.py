@@ -23,8 +23,10 @@ EXTRAS = {
     **dict.fromkeys(("textual", "platformdirs", "grpc"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
+    "httpx2": "bench",
     "pyarrow": "export",
     "textual_serve": "web",
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
 }
 
 

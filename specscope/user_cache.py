@@ -7,13 +7,16 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median, quantiles
 
 import msgspec
 from platformdirs import user_cache_path
 
 LARGEST = 2**20  # bytes of such a file
+BUSY = 1.3  # times its lower quartile, a median that other load must have raised
+SPARE = 0.2  # processors that others may use meanwhile
 SOON = 3600  # seconds after which figures of a busy machine are taken again
 
 
@@ -46,3 +49,39 @@ def processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def usual(seconds: list[float]) -> float:
+    """The lower quartile: what it takes where nothing else runs meanwhile."""
+    return round(quantiles(seconds, n=4)[0], 8)
+
+
+class Others:
+    """How many processors other processes keep busy, from when it is made on."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic(), _others()
+
+    def busy(self) -> float:
+        """Processors, on average. What a host takes from a virtual machine counts too."""
+        return max(_others() - self._before, 0.0) / max(time.monotonic() - self._began, 1e-6)
+
+
+def _others() -> float:
+    """Seconds of all processors that went to others than this process and to nobody."""
+    import psutil
+
+    now = psutil.cpu_times()._asdict()
+    used = sum(now.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))  # user has guests
+    return float(used) - sum(os.times()[:2])
+
+
+def is_quiet(each: Iterable[list[float]], others: float, threads: int) -> bool:
+    """Whether nothing else kept the machine busy while so many threads were timed.
+
+    `others`: processors that other processes had: they slow all calls alike, so the calls do not show it. Else half of
+    the calls took about what the faster ones did.
+    """
+    if others > max((os.cpu_count() or 1) - threads, SPARE):
+        return False
+    return median(median(seconds) / quantiles(seconds, n=4)[0] for seconds in each) < BUSY

@@ -251,6 +251,15 @@ LINES += [
         b"presence_penalty": [b"3", b'"x"', b"null"],
         b"frequency_penalty": [b"-3", b"null", b"{}"],
         b"logit_bias": [b"3", b"null", b"[]", b'{"a": 1}', b'{"-1": 1}', b'{"1": "x"}', b'{"1": null}', b'{"1": 1e9}'],
+        b"min_tokens": [b"-1", b"1.5", b'"1"', b"null", b"9" * 30, b"129"],
+        b"logprobs": [b"-1", b"21", b'"1"', b"true", b"[]"],
+        b"stop_token_ids": [b"3", b"null", b"[-1]", b'["a"]', b"[" + b"1," * 64 + b"1]"],
+        b"structured_outputs": [
+            *(b"3", b"[]", b"{}", b'{"regexp": "a"}', b'{"regex": ""}', b'{"regex": "a", "choice": ["b"]}'),
+            *(b'{"json": "{"}', b'{"json": []}', b'{"json": "3"}', b'{"choice": "ab"}', b'{"choice": [""]}'),
+            *(b'{"choice": []}', b'{"grammar": ""}', b'{"json_object": 1}', b'{"regex": "a\\u0000"}'),
+            b'{"json": ' + b'{"a":' * 70 + b"1" + b"}" * 70 + b"}",
+        ],
         b"ignore_eos": [b"1", b"0", b"null", b'"true"', b"[]"],
         b"label": [b"[" * 500 + b"]" * 500 + b"x", b'"' + b"x" * 20000 + b'"', b'"\\ud83d"', b"[" * 1000 + b"]" * 1000],
     }.items()
@@ -287,6 +296,14 @@ LINES += [
     b'{"prompt": "a", ' + b", ".join(b'"k%d": 1' % i for i in range(100)) + b"}",
     b'{"prompt": "a", "%s": 1}' % (b"k" * 300),
 ]
+
+ROWS = [b'{"turns": ' + x + b"}" for x in (b"[]", b"null", b'"x"', b"[3]", b'[""]', b'["\\ud800"]', b"{}")]
+ROWS += [b'{"question_id": 1, "messages": ' + x + b"}" for x in (b"[]", b"null", b"[3]", b'[{"role": "user"}]')]
+ROWS += [b'{"prompt": "x", "output_tokens": ' + x + b"}" for x in (b"0", b"-1", b"1.5", b'"3"', b"null", b"9" * 30)]
+ROWS += [b'{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}', b'{"prompt": 3, "output_tokens": 3}']
+ARRAYS = [b"[", b"[]", b"[1]", b"[[]]", b"[null]", b'["x"]', b"[{]", b"[{}", b"[{}]", b"[" * 5000, b"[{},\n]", b"[] []"]
+ARRAYS += [b'[{"conversations": 1}]', b'[{"conversations": [{"value": "\\ud800"}, {"value": "x"}]}]', b"[\xff]"]
+ARRAYS += [b"\xef\xbb\xbf["]
 
 FILES = [
     b"",
@@ -688,6 +705,25 @@ def judges() -> list[Case]:
     return cases
 
 
+def loads() -> list[Case]:
+    """Datasets, addresses and numbers of a load bench; nothing is sent before all of them are read."""
+    bench = ("bench", "serve")
+    first = b'{"prompt": "fine"}\n\n'
+    ask = (*bench, "http://127.0.0.1:9", "--dataset")
+    cases = [Case("load line", (*ask, "p"), {"p": first + line + b"\n"}, "p, line 3: ") for line in LINES]
+    cases += [Case("load row", (*ask, "p"), {"p": first + line + b"\n"}, "p, line 3: ") for line in ROWS]
+    cases += [Case("load array", (*ask, "p"), {"p": content}, "p") for content in ARRAYS]
+    cases += [Case("load file", (*ask, "p"), {"p": content}, "p") for content in FILES]
+    cases += [Case("load path", (*ask, name)) for name in (".", "./none", "/dev/zero", "pipe", "loop", "dangling", "")]
+    cases += [Case("load address", (*bench, "--", url), {}, "address") for url in [*ENDPOINTS, "http://u:p@x", "x?y"]]
+    lists = [*NO_NUMBERS, "1,", ",1", "1,,2", "1, 2", "1;2"]
+    for flag in ("--rate", "--concurrency", "--percentiles"):
+        cases += [Case("load number", (*ask[:-1], f"{flag}={x}"), {}, flag) for x in lists if x != "1,5"]
+    for flag in ("--requests", "--warm-up", "--rounds", "--timeout", "--burstiness", "--max-tokens", "--seed"):
+        cases += [Case("load number", (*ask[:-1], f"{flag}={x}"), {}, flag) for x in ["-1", *NO_NUMBERS]]
+    return cases
+
+
 def outputs() -> list[Case]:
     """Outputs that would hit an input or something else, or that cannot be written."""
     held = {
@@ -789,4 +825,4 @@ def settings() -> list[str]:
     return SETTINGS
 
 
-CASES = [*flags(), *values(), *prompts(), *scripts(), *judges(), *outputs()]
+CASES = [*flags(), *values(), *prompts(), *loads(), *scripts(), *judges(), *outputs()]

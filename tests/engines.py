@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from specscope import Engine
+from specscope.engine.build import drafter_blocks
 from specscope.speculate.adaptive import Sizer
+from specscope.speculate.drafters.combined import model_of
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
@@ -15,6 +17,12 @@ DRAFTERS = {
     "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
     "suffix": {"drafter": "suffix", "tree": "dynamic:6,depth=4"},
     "suffix+eagle": {"drafter": "suffix+eagle", "tree": "dynamic:6,depth=2,top=3"},
+    "suffix+eagle adaptive": {
+        "drafter": "suffix+eagle",
+        "tree": "dynamic:6,depth=3,top=3",
+        "adaptive": True,
+        "costs": COSTS,
+    },
     "ngram+eagle": {"drafter": "ngram+eagle", "tree": "dynamic:6,depth=2,top=3", "ngram_min": 1},
     "suffix+draft": {"drafter": "suffix+draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=2,top=2"},
     "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
@@ -26,7 +34,7 @@ DRAFTERS = {
     "eagle adaptive": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3", "adaptive": True, "costs": COSTS},
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
-LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "ngram+eagle", "suffix+draft")
+LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "ngram+eagle", "suffix+draft", "suffix+eagle")
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 
@@ -48,8 +56,11 @@ def build_engines(target, folder):
     return made
 
 
-def fresh(engine, blocks):
-    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone."""
+def fresh(engine, blocks, *, cached=False):
+    """The engine as new, with so many blocks for the target's KV; finished requests of an earlier test are gone.
+
+    `cached`: with a prefix cache.
+    """
     engine.current = None
     engine.cancel_all()
     while engine.busy:
@@ -57,7 +68,11 @@ def fresh(engine, blocks):
     engine.timeline, engine.last, engine.steps = None, None, 0
     if engine.sizer is not None:
         engine.sizer = Sizer(engine.sizer.plan, engine.sizer.costs)
-    pool = engine.runner.cache.pool
-    assert pool.used == 0
-    pool.__init__(blocks)
+    model = model_of(engine.drafter)
+    pools = [engine.runner.cache.pool, *(() if model is None else (model.cache.pool,))]
+    for pool, count in zip(pools, (blocks, drafter_blocks(engine.config, blocks)), strict=False):
+        assert pool.used == 0
+        pool.__init__(count)
+        pool.keep_apart(engine.config.max_batch)
+    engine.scheduler.room.prefix_cache = cached
     engine.keep_timeline()

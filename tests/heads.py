@@ -38,6 +38,7 @@ def head_tensors(
     bias=False,
     seed=0,
     parallel=False,
+    layers=1,
 ):
     """Random tensors by their published names: 4 query heads and 2 key heads. `parallel`: a P-EAGLE head's."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,6 +62,12 @@ def head_tensors(
     tensors["midlayer.input_layernorm.weight"] = 1 + normal(width)
     tensors["norm.weight"] = 1 + normal(width)
     tensors["lm_head.weight"] = normal(draft, width)
+    for layer in (f"layers.{i}" for i in range(1, layers)):
+        tensors |= {f"{layer}.self_attn.{p}_proj.weight": normal(n, width) for p, n in rows.items()}
+        tensors |= {f"{layer}.self_attn.o_proj.weight": normal(width, width)}
+        tensors |= {f"{layer}.mlp.{part}_proj.weight": normal(mlp, width) for part in ("gate", "up")}
+        tensors |= {f"{layer}.mlp.down_proj.weight": normal(width, mlp)}
+        tensors |= {f"{layer}.{norm}_layernorm.weight": 1 + normal(width) for norm in ("input", "post_attention")}
     if parallel:
         tensors["mask_hidden"] = normal(1, 1, aux_layers * target)
     if draft != vocab:
@@ -72,9 +79,10 @@ def head_tensors(
 
 def write_parallel_head(folder, tensors=None, mask_token=7, depths=4, **config):
     """A P-EAGLE head's folder, laid out as vLLM's speculators write it."""
-    tensors = head_tensors(parallel=True) if tensors is None else tensors
+    tensors = head_tensors(parallel=True, layers=2) if tensors is None else tensors
     folder.mkdir(parents=True, exist_ok=True)
     layer = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    layer["num_hidden_layers"] = count_layers(tensors)
     told = {
         "architectures": ["PEagleSpeculator"],
         "speculators_model_type": "peagle",
@@ -101,7 +109,7 @@ def write_head(folder, tensors, binary=False, **config):
     folder.mkdir(parents=True, exist_ok=True)
     head = next((x for name, x in tensors.items() if name.endswith("lm_head.weight")), None)
     if head is not None:
-        config = {"draft_vocab_size": len(head), **config}
+        config = {"draft_vocab_size": len(head), "num_hidden_layers": count_layers(tensors), **config}
     told = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(told))
     if binary:
@@ -109,6 +117,10 @@ def write_head(folder, tensors, binary=False, **config):
     else:
         save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def count_layers(tensors):
+    return 1 + len({name.split(".")[1] for name in tensors if name.startswith("layers.") and ".0." not in name})
 
 
 class Reference:
@@ -149,16 +161,22 @@ class Reference:
             residual = normed if self.config.get("norm_before_residual") else hidden
         else:
             residual = projected = self.linear("fc", torch.cat([embedding, hidden], dim=-1))
-        x = residual + self.linear("midlayer.self_attn.o_proj", self.attend(projected))
-        y = self.norm("midlayer.post_attention_layernorm", x)
-        gate, up = (self.linear(f"midlayer.mlp.{part}_proj", y) for part in ("gate", "up"))
-        x = x + self.linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
+        x = self.layer("midlayer", residual, projected)
+        for i in range(1, self.config["num_hidden_layers"]):
+            x = self.layer(f"layers.{i}", x, self.norm(f"layers.{i}.input_layernorm", x))
         return (self.norm("norm", x) if self.three else x) @ self.output.T, x
 
-    def attend(self, projected):
+    def layer(self, name, residual, projected):
+        """One decoder layer's residual stream."""
+        x = residual + self.linear(f"{name}.self_attn.o_proj", self.attend(name, projected))
+        y = self.norm(f"{name}.post_attention_layernorm", x)
+        gate, up = (self.linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
+        return x + self.linear(f"{name}.mlp.down_proj", functional.silu(gate) * up)
+
+    def attend(self, name, projected):
         """Causal attention with rotated halves; key heads are repeated for their query heads."""
         heads, kv = self.config["num_attention_heads"], self.config["num_key_value_heads"]
-        q, k, v = (self.linear(f"midlayer.self_attn.{part}_proj", projected) for part in "qkv")
+        q, k, v = (self.linear(f"{name}.self_attn.{part}_proj", projected) for part in "qkv")
         length, size = len(projected), q.shape[-1] // heads
         q, k, v = (x.view(length, -1, size).transpose(0, 1) for x in (q, k, v))
         frequency = self.config["rope_theta"] ** (-torch.arange(0, size, 2) / size)

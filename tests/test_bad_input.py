@@ -19,10 +19,10 @@ from specscope.cli import main as cli
 from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
 from specscope.debug.events import EventKind, types_of
-from specscope.debug.expressions import Expression
 from specscope.engine.prompts import parse_line
 from specscope.errors import UserError
 from specscope.remote.attached import checked_address
+from specscope.trace.expressions import Expression
 from specscope.trace.params import PARAM_NAMES, SamplingParams
 from specscope.trace.plan import parse_plan
 from specscope.tui.keys import ACTIONS

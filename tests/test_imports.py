@@ -22,9 +22,10 @@ ALLOWED = {
     "watch": {"debug", "trace", "specscope"},
     "analyze": {"trace"},
     "vllm": {"debug", "trace"},
+    "serve": {"vllm", "live", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
-    "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train"},
+    "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train", "watch"},
 }
 LIGHT = ["trace", "remote", "watch", "analyze", "debug", "tui"]
 # audit and diagnose run models: they import these when they do

@@ -99,6 +99,7 @@ def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path
         assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
 
 
+@pytest.mark.slow
 def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
     prompts, path, log = tmp_path / "few.txt", tmp_path / "run.jsonl", tmp_path / "log"
     prompts.write_text("abc abc abc\n" * 60)
@@ -190,6 +191,7 @@ def kill_often(terminal, model, prompts, tmp_path, times, seed):
         kill_somewhere(terminal, chance, verb, command, path)
 
 
+@pytest.mark.slow
 def test_killed_at_random(terminal, model, prompts, tmp_path):
     kill_often(terminal, model, prompts, tmp_path, 6, seed=1)
 

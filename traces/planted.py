@@ -3,11 +3,10 @@
 The bug is a classic: the drafter proposes what follows one token too late, as if the root had been drafted already.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from specscope import Engine, SamplingParams
-from specscope.speculate.drafters.base import NO_DRAFT, Draft
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
 from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.trace.outputs import OutputOptions, Outputs
@@ -19,7 +18,8 @@ PROMPT = "Repeat this line three times: The quick brown fox jumps over the lazy 
 class Shifted(NgramDrafter):
     """Prompt lookup, off by one."""
 
-    def _continue(self, tokens: Sequence[int], index: NgramIndex) -> Draft:
+    def _continue(self, context: Context, index: NgramIndex) -> Draft:
+        tokens = context.tokens
         for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             late = (end + 1 for end in index.ends(size) if end + 1 < len(tokens))  # the planted mistake
             if found := distinct((tokens[end : end + self.depth] for end in late), self.width):

@@ -186,7 +186,7 @@ def _batch_facts(visit: Visit, now: _Known, last: StepRecord | None, shared: set
     record, part = visit.record, visit.part
     same = last is not None and [p.request for p in last.requests] == [p.request for p in record.requests]
     return {
-        "batch size": len(record.requests),
+        "batch size": record.batch,
         "place in the batch": visit.row,
         "the place in the batch is the same as before": now.row in (-1, visit.row),
         "the batch is the same as in the step before": same,

@@ -51,7 +51,11 @@ class EngineFigures:
     peak_waiting: int
     peak_kv_usage: float  # share of the KV blocks
     preempted: int
+    queried: int  # tokens looked for in the prefix cache; 0 without one
+    found: int  # and found there
     speculation_off: dict[str, int]  # steps without speculation, by the reason
+    ahead: int  # steps that were accounted for while the next one ran: --async-scheduling
+    overlap_s: float  # of that accounting, while the next step ran
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class RequestReport:
     stop: str
     error: str
     preempted: int
+    found: int  # tokens that it found in the prefix cache, after a preemption again
     queued_s: float | None  # from arrival to admission
     total_s: float | None  # from arrival to the end
 
@@ -250,6 +255,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, text: bool) -> Req
         stop="" if end is None else valid(end.stop),
         error="" if end is None else valid(end.error),
         preempted=request.preempted,
+        found=sum(step.found for step in request.steps),
         queued_s=None if info is None else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,
     )
@@ -286,8 +292,18 @@ def _engine(history: History) -> EngineFigures:
         peak_waiting=max((step.waiting for step in steps), default=0),
         peak_kv_usage=max([*(used / total for used, total in blocks if total), *told], default=0.0),
         preempted=sum(len(step.preempted) for step in steps),
+        queried=sum(step.queried for step in steps),
+        found=sum(part.found for step in steps for part in step.requests),
         speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),
+        ahead=sum(step.flight is not None for step in steps),
+        overlap_s=sum(map(_overlap_ns, steps, steps[1:])) / 1e9,
     )
+
+
+def _overlap_ns(step: StepRecord, after: StepRecord) -> int:
+    """How long a step was accounted for while the next one ran."""
+    flight = step.flight
+    return 0 if flight is None else max(min(flight.committed_ns, after.end_ns) - max(flight.read_ns, after.start_ns), 0)
 
 
 def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.interval import missing_text
@@ -40,6 +42,7 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
             "acceptance measures nothing, and the output is not the target's"
         )
     notes += _method_notes([part for step in history.steps for part in step.requests if part.verdict is not None])
+    notes += _form_notes([part for step in history.steps for part in step.requests if part.form is not None])
     if any(missing):
         of = plural(sum(map(bool, missing)), "request")
         notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
@@ -61,6 +64,20 @@ def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
     if unverified:
         notes.append(f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were")
     return notes
+
+
+def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
+    """What forms (structured output, min_tokens) took away."""
+    if not parts:
+        return []
+    of = plural(len({part.request for part in parts}), "request")
+    told = [part.form.removed for part in parts if part.form is not None and len(part.form.removed)]
+    mass = f", on average {100 * float(np.mean(np.concatenate(told))):.1f} % of the target's own mass" if told else ""
+    pruned = sum(part.form.pruned for part in parts if part.form is not None)
+    drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
+    return [
+        f"structured output or min_tokens shaped {plural(len(parts), 'step')} of {of}: it removed tokens{mass}{drafts}"
+    ]
 
 
 def _aggregate_notes(told: Sequence[Aggregate]) -> list[str]:

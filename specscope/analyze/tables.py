@@ -16,6 +16,7 @@ from specscope.trace.vocabulary import printable
 from specscope.trace.wording import ending, plural
 
 GAP = 3  # characters between two columns of a table
+MOST_SHOWN = 200  # characters of a sampling parameter: a schema may be long
 NONE = "–"  # a figure with nothing under it
 INTERVALS = 40  # that are listed
 SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
@@ -76,7 +77,7 @@ def params_line(params: Mapping[str, Any]) -> str:
     shown = ["temperature 0 (greedy)" if params.get("temperature") == 0 else f"temperature {params.get('temperature')}"]
     always = ("seed", "max_tokens")
     names = [name for name in params if name != "temperature" and (name in always or params[name] != default.get(name))]
-    shown += [f"{name} {params[name]}" for name in names]
+    shown += [f"{name} {one_line(str(params[name]), MOST_SHOWN)}" for name in names]
     return printable(", ".join(shown))
 
 
@@ -226,6 +227,10 @@ def engine(report: Report) -> Table:
         ("peak of KV blocks in use", percent(e.peak_kv_usage)),
         ("preemptions", count(e.preempted)),
     ]
+    if e.ahead:
+        rows.append(("steps accounted for while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
+    if e.queried:
+        rows.append(("tokens found in the prefix cache", f"{count(e.found)} of {count(e.queried)}"))
     rows += [(f"steps without speculation: {one_line(why, 60)}", count(n)) for why, n in e.speculation_off.items()]
     return Table("Engine", ("", ""), rows)
 
@@ -327,6 +332,7 @@ def request_facts(request: RequestReport) -> str:
     facts.append(f"counts {figures.acceptance.counts}")
     facts.append(params_line(request.params) if request.params else "")
     facts.append(f"preempted {request.preempted}×" if request.preempted else "")
+    facts.append(f"{plural(request.found, 'token')} found in the prefix cache" if request.found else "")
     facts.append(f"stopped at {request.stop!r}" if request.stop else "")
     facts.append(request.error)
     return printable(" · ".join(fact for fact in facts if fact))

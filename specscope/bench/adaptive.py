@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specscope.bench.cpu import unseen_prompts
 from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
 from specscope.bench.paired import machine_info, write_figures
-from specscope.engine.config import EngineConfig
+from specscope.bench.prompts import unseen_prompts
+from specscope.engine.config import DEFAULT_TREES, EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
@@ -88,7 +88,7 @@ def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> Non
     console = Console()
     engine = Engine(config)
     if engine.sizer is None:
-        raise UserError("bench adaptive compares adaptive trees: use the drafter eagle, without --tree")
+        raise UserError("bench adaptive compares adaptive trees: use a drafter with a head, without --tree")
     found = []
     with Progress(console=console, transient=True) as bar:
         for mix in MIXES:
@@ -115,8 +115,14 @@ def _measure(engine: Engine, mix: Mix, steps: int, progress: Any) -> Found:  # n
     wanted: dict[str, dict[str, str | None]] = {
         PLAIN: {"drafter": "none", "draft_model": None, "tree": None},
         ADAPTIVE: {},
-        **{tree: {"tree": tree} for tree in TREES},
+        **{
+            tree: {"drafter": engine.config.model_part, "draft_model": engine.config.draft_model, "tree": tree}
+            for tree in TREES
+        },
     }
+    if engine.config.text_part:
+        tree = DEFAULT_TREES[engine.config.drafter]
+        wanted[f"{engine.config.drafter} {tree}"] = {"tree": tree}
     engine.scheduler.max_batch = max(engine.scheduler.max_batch, mix.batch)
     with lanes(engine, wanted, mix.batch) as run:
         for lane in run:

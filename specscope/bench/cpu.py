@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +15,12 @@ from rich.table import Table
 
 from specscope.bench.device import read_bandwidth
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
-from specscope.bench.prompts import COPYING, PLAIN
+from specscope.bench.prompts import COPYING, PLAIN, unseen_prompts
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
+from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
@@ -40,25 +40,25 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
     console = Console()
     console.print("loading the engine for each drafter, and generate()", style="dim")
-    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None)
+    bare = config.without_drafting()
     plain = Engine(bare)
     ngram = Engine(dataclasses.replace(bare, drafter="ngram", tree=NGRAM_TREE))
-    eagle = Engine(config) if config.drafter == "eagle" else None
+    own = Engine(config) if config.model_part == "eagle" else None
     peer = Peer(config)
     comparisons = [
         _batch(1, plain, peer, rounds, console),
         _batch(8, plain, peer, rounds, console),
         _rows(plain, rounds, console),
-        *_copying(plain, ngram, peer, rounds, console),
+        *_copying(plain, ngram, own, peer, rounds, console),
     ]
     phases = PhaseTimes()
-    if eagle is not None:
-        comparisons.append(_unseen(plain, eagle, phases, rounds, console))
+    if own is not None:
+        comparisons.append(_unseen(plain, own, phases, rounds, console))
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)
-    if eagle is not None:
-        show_pass(eagle, phases, console)
+    if own is not None:
+        show_pass(own, phases, console)
     write_json(json_file, comparisons, machine)
 
 
@@ -141,7 +141,9 @@ def _rows(engine: Engine, rounds: int, console: Console) -> Comparison:
     return Comparison("forward passes, 16 rows over 1", f"{ROWS} rows", "1 row", 1 / 1.35, rates)
 
 
-def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Console) -> list[Comparison]:
+def _copying(
+    plain: Engine, ngram: Engine, own: Engine | None, peer: Peer, rounds: int, console: Console
+) -> list[Comparison]:
     prompts = encode(plain, COPYING)
     params = SamplingParams(max_tokens=COPY_TOKENS)
 
@@ -153,31 +155,29 @@ def _copying(plain: Engine, ngram: Engine, peer: Peer, rounds: int, console: Con
         "no speculation": lambda: run_prompts(plain, prompts, params),
         "prompt lookup": lookup,
     }
+    if own is not None:
+        sides[own.drafter.name] = lambda: run_prompts(own, prompts, params)
     rates = measure_paired(sides, rounds, console, "copying, batch 1")
-    return [
+    found = [
         Comparison("ngram on copying, batch 1", "ngram", "no speculation", 1.5, rates),
         Comparison("", "ngram", "prompt lookup", 1.1, rates),
     ]
+    if own is not None:
+        found.append(Comparison("default on copying, batch 1", own.drafter.name, "no speculation", 2.5, rates))
+    return found
 
 
-def unseen_prompts(count: int | None = None, kind: str = "") -> list[str]:
-    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all; or of a kind."""
-    lines = map(json.loads, (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines())
-    prompts = [str(line["prompt"]) for line in lines if kind in ("", line["kind"])]
-    return prompts if count is None else prompts[:: len(prompts) // count][:count]
-
-
-def _unseen(plain: Engine, eagle: Engine, phases: PhaseTimes, rounds: int, console: Console) -> Comparison:
-    """The head with everything recorded, over no speculation with nothing recorded."""
+def _unseen(plain: Engine, own: Engine, phases: PhaseTimes, rounds: int, console: Console) -> Comparison:
+    """The default drafter with everything recorded, over no speculation with nothing recorded."""
     prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-
+    drafts = f"{own.drafter.name}, recorded"
     sides: dict[str, Side] = {
-        "eagle, recorded": lambda: watched(eagle, phases, prompts, params),
+        drafts: lambda: watched(own, phases, prompts, params),
         "no speculation": lambda: run_prompts(plain, prompts, params),
     }
     rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
-    return Comparison("default head on unseen prompts, batch 1", "eagle, recorded", "no speculation", 1.25, rates)
+    return Comparison("default on unseen prompts, batch 1", drafts, "no speculation", 1.3, rates)
 
 
 def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
@@ -224,11 +224,11 @@ class PhaseTimes:
 
 def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     """Print what a drafting pass after the first takes, beside the time that reading its weights takes."""
-    ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
+    ns, drafter = phases.ns.get("  pass 2", []), model_of(engine.drafter)
     if not ns or not isinstance(drafter, Eagle):
         return
     head = drafter.runner.head
-    weights = [*head.midlayer.parameters(), *drafter.runner.lm_head.parameters()]
+    weights = [*head.midlayer.parameters(), *head.layers.parameters(), *drafter.runner.lm_head.parameters()]
     size = sum(weight.numel() * weight.itemsize for weight in weights)
     bandwidth = read_bandwidth(engine.runner.loaded.device)
     console.print(

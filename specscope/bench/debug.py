@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from rich.console import Console
 
-from specscope.bench.cpu import TOKENS, encode, run_prompts, unseen_prompts
+from specscope.bench.cpu import TOKENS, encode, run_prompts
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.bench.prompts import unseen_prompts
 from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.stops import StopReason
 from specscope.engine.config import EngineConfig

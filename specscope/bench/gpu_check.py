@@ -18,6 +18,7 @@ from specscope.engine.engine import Engine
 from specscope.kernels import kv_compact, kv_write, launch, sampling, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.kernels.tree_verify_reference import tree_verify_reference
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.graphs import CudaCapture, Outputs, Shape
@@ -158,7 +159,7 @@ def _verify(device: torch.device, sizes: Sizes, drawn: int, shares: int | None, 
     choices = torch.zeros(0, dtype=torch.int64, device=device)
     work = FlatTrees.build(trees).on(device), p, choices, None if drawn == DETERMINISTIC else q
     got = tree_verify.tree_verify(*work, block=sizes.block, shares=shares, turns=turns)
-    wanted = tree_verify.tree_verify_reference(*work)
+    wanted = tree_verify_reference(*work)
     for name in ("outcome", "token", "final_row", "recovered"):
         if not torch.equal(getattr(got, name), getattr(wanted, name)):
             raise ArithmeticError(f"another {name} than the reference's")

@@ -79,6 +79,7 @@ class Lane:
 def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch: int) -> Iterator[list[Lane]]:
     """Lanes over an engine's model, by name: what each changes of its drafter, draft_model and tree."""
     made: list[Lane] = []
+    engine.runner.cache.pool.keep_apart(len(wanted) * batch)
     try:
         for name, changes in wanted.items():
             made.append(Lane(name, beside(engine, Changes(engine=changes)), batch))
@@ -90,6 +91,7 @@ def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch:
             while lane.engine.busy:
                 lane.engine.step()
             lane.engine.runner.close()
+        engine.runner.cache.pool.keep_apart(engine.config.max_batch)
 
 
 Rounds = list[list[Timed | None]]  # by round and lane; None where a step does not count

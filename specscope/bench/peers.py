@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -16,8 +15,9 @@ import torch
 from rich.console import Console
 
 from specscope.bench import peer_vllm
-from specscope.bench.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, unseen_prompts, watched
+from specscope.bench.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, watched
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
@@ -31,7 +31,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
     if vllm is not None and not os.access(vllm, os.X_OK):
         raise UserError(f"--vllm {vllm}: there is no Python to run; give the path of the environment's bin/python")
     console.print("loading the engines", style="dim")
-    plain = Engine(dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False, costs=None))
+    plain = Engine(config.without_drafting())
     own = Engine(config)
     peer, phases = Peer(config), PhaseTimes()
     prompts = encode(plain, unseen_prompts(EAGLE_PROMPTS))
@@ -42,7 +42,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
         drafts: lambda: watched(own, phases, prompts, params),
         "generate()": lambda: sum(peer.generate([prompt], TOKENS, eos=False) for prompt in prompts),
     }
-    goals = [("no speculation", "generate()", 1.6), (drafts, "generate()", 1.6)]
+    goals = [("no speculation", "generate()", 1.6), (drafts, "generate()", 2.0)]
     with ExitStack() as stack:
         if vllm is not None:
             for name, ngram in (("vLLM", False), ("vLLM n-gram", True)):
@@ -50,7 +50,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
                 work = {"ngram": ngram, "tokens": TOKENS, "prompts": [list(p) for p in prompts]}
                 ask = stack.enter_context(vllm_process(vllm, plain, work))
                 sides[name] = lambda ask=ask: int(ask(""))  # type: ignore[misc]
-            goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.0), (drafts, "vLLM n-gram", 1.0)]
+            goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.4), (drafts, "vLLM n-gram", 1.4)]
         rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
     comparisons = [Comparison(f"{a}, batch 1", a, b, goal, rates) for a, b, goal in goals]
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 PLAIN = (
     "Explain how a suspension bridge carries its load.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
@@ -62,3 +65,10 @@ COPYING = (
     f"Summarise the following text by quoting its most important sentences word for word:\n\n{_REPORT}",
     f"Correct any spelling mistakes in this text and print the whole text again:\n\n{_REPORT}",
 )
+
+
+def unseen_prompts(count: int | None = None, kind: str = "") -> list[str]:
+    """Prompts of five kinds that the default head was not trained on; `count` of them evenly, or all; or of a kind."""
+    lines = map(json.loads, (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines())
+    prompts = [str(line["prompt"]) for line in lines if kind in ("", line["kind"])]
+    return prompts if count is None else prompts[:: len(prompts) // count][:count]

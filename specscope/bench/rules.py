@@ -43,7 +43,9 @@ def run_rules(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     trees = TREES if config.tree is None else (config.tree,)
     machine: dict[str, str] = {}
     for tree in trees:
-        engine = Engine(dataclasses.replace(config, tree=tree))
+        engine = Engine(
+            dataclasses.replace(config, tree=tree, drafter=config.model_part or config.drafter, suffix_shared=0)
+        )
         machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
         for temperature in (0.0, 0.8):
             rows += _rows(engine, tree, temperature, rounds, console)

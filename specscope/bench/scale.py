@@ -83,7 +83,7 @@ def made_by_vllm(
 
 def _engine(config: EngineConfig) -> Engine:
     """Without drafts."""
-    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False)
+    bare = config.without_drafting()
     return Engine(dataclasses.replace(bare, max_batch=max(BATCHES)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specscope.bench.scale_points import SHORTS, Point
-from specscope.errors import UserError
+from specscope.trace.files import save_figure
 
 COLOURS = {"specscope": "#3f7fbf", "transformers": "#d98324", "vLLM": "#4a9c5d"}
 TITLES = {
@@ -34,17 +33,13 @@ STYLE: Any = {
 
 def write_plot(points: Sequence[Point], path: str) -> None:
     """As SVG or PNG, by the name's end. Raises UserError."""
-    kind = Path(path).suffix.lower().removeprefix(".")
     curves = [curve for curve in TITLES if any(point.curve == curve for point in points)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.2 * len(curves), 3.4), layout="constrained")
         for axes, curve in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True):
             _draw(axes, curve, [point for point in points if point.curve == curve])
         figure.axes[0].legend(loc="upper left")
-        try:
-            figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        save_figure(figure, path)
 
 
 def _draw(axes: Axes, curve: str, points: Sequence[Point]) -> None:

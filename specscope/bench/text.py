@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specscope.bench.cpu import encode, unseen_prompts
+from specscope.bench.cpu import encode
 from specscope.bench.edits import edit_prompts
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, write_figures
+from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.trace.params import SamplingParams
@@ -67,7 +68,7 @@ def run_text(config: EngineConfig, rounds: int, json_file: str | None) -> None:
 
 def _engines(config: EngineConfig) -> dict[str, Engine]:
     """One for each drafter over the config's target; those with a head where the config has one."""
-    bare = dataclasses.replace(config, drafter="none", draft_model=None, tree=None, adaptive=False)
+    bare = config.without_drafting()
     found = {}
     for name, how in DRAFTERS.items():
         needs_head = "eagle" in str(how["drafter"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specscope.bench.cpu import unseen_prompts
 from specscope.bench.lanes import Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
+from specscope.bench.prompts import unseen_prompts
 from specscope.bench.step_costs import cost_lanes
 from specscope.engine.engine import Engine
 from specscope.trace.costs import StepCosts

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from specscope.cli.numbers import whole_from
+from specscope.cli.bench_files import json_option, plot_file
+from specscope.cli.bench_serve import bench_serve
+from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import engine_config, engine_options
-from specscope.errors import UserError
 from specscope.live.start import share_cores
-from specscope.trace.files import FIGURES, PLOT, check_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _figures(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """Refuse an unusable --json file before minutes of measuring, not after."""
-    if path is not None:
-        check_output(path, "--json", (), FIGURES)
-    return path
-
-
-def _plot(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """The same for --plot."""
-    if path is not None:
-        if Path(path).suffix.lower() not in (".svg", ".png"):
-            raise UserError(f"--plot {path}: write a name that ends in .svg or .png")
-        check_output(path, "--plot", (), PLOT)
-    return path
-
-
-json_option = click.option(
-    "--json", "json_file", metavar="FILE", callback=_figures, help="Also write the figures to this file."
-)
 rounds_option = click.option(
     "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
 )
@@ -58,12 +38,15 @@ def bench(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+bench.add_command(bench_serve)
+
+
 @bench.command("cpu")
 @paired
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare tokens/s with transformers' generate().
 
-    At batch 1 and 8; also n-gram on copy-heavy prompts, and the default head.
+    At batch 1 and 8; also n-gram and the default drafter on copy-heavy prompts, and the default drafter on unseen ones.
     """
     from specscope.bench.cpu import run_cpu
 
@@ -86,7 +69,7 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @bench.command("scale")
 @paired
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
-@click.option("--plot", metavar="FILE", callback=_plot, help="Write the curves to this file, .svg or .png.")
+@click.option("--plot", metavar="FILE", callback=plot_file, help="Write the curves to this file, .svg or .png.")
 def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure tokens/s over batch size, context length and mixed batches.
 
@@ -187,6 +170,27 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     from specscope.bench.observe import run_observe
 
     run_observe(engine_config(flags), rounds, json_file, screen=screen)
+
+
+@bench.command("traces")
+@click.option(
+    "--step-ms",
+    type=real_from(0.1, 10_000),
+    metavar="MS",
+    default=20.0,
+    show_default=True,
+    help="Time of a step from which rates follow.",
+)
+@json_option
+@engine_options
+def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure bytes and spans a step that go to an OTLP endpoint.
+
+    By level of evidence and --sample ratio, as sent, and carried to 1,000 engines.
+    """
+    from specscope.bench.traces import run_traces
+
+    run_traces(engine_config(flags), step_ms, json_file)
 
 
 @bench.command("rules")

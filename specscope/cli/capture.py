@@ -55,6 +55,8 @@ def capture_run(
     for line in losses:
         console.print(f"specscope: warning: {line}", highlight=False)
     _summary(console, options.capture, total, interrupted=interrupt.asked)
+    if outputs.sampled:
+        console.print(f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}")
     return interrupt.code if interrupt.asked else 0
 
 

@@ -23,6 +23,7 @@ from specscope.cli.options import (
     sampling_options,
     sampling_params,
 )
+from specscope.cli.serve import serve
 from specscope.cli.streams import need_terminal, warn
 from specscope.cli.train import train
 from specscope.cli.tune import tune
@@ -60,6 +61,7 @@ def cli(context: click.Context) -> None:
       specscope export run.jsonl -o tables         write it as Parquet tables
       specscope tune run.jsonl                     find the draft tree that is fastest
       specscope debug "a prompt"                   stop at a rejection, go back, ask what if
+      specscope serve                              serve a model as OpenAI's API does
       specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
     """
     if context.invoked_subcommand is None:
@@ -140,10 +142,10 @@ def tui(
     specscope tui --web -- replay run.jsonl
     """
     if web:
-        from specscope.cli.web import serve
+        from specscope.cli.web import serve as serve_screen
 
         heard = ["tui", "--listen", listen] if listen is not None else []
-        serve(list(words) or heard or ["run"], web_host, web_port)
+        serve_screen(list(words) or heard or ["run"], web_host, web_port)
         return
     if listen is None or words:
         raise UserError("nothing to show: give --listen HOST:PORT, or --web -- replay run.jsonl")
@@ -158,7 +160,11 @@ def tui(
     "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
 )
 @click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
-@click.option("--attach", metavar="SOCKET", help="Debug the vLLM that listens there (specscope vllm --debug).")
+@click.option(
+    "--attach",
+    metavar="SOCKET",
+    help="Debug the engine that listens there: specscope serve --debug-socket, or vllm --debug.",
+)
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
 @click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
@@ -361,6 +367,7 @@ cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(export)
+cli.add_command(serve)
 cli.add_command(train)
 cli.add_command(tune)
 cli.add_command(verify)

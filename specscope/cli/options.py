@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
-from specscope.cli.numbers import Number
+from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
 from specscope.trace.checked import Port, short
-from specscope.trace.files import CAPTURE, check_output
+from specscope.trace.files import CAPTURE, check_output, read_lines
 from specscope.trace.outputs import OutputOptions
-from specscope.trace.params import PARAM_TYPES, SamplingParams
+from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
 from specscope.trace.rules import RULES
 from specscope.trace.spans import SpanLevel
+from specscope.trace.structured import LONGEST_SCHEMA, StructuredOutputs
+from specscope.trace.trace_sampling import BUFFER_MIB, TraceSampling, read_sampling
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +35,7 @@ _ENGINE = [
         "--drafter",
         metavar="DRAFTER",
         help="eagle, ngram, suffix, suffix+eagle, ngram+eagle, draft_model, none, or synthetic:0.8,0.6,...  "
-        "[default: eagle; ngram with --target]",
+        "[default: suffix+eagle; eagle with --tree, --no-adaptive or a head of your own; ngram with --target]",
     ),
     click.option(
         "--draft-model",
@@ -49,6 +52,22 @@ _ENGINE = [
         type=Number(Shared),
         metavar="TOKENS",
         help="Tokens of earlier requests in which suffix decoding also looks.  [default: 0]",
+    ),
+    click.option(
+        "--speculation",
+        type=click.Choice(("on", "off", "auto")),
+        help="Whether to draft; auto: as much as pays, which may be nothing (as --adaptive).  [default: on]",
+    ),
+    click.option(
+        "--disable-above",
+        type=Number(Count),
+        metavar="N",
+        help="Do not draft while more than N requests decode.",
+    ),
+    click.option(
+        "--async-scheduling/--no-async-scheduling",
+        default=None,
+        help="Run the next step while the last one is recorded; a debugger runs steps one by one.  [default: off]",
     ),
     click.option(
         "--rule",
@@ -93,6 +112,11 @@ _ENGINE = [
         help="lean leaves out entropies, ranks and likeliest tokens.  [default: full; lean on a GPU]",
     ),
     click.option("--kv-memory", type=Number(Gib), metavar="GIB", help="Memory for the KV cache.  [default: 1]"),
+    click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=None,
+        help="Whether requests begin with the KV of earlier ones with the same first tokens.  [default: no]",
+    ),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
 ]
 _SAMPLING = [
@@ -149,6 +173,35 @@ _SAMPLING = [
         "--stop", multiple=True, metavar="TEXT", help="End the output at this text; may be given more than once."
     ),
     click.option("--ignore-eos", is_flag=True, default=None, help="Continue past the end-of-sequence token."),
+    click.option(
+        "--stop-token-id",
+        "stop_token_ids",
+        type=Number(TokenId),
+        multiple=True,
+        metavar="ID",
+        help="End the output at this token; may be given more than once.",
+    ),
+    click.option(
+        "--min-tokens",
+        type=Number(PARAM_TYPES["min_tokens"]),
+        metavar="N",
+        help="Output tokens before which no EOS or stop token is drawn.  [default: 0]",
+    ),
+    click.option(
+        "--logprobs",
+        type=whole_from(0, MOST_LOGPROBS),
+        metavar="N",
+        help="Log-probabilities of each output token and of the N likeliest, before sampling parameters.",
+    ),
+    click.option(
+        "--json-schema", metavar="FILE", help="The output must be JSON that fits this schema: a file, or its text."
+    ),
+    click.option("--json-object", is_flag=True, default=None, help="The output must be a JSON object."),
+    click.option("--regex", metavar="REGEX", help="The whole output must match this regular expression."),
+    click.option(
+        "--choice", multiple=True, metavar="TEXT", help="The output must be one of these; give it more than once."
+    ),
+    click.option("--grammar", metavar="FILE", help="The output must follow this EBNF grammar: a file, or its text."),
     click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 ]
 _OUTPUT = [
@@ -167,6 +220,24 @@ _OUTPUT = [
     ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
     click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
+]
+_SAMPLED = [
+    click.option(
+        "--sample",
+        metavar="RATIO",
+        help="Send the spans of this share of requests, as OpenTelemetry samples traces; callers' flags are followed.",
+    ),
+    click.option(
+        "--keep",
+        metavar="CONDITION",
+        help="Send the spans of requests for which this holds when they end: 'tau < 1.5 or error'.",
+    ),
+    click.option(
+        "--keep-buffer",
+        metavar="MIB",
+        help=f"With --keep: memory for steps of requests that have not ended.  [default: {BUFFER_MIB}]",
+    ),
+    click.option("--sample-capture", is_flag=True, help="Apply --sample and --keep to the capture, too."),
 ]
 
 
@@ -187,47 +258,49 @@ def sampling_options(function: F) -> F:
 
 
 def output_options(function: F) -> F:
-    """Flags that decide where records go."""
-    return _apply(_OUTPUT, function)
+    """Flags that decide where records go, and whose."""
+    return _apply([*_OUTPUT, *_SAMPLED], function)
+
+
+def trace_sampling_options(function: F) -> F:
+    """Flags that decide whose spans are kept."""
+    return _apply(_SAMPLED, function)
 
 
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
-    names = (
-        "target",
-        "draft_model",
-        "tree",
-        "dtype",
-        "device",
-        "backend",
-        "graphs",
-        "max_batch",
-        "max_step_tokens",
-        "max_context",
-    )
-    given = {
-        name: flags.pop(name)
-        for name in (
-            *names,
-            "drafter",
-            "rule",
-            "suffix_shared",
-            "evidence",
-            "kv_memory",
-            "threads",
-            "adaptive",
-            "costs",
-        )
-    }
+    given = {field.name: flags.pop(field.name) for field in fields(EngineConfig) if field.name in flags}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:
     """Take the sampling flags out of `flags`: the parameters, and whether prompts are raw."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    given = {name: flags.pop(name) for name in (*names, "seed", "max_tokens", "stop", "ignore_eos")}
+    ends = ("seed", "max_tokens", "stop", "ignore_eos", "stop_token_ids", "min_tokens", "logprobs")
+    given = {name: flags.pop(name) for name in (*names, *ends)}
+    given["structured_outputs"] = structured_outputs(flags)
     raw = flags.pop("raw")
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}), raw
+
+
+def structured_outputs(flags: dict[str, Any]) -> StructuredOutputs | None:
+    """Take the flags of structured output out of `flags`. Raises UserError."""
+    schema, grammar = flags.pop("json_schema"), flags.pop("grammar")
+    given = {
+        "json": None if schema is None else _text_or_file(schema, "the JSON schema", is_text="{" in schema),
+        "grammar": None if grammar is None else _text_or_file(grammar, "the grammar", is_text="::=" in grammar),
+        "choice": flags.pop("choice") or None,
+        "regex": flags.pop("regex"),
+        "json_object": flags.pop("json_object"),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return StructuredOutputs(**given) if given else None
+
+
+def _text_or_file(given: str, what: str, *, is_text: bool) -> str:
+    if is_text:
+        return given
+    return "\n".join(line for _, line in read_lines(given, what, largest=LONGEST_SCHEMA * 4))
 
 
 def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable[str | None] = ()) -> OutputOptions:
@@ -238,7 +311,9 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
     for name in ENDPOINTS:
         if os.environ.get(name):
             checked_endpoint(os.environ[name], name)
+    sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
     return OutputOptions(
+        sampling=trace_sampling(flags, capture=capture is not None, sent=sent),
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
@@ -246,6 +321,22 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
         metrics_port=flags.pop("metrics_port"),
         text=not flags.pop("no_text"),
     )
+
+
+def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> TraceSampling:
+    """Take the flags of trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
+    given = read_sampling(
+        flags.pop("sample"), flags.pop("keep"), flags.pop("keep_buffer"), captures=flags.pop("sample_capture")
+    )
+    if given.captures and not (given.is_on and capture):
+        raise UserError("--sample-capture needs a capture, and --sample or --keep to say which requests it holds")
+    if given.is_on and not sent and not given.captures:
+        name = "--sample" if given.keep is None else "--keep"
+        raise UserError(
+            f"{name} is about spans that are sent: give --otlp-endpoint"
+            + (", or --sample-capture to leave requests out of the capture" if capture else "")
+        )
+    return given
 
 
 def checked_endpoint(text: str, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from specscope.cli.streams import warn
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -31,6 +32,7 @@ def run_live(
     However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
     outputs: list[Outputs] = []
+    losses: list[str] = []
 
     def open_outputs(ready: Ready) -> None:
         outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params))
@@ -46,12 +48,14 @@ def run_live(
         with interruptible(), ending:
             worker.close()
             while outputs:
-                outputs.pop().close()
+                losses.extend(outputs.pop().close())
 
     lifetime.leave = finish
     try:
         run_app(Viewer(control=worker), lifetime, title="specscope run")
     finally:
         finish()
+    for line in losses:
+        warn(line)
     if worker.error:
         raise UserError(worker.error)

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
+from specscope.cli.options import trace_sampling, trace_sampling_options
 from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
@@ -41,6 +43,7 @@ class VllmRun:
     screen: bool
     evidence: str  # full, lean or counts
     text: bool
+    sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -56,6 +59,7 @@ class VllmRun:
     help="lean: no likeliest tokens, ranks or entropies. counts: only a server's own counters, once per second.",
 )
 @click.option("--no-text", is_flag=True, help="Leave out prompts and text.")
+@trace_sampling_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- ARGS")
 def vllm(
     capture: str | None,
@@ -67,6 +71,7 @@ def vllm(
     *,
     screen: bool,
     no_text: bool,
+    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Run vLLM's own command line, and record every step of its speculation.
 
@@ -75,7 +80,14 @@ def vllm(
 
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
-    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, text=not no_text)
+    given = {
+        settings.SAMPLE: flags["sample"],
+        settings.KEEP: flags["keep"],
+        settings.KEEP_BUFFER: flags["keep_buffer"],
+        settings.SAMPLE_CAPTURE: "1" if flags["sample_capture"] else None,
+    }
+    trace_sampling(flags, capture=capture is not None, sent=screen or otlp_endpoint is not None)
+    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, not no_text, given)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))
 
@@ -125,6 +137,7 @@ def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
         settings.EVIDENCE: run.evidence,
         settings.AGGREGATES: "1" if run.evidence == "counts" else None,
         settings.NO_TEXT: None if run.text else "1",
+        **run.sampling,
     }
     found = {name: value for name, value in os.environ.items() if name not in settings.ALL}
     found |= {name: value for name, value in given.items() if value is not None}

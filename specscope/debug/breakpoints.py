@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specscope.debug.events import Event, EventKind, Evidence, events, types_of
-from specscope.debug.expressions import Expression
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.errors import UserError
 from specscope.trace.checked import short
+from specscope.trace.expressions import Expression
 from specscope.trace.history import History
 from specscope.trace.records import StepRecord
 

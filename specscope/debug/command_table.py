@@ -35,11 +35,11 @@ class ConsoleCommand:
 
 FORK_PARAMS = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("seed", "max_tokens"),
+    *("seed", "max_tokens", "min_tokens"),
 )
 FORK_TAKES = (
     ("temperature=0.7", f"another sampling parameter; likewise {', '.join(FORK_PARAMS[1:])}"),
-    ("drafter=NAME", "another drafter: eagle, ngram, draft_model, none or synthetic:RATES"),
+    ("drafter=NAME", "another drafter: eagle, ngram, suffix, suffix+eagle, draft_model, none or synthetic:RATES"),
     ("draft_model=MODEL", "another draft model or EAGLE head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
     ("rule=RULE", "another rule of verification: standard, block, traversal or match"),

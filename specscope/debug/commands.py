@@ -12,7 +12,6 @@ from specscope.debug import show
 from specscope.debug.answers import Answer, Stopped
 from specscope.debug.command_table import COMMANDS, find, help_all, help_of
 from specscope.debug.events import EventKind, Evidence, names_of, types_of
-from specscope.debug.expressions import Expression
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.point_commands import PointCommands
@@ -24,6 +23,7 @@ from specscope.debug.stops import Stop, StopReason
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
+from specscope.trace.expressions import Expression
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import printable

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import count as counting
 
 from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
-from specscope.debug.expressions import Expression
 from specscope.debug.stepper import Steppable, Stepper
 from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
+from specscope.trace.expressions import Expression
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import RequestStep, StepRecord
 

@@ -15,6 +15,7 @@ from specscope.trace.draw import draw_tree
 from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo, Verdict
 from specscope.trace.rules import MATCH
 from specscope.trace.stats import measure
+from specscope.trace.trace_sampling import LeftOut
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import about_draft, about_method, accepted_text, ending, plural
 
@@ -177,9 +178,18 @@ def step(session: Session) -> str:
     )
     parts = "  ".join(f"{printable(part.request)}: {plural(part.emitted, 'token')}" for part in record.requests)
     text = f"step {record.step}: {times}\nrunning {record.running}, waiting {record.waiting}  {parts}"
+    if record.left_out is not None and record.left_out.requests:
+        text += f"\n{left_out_text(record.left_out)}"
     ties = sum(len(session.history.near_ties(part)) for part in record.requests)
     said = "1 decision is a near tie" if ties == 1 else f"{ties} decisions are near ties"
     return text + (f"\n{said}: rounding could flip {'it' if ties == 1 else 'them'}" if ties else "")
+
+
+def left_out_text(told: LeftOut) -> str:
+    """What trace sampling took out of a step: its times are of these requests, too."""
+    fed = f"{plural(told.prefill_tokens, 'prompt token')}, " if told.prefill_tokens else ""
+    counts = f"{fed}{plural(told.drafted, 'node')}, {told.accepted:,} accepted, {plural(told.emitted, 'token')}"
+    return f"and {plural(told.requests, 'request')} left out by sampling: {counts}"
 
 
 def branches(session: Session) -> str:
@@ -197,7 +207,8 @@ def kv(session: Session) -> str:
     if record is None:
         return "nothing has run yet"
     live = getattr(session.engine, "requests", {})
-    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free"]
+    cached = f", of which {record.blocks_cached} hold a prefix that may be found" if record.blocks_cached else ""
+    lines = [f"{record.blocks_used} blocks used, {record.blocks_free} free{cached}"]
     lines += [_kv_step(part, 0 if run is None else run.block_size) for part in record.requests]
     lines += [f"{printable(name)} lost its blocks and will be computed again" for name in record.preempted]
     lines += [f"{one.id}: {one.computed} tokens computed, blocks {one.table.blocks}" for one in live.values()]

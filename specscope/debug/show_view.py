@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specscope.debug.views import DistributionView, NodeView
+from specscope.debug.views import DistributionView, NodeView, Removed
 from specscope.trace.vocabulary import Vocabulary
 
 SHOWN = 8  # of the likeliest tokens
+
+
+def removed_text(one: Removed, vocabulary: Vocabulary) -> str:
+    """What a rule removed, and the likeliest of it where that is told."""
+    best = ", ".join(f"{vocabulary.show(top.token)} {top.prob:.3g}" for top in one.likeliest)
+    return f"{one.rule} removed {one.tokens:,} tokens of mass {one.mass:.4g}" + (f": {best}" if best else "")
 
 
 def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
@@ -23,7 +29,7 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     there = {name: column for name, column in columns.items() if column is not None}
     tables = [list(_cells(name, column, view.token, vocabulary)) for name, column in there.items()]
     lines = ["  ".join(cells).rstrip() for cells in zip(*tables, strict=True)]
-    lines += [f"{one.rule} removed {one.tokens:,} tokens of mass {one.mass:.4g}" for one in view.removed]
+    lines += [removed_text(one, vocabulary) for one in view.removed]
     what = "the final token" if view.node is None else "the drafted token"
     lines += [f"{name}: {what} {_place(column)}" for name, column in there.items()]
     if view.p_tried is not None and view.q is None:

@@ -13,8 +13,13 @@ from specscope.trace.records import StepRecord
 class Steppable(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
 
-    steps: int
-    current: Any  # what there is of a step that was begun, None between steps
+    @property
+    def steps(self) -> int:
+        """The next step's number."""
+
+    @property
+    def current(self) -> Any:  # noqa: ANN401
+        """What there is of a step that was begun, None between steps."""
 
     @property
     def busy(self) -> bool:

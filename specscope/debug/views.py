@@ -28,9 +28,10 @@ class DistributionView:
 class Removed:
     """What one sampling rule takes away."""
 
-    rule: str  # temperature 0, top-k 20, ...
+    rule: str  # temperature 0, top-k 20, structured output (json), ...
     tokens: int
     mass: float
+    likeliest: tuple[TopToken, ...] = ()  # of them, where that is of interest: what a form removed
 
 
 @dataclass(frozen=True)

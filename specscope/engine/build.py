@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import platform
 import uuid
@@ -91,6 +92,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     blocks = count_blocks(target, config.kv_memory)
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
+    model = model_of(drafter)
+    for cache in (runner.cache, *(() if model is None else (model.cache,))):
+        cache.pool.keep_apart(config.max_batch)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON:
         progress("compiling kernels")
@@ -124,6 +128,7 @@ def engine_costs(
         "target": f"{run.target} {run.revision}",
         "drafter": run.drafter,
         "draft model": run.draft_model,
+        "draft": _shape_of(drafter),
         "dtype": run.dtype,
         "tree": run.tree,
         "rule": run.rule,
@@ -131,6 +136,7 @@ def engine_costs(
         "backend": run.backend,
         "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
         "threads": str(torch.get_num_threads()),
+        "measured": "on unequal requests",  # the way of it: costs that were measured in another way are not these
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
     named = config.costs
@@ -152,6 +158,17 @@ def engine_costs(
         if named is not None:
             raise UserError(f"cannot write the costs {named}: {error.strerror}") from error
     return found
+
+
+def _shape_of(drafter: Drafter) -> str:
+    """A drafter's model by what its passes cost: two folders of one name may hold different heads."""
+    model = model_of(drafter)
+    shape: object = ""
+    if isinstance(model, Eagle):
+        shape = model.runner.head.config
+    elif isinstance(model, DraftModel):
+        shape = model.runner.loaded.revision
+    return hashlib.blake2b(str(shape).encode(), digest_size=8).hexdigest()
 
 
 def check_memory(gib: float, device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -58,13 +58,17 @@ class EngineConfig:
     """How to build an Engine. Raises UserError where values do not fit together."""
 
     target: str | None = None  # None: the bundled default; else a folder, a hub name or a .gguf file
-    drafter: str = "auto"  # one of DRAFTERS; auto: eagle with the default target, ngram with another
+    # One of DRAFTERS; auto: suffix+eagle with the default target, eagle where its tree is given or not adaptive, or a
+    # head is; ngram with another target
+    drafter: str = "auto"
     draft_model: str | None = None  # for "draft_model": as target, or self:N for the target's first N layers;
     # for "eagle", alone or combined: the folder of a head, None: the default target's
     tree: str | None = None  # a tree string (trace/plan.py); None: the drafter's default
     rule: str = STANDARD  # of verification: one of RULES
     # Depth and nodes follow measured costs and recent acceptance; needs a dynamic tree. None: where no tree is given
     adaptive: bool | None = None
+    speculation: str = "on"  # on; off: nothing is drafted; auto: adaptive trees, which may be empty
+    disable_above: Count | None = None  # requests that decode in a step: with more it does not draft
     costs: str | None = None  # a file of step costs for adaptive trees, made where there is none; None: in the cache
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
@@ -77,7 +81,10 @@ class EngineConfig:
     max_step_tokens: StepTokens = 512  # tokens fed in one step: decode first, prefill chunks with the rest
     max_context: Context | None = None  # None: what the model was made for
     kv_memory: Gib = 1.0  # GiB for the target's KV cache
+    # Whether requests begin with the KV of earlier ones that had the same first tokens
+    prefix_cache: bool = False
     evidence: str = "auto"  # full; lean: without what is noted at the parents tried; auto: full, but lean on a GPU
+    async_scheduling: bool = False  # whether a step runs while the one before is accounted for
     threads: Threads | None = None  # CPU threads of the engine; None: torch's choice
 
     def __post_init__(self) -> None:
@@ -104,6 +111,12 @@ class EngineConfig:
             raise UserError("a synthetic drafter takes a static tree: 5, 3x5 or '[(0,), (0, 0)]'")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
+        if self.speculation not in ("on", "off", "auto"):
+            raise UserError(f"speculation must be on, off or auto, not {self.speculation!r}")
+        if self.speculation == "auto":
+            if self.adaptive is False:
+                raise UserError("--speculation auto sizes trees by their costs: leave out --no-adaptive")
+            object.__setattr__(self, "adaptive", True)
         if self.graphs not in ("auto", "off"):
             raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
         if self.evidence not in ("auto", "full", "lean"):
@@ -120,6 +133,10 @@ class EngineConfig:
             raise UserError("--costs is of use to adaptive trees alone: leave it out, or add --adaptive")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
+    def without_drafting(self) -> EngineConfig:
+        """The same engine that drafts nothing: what others are measured beside."""
+        return replace(self, drafter="none", draft_model=None, tree=None, adaptive=False, suffix_shared=0, costs=None)
+
     def _check_rule(self) -> None:
         if self.rule not in RULES:
             raise UserError(f"unknown rule {short(self.rule)}: use {', '.join(RULES)}")
@@ -131,10 +148,16 @@ class EngineConfig:
             )
 
     def _pick_drafter(self) -> str:
-        """A model that was given drafts; the default target has a head of its own."""
+        """A model that was given drafts; the default target has a head of its own, beside which the text may draft.
+
+        A tree that was given is the head's alone, so that what is seen of it is the head's.
+        """
         if self.draft_model is not None:
             return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
-        return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
+        if self.target is not None or not is_head(DEFAULT_HEAD):
+            return "ngram"
+        alone = self.tree is not None or self.adaptive is False
+        return "eagle" if alone and not self.suffix_shared else "suffix+eagle"
 
     @property
     def adapts(self) -> bool:
@@ -216,6 +239,7 @@ _NUMBERS = {
     "ngram_min": Count,
     "suffix_shared": Shared,
     "max_batch": Count,
+    "disable_above": Count,
     "max_step_tokens": StepTokens,
     "max_context": Context,
     "kv_memory": Gib,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specscope.engine.result import Chunk, Result
@@ -11,6 +12,16 @@ from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt that Engine.encode has been over: a server does that beside the engine's thread."""
+
+    text: str
+    tokens: list[int]
+    title: str = ""
+
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
 
@@ -107,7 +118,9 @@ def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
         raise UserError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
 
 
-def title_of(prompt: Prompt) -> str:
+def title_of(prompt: Prompt | Encoded) -> str:
     """The last message of a conversation."""
+    if isinstance(prompt, Encoded):
+        return prompt.title
     last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
     return str(last.get("content", "")) if isinstance(last, Mapping) else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from statistics import mean
 
+import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
-from specscope.model.path_speeds import is_quiet, usual
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Budget
 from specscope.speculate.costs import Costs
@@ -23,10 +24,13 @@ from specscope.trace.costs import Point, at, rising
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
+from specscope.user_cache import Others, is_quiet, usual
 
-CONTEXT = 128  # tokens of each made-up request
+CONTEXT, LESS = 128, 19  # tokens of the first made-up request, and by how many each further one is shorter
+PENDING = 2  # tokens of each that a draft finds committed since the last one
 ROWS = (1, 2, 3, 5, 9, 17, 33, 65)  # of one request's steps
 BATCH = 4  # requests of the steps that show what a further one adds
+TREES = (2, 5)  # rows of each request in those that verify trees
 ROUNDS, WARM = 9, 1  # of each size; those that do not count
 LEAST, SECONDS = 3, 4.0  # rounds, and after how long no more than these are run
 GREEDY = SamplingParams()
@@ -43,10 +47,12 @@ class Bench:
         self.runner, self.drafter, self.verifier, self.plan = runner, drafter, verifier, plan
         self.batch = max(min(BATCH, most), 1)
         self.vocab_size = runner.loaded.vocab_size
-        self.tokens = [[self._token(i, r) for i in range(CONTEXT)] for r in range(self.batch)]
+        self.lengths = [CONTEXT - LESS * r for r in range(self.batch)]  # of what the target has of each
+        self.tokens = [[self._token(i, r) for i in range(length)] for r, length in enumerate(self.lengths)]
         self.tables = [BlockTable() for _ in range(self.batch)]
-        self.together = ((self.batch, self.batch), (2 * self.batch, self.batch))  # steps of all, by rows and requests
-        self.features: list[Tensor] = []  # of the last token of each, where the drafter is fed them
+        self.right = [0] * self.batch  # the target's own next token of each: a draft that it accepts
+        self.together = tuple((count * self.batch, self.batch) for count in (1, *TREES))  # steps of all: rows, requests
+        self.features: list[Tensor] = []  # of the last tokens of each, where the drafter is fed them
 
     def _token(self, place: int, request: int) -> int:
         return (7919 * place + 104729 * request + 3) % self.vocab_size
@@ -60,7 +66,9 @@ class Bench:
                 for start, features in self.runner.compute(table, tokens):
                     if features is not None:
                         self.drafter.observe(NAME.format(r), start, features, tokens)
-                        self.features = [*self.features[:r], features[-1:]]
+                        self.features = [*self.features[:r], features[-PENDING:]]
+            rows = self.runner.forward([self._segment(r, DraftTree.empty()) for r in range(self.batch)])
+            self.right = [int(row[-1].argmax()) for row in rows]
             yield
         finally:
             for r, table in enumerate(self.tables):
@@ -68,26 +76,33 @@ class Bench:
                 self.drafter.release(NAME.format(r))
 
     def step(self, rows: int, batch: int) -> float:
-        """Seconds of a step of `batch` requests with `rows` rows in all: forward and verification."""
-        nodes = rows // batch - 1
-        tree = DraftTree.build([self._token(i, 9) for i in range(nodes)], list(range(-1, nodes - 1)))
+        """Seconds of a step of `batch` requests with `rows` rows in all: forward and verification.
+
+        As in a run no two trees are alike, and the first node of each is accepted.
+        """
+        trees = [self._tree(r, count) for r, count in enumerate(_uneven(rows - batch, batch))]
         start = time.perf_counter()
-        segments = [
-            Segment.of_tree(table, CONTEXT - 1, tokens[CONTEXT - 1 : CONTEXT], tree, logits=True)
-            for table, tokens in zip(self.tables[:batch], self.tokens, strict=False)
-        ]
-        logits = self.runner.forward(segments)
+        logits = self.runner.forward([self._segment(r, tree) for r, tree in enumerate(trees)])
         contexts = [self._context(r) for r in range(batch)]
-        self.verifier.verify([(c, Draft(tree), row) for c, row in zip(contexts, logits, strict=True)])
+        asked = [(c, Draft(tree), row) for c, tree, row in zip(contexts, trees, logits, strict=True)]
+        self.verifier.verify(asked)
         return time.perf_counter() - start
 
+    def _tree(self, request: int, nodes: int) -> DraftTree:
+        tokens = [self.right[request], *(self._token(i, 9) for i in range(1, nodes))][:nodes]
+        return DraftTree.build(tokens, list(range(-1, nodes - 1)))
+
+    def _segment(self, request: int, tree: DraftTree) -> Segment:
+        root = self.lengths[request] - 1
+        return Segment.of_tree(self.tables[request], root, [self.tokens[request][root]], tree, logits=True)
+
     def draft(self, depth: int, batch: int) -> float:
-        """Seconds of drafting for `batch` requests, so many levels deep, after one more token of each."""
+        """Seconds of drafting for `batch` requests, so many levels deep, after some more tokens of each."""
         for r in range(batch):
             tokens = self.tokens[r]
-            tokens.append(self._token(len(tokens), r))
+            tokens += [self._token(len(tokens) + i, r) for i in range(PENDING)]
             if self.drafter.aux_layers:
-                self.drafter.observe(NAME.format(r), len(tokens) - 2, self.features[r], tokens)
+                self.drafter.observe(NAME.format(r), len(tokens) - 1 - PENDING, self.features[r], tokens)
         contexts = [self._context(r, Budget.whole(depth, self.plan.max_nodes)) for r in range(batch)]
         start = time.perf_counter()
         self.drafter.propose(contexts)
@@ -115,6 +130,7 @@ class Bench:
 def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], None]) -> Costs | None:
     """The costs of an engine; None where its KV cache is too small to measure them."""
     progress("measuring once what a step costs on this machine")
+    neighbours = Others()
     try:
         with bench.requests():
             steps, drafts = bench.rounds()
@@ -128,12 +144,19 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
         about=dict(about),
         step=alone,
         step_request=_further(steps[batch, batch], at(alone, batch), others),
-        tree_request=_further(steps[2 * batch, batch], at(alone, 2 * batch), others),
+        tree_request=mean(_further(steps[n * batch, batch], at(alone, n * batch), others) for n in TREES),
         first=rounded(first),
         first_request=_further(drafts[1, batch], first, others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
-        quiet=is_quiet(steps.values()),
+        quiet=is_quiet(steps.values(), neighbours.busy(), torch.get_num_threads()),
     )
+
+
+def _uneven(nodes: int, batch: int) -> list[int]:
+    """So many nodes over a batch: three times as many for every other request, or as near as whole ones are."""
+    found = [-(-3 * nodes // (2 * batch)) if r % 2 == 0 else nodes // (2 * batch) for r in range(batch)]
+    found[0] += nodes - sum(found)
+    return found
 
 
 def _further(together: list[float], alone: float, others: int) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.model.kv_cache import BlockTable
+from specscope.speculate.allowed import Allowed
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.tokens import Tokens
 from specscope.trace.params import SamplingParams
@@ -26,6 +27,7 @@ class Request:
     labels: Mapping[str, str]
     arrival_ns: int
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
+    traceparent: str = ""  # the caller's span, as W3C trace context has it
     tokens: Tokens = field(init=False)  # prompt and output; the last is the root
     computed: int = 0  # tokens whose KV is in the target's cache
     table: BlockTable = field(default_factory=BlockTable)
@@ -36,6 +38,9 @@ class Request:
     error: str = ""
     preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
     kv_life: int = 0  # rises whenever its KV is given up
+    allowed: Allowed | None = None  # what its output may go on with, where not every token may
+    refused: str = ""  # why it cannot run at all, where that was found after it came
+    found: int = 0  # tokens that it found computed when it was admitted; 0 once its step has told it
 
     def __post_init__(self) -> None:
         self.tokens = Tokens(self.prompt_tokens)
@@ -43,7 +48,7 @@ class Request:
     def restart(self) -> None:
         """As it was when it came. It must hold no KV."""
         self.tokens = Tokens(self.prompt_tokens)
-        self.computed = self.steps = self.admitted_ns = 0
+        self.computed = self.steps = self.admitted_ns = self.found = 0
         self.finish, self.stop, self.error = None, "", ""
         self.preceded = Preceded.PREFILL
         self.kv_life += 1
@@ -61,7 +66,7 @@ class Request:
     @property
     def context(self) -> Context:
         """What drafters may know. The tokens are the live list: they read it before the step ends."""
-        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params)
+        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params, allowed=self.allowed)
 
     @property
     def info(self) -> RequestInfo:
@@ -75,6 +80,7 @@ class Request:
             params=self.params,
             labels=dict(self.labels),
             title=self.title,
+            traceparent=self.traceparent,
         )
 
     def end(self, now_ns: int) -> RequestEnd:
@@ -88,26 +94,31 @@ class Request:
         for count, token in enumerate(tokens, 1):
             self.tokens.append(token)
             made = len(self.tokens) - len(self.prompt_tokens)
-            if token in eos and not self.params.ignore_eos:
+            if token in eos and self.params.heeds_eos:
                 self.finish = FinishReason.EOS
-            elif stop := self._stop_in_tail(vocabulary):
+            elif token in self.params.stop_token_ids:
+                self.finish = FinishReason.STOP
+            elif made > self.params.min_tokens and (stop := self._stop_in_tail(vocabulary)):
                 self.finish, self.stop = FinishReason.STOP, stop
             elif made >= self.params.max_tokens or len(self.tokens) >= max_context:
                 self.finish = FinishReason.LENGTH
+            elif self.allowed is not None and (why := self.allowed.stuck(self.output)):
+                self.finish, self.error = FinishReason.ERROR, why
             if self.finish is not None:
                 return count
         return len(tokens)
 
     def _stop_in_tail(self, vocabulary: Vocabulary) -> str:
-        """The stop string that the newest token completed, or ""."""
+        """The stop string that the newest token completed, or "". One that was complete before it is none."""
         if not self.params.stop:
             return ""
         longest = max(len(text.encode()) for text in self.params.stop)
         tail = b""
-        newest = len(vocabulary.pieces.get(self.tokens[-1], b""))
+        newest = 0 if self.tokens[-1] in vocabulary.special else len(vocabulary.pieces.get(self.tokens[-1], b""))
         for at in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
             if self.tokens[at] not in vocabulary.special:
                 tail = vocabulary.pieces.get(self.tokens[at], b"") + tail
             if len(tail) >= longest + newest:
                 break
-        return next((text for text in self.params.stop if text.encode() in tail), "")
+        ends = {text: text.encode() for text in self.params.stop}
+        return next((text for text, end in ends.items() if newest and end in tail[1 - newest - len(end) :]), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specscope.trace.logprobs import TokenLogprob
 from specscope.trace.records import FinishReason, Origin, RequestEnd, RequestStep
 from specscope.trace.stats import Acceptance, measure
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
@@ -22,6 +23,7 @@ class Result:
     counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
     acceptance: Acceptance
     steps: list[RequestStep]  # the request's records, whole
+    logprobs: list[TokenLogprob] | None = None  # of each output token; None where they were not asked for
     error: str = ""
 
     @staticmethod
@@ -32,13 +34,14 @@ class Result:
         return Result(
             id=end.info.id,
             prompt=end.info.prompt,
-            text=end.cut(vocabulary.text(tokens)),
+            text=end.cut(vocabulary.text(tokens if end.stop_token is None else tokens[:-1])),
             token_ids=tokens,
             origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
             finish=end.reason,
             counts=acceptance.counts,
             acceptance=acceptance,
             steps=steps,
+            logprobs=_joined(steps, asked=end.info.params.logprobs is not None),
             error=end.error,
         )
 
@@ -52,6 +55,7 @@ class Chunk:
     token_ids: list[int]
     origins: list[Origin]
     finish: FinishReason | None  # set on the last one
+    logprobs: list[TokenLogprob] | None = None  # of each of these tokens; None where they were not asked for
 
     @staticmethod
     def of(step: RequestStep, detokenizer: Detokenizer, finish: FinishReason | None) -> Chunk:
@@ -59,4 +63,10 @@ class Chunk:
         tokens = step.output()
         text = detokenizer.feed(tokens) + (detokenizer.flush() if finish else "")
         origins = step.verdict.origins()[: step.emitted] if step.verdict else []
-        return Chunk(step.request, text, tokens, origins, finish)
+        logprobs = None if step.logprobs is None else step.logprobs.each(tokens)
+        return Chunk(step.request, text, tokens, origins, finish, logprobs)
+
+
+def _joined(steps: list[RequestStep], *, asked: bool) -> list[TokenLogprob] | None:
+    told = [one for step in steps if step.logprobs is not None for one in step.logprobs.each(step.output())]
+    return told if asked else None

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specscope.engine.request import Request
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
+from specscope.engine.room import Room
+from specscope.model.kv_cache import OutOfBlocksError
 from specscope.trace.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
+
+TOO_SMALL = "the KV cache is too small for this request alone: raise --kv-memory"
 
 Nodes = Callable[[Request], int]
 
@@ -38,6 +41,8 @@ class Schedule:
     parts: list[Scheduled] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
     preempted: list[Request] = field(default_factory=list)
+    held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
+    queried: int = 0  # tokens of admitted requests that were looked for in the prefix cache
     failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
 
     def add(self, part: Scheduled) -> None:
@@ -50,29 +55,35 @@ class Schedule:
         self.budget += sum(part.cost for part in self.parts if part.request is request)
         self.parts = [part for part in self.parts if part.request is not request]
 
+    def has(self, request: Request) -> bool:
+        """Whether a request has a share."""
+        return any(part.request is request for part in self.parts)
+
 
 class Scheduler:
     """Continuous batching: running requests in turn, and new ones with the rest of the token budget.
 
     Where the budget does not reach every running request, those that were left out come first in the next step, so
-    that none holds KV without being fed. Whose turn it is lies in the order of `running` alone. The last arrival is
-    the first to make room.
+    that none holds KV without being fed. Whose turn it is lies in the order of `running` alone.
+
+    Where KV blocks run out the last arrival makes room: first its slots of this step, so that it keeps its KV and
+    waits; then, where that is not enough, its KV, which is computed again later. Trees stay as they are: which token a
+    sampled request draws depends on its tree, and how many of a greedy one's drafts are accepted too. The first arrival
+    never makes room, so every request ends after so many steps; new ones come in the order in which they arrived.
     """
 
-    def __init__(
-        self, cache: KVCache, max_batch: int, max_step_tokens: int, max_nodes: int, *, root_alone: bool = False
-    ) -> None:
+    def __init__(self, room: Room, max_batch: int, max_step_tokens: int, *, root_alone: bool = False) -> None:
         self.root_alone = root_alone  # the drafter needs the features of all before the root
-        self.cache = cache
+        self.room = room
         self.max_batch = max_batch
         self.max_step_tokens = max_step_tokens
-        self.max_nodes = max_nodes  # nodes of the largest draft tree
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they are served
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a request of that many tokens can ever run."""
-        return tokens + 1 + self.max_nodes <= self.cache.pool.blocks * BLOCK_SIZE
+    @property
+    def decoding(self) -> int:
+        """Running requests that will draw a token in the next step, if there is room for it."""
+        return sum(request.pending == 1 for request in self.running)
 
     def schedule(self, now_ns: int, nodes: Nodes) -> Schedule:
         """Choose this step's requests and reserve KV room for all that they may write.
@@ -83,47 +94,78 @@ class Scheduler:
         has_place = self.waiting and len(self.running) < self.max_batch
         kept = self.max_step_tokens // SHARE if has_place else 0
         for request in self.running:  # what the last step kept for drafts; so what is held follows from lengths alone
-            self.cache.truncate(request.table, request.computed)
+            self.room.give_back(request)
         for request in list(self.running):
             if request in self.running and plan.budget > kept:
                 self._plan(request, nodes, plan, plan.budget - kept)
         self._take_turns(plan)
-        while self.waiting and len(self.running) < self.max_batch and plan.budget > 0 and not plan.preempted:
-            request = self.waiting[0]
-            part = self._part(request, nodes, plan.budget)
-            try:
-                self._reserve(part)
-            except OutOfBlocksError:
-                if not self.running:
-                    self._fail(self.waiting.popleft(), plan)
-                    continue
+        while self.waiting and len(self.running) < self.max_batch and plan.budget > 0:
+            if plan.preempted or plan.held_back or not self._admit(nodes, plan, now_ns):
                 break
-            self.waiting.popleft()
-            self.running.append(request)
-            if request.admitted_ns == 0:
-                request.admitted_ns = now_ns
-                plan.admitted.append(request)
-            plan.add(part)
         return plan
 
+    def publish(self, plan: Schedule) -> None:
+        """A step was committed and its accepted paths were moved: later requests may find what it computed."""
+        self.room.publish(part.request for part in plan.parts)
+
+    def _admit(self, nodes: Nodes, plan: Schedule, now_ns: int) -> bool:
+        """Take the first of the queue in, or out where it cannot run at all; False where it has to wait."""
+        request = self.waiting[0]
+        if request.refused:
+            self._fail(self.waiting.popleft(), plan, request.refused)
+            return True
+        if self.running and self.room.waited_then(request):
+            return False
+        try:
+            self.room.adopt(request)
+            part = self._part(request, nodes, plan.budget)
+            fits = self._reserve(part) or (not self.running and self._reserve(part, drafts=False))
+        except OutOfBlocksError:
+            fits = False
+        if not fits:
+            if request.found:
+                self._let_go(request)
+            if not self.running:
+                self._fail(self.waiting.popleft(), plan)
+            return not self.running
+        self.waiting.popleft()
+        self.running.append(request)
+        if request.admitted_ns == 0:
+            request.admitted_ns = now_ns
+            plan.admitted.append(request)
+        plan.add(part)
+        plan.queried += len(request.tokens) if self.room.prefix_cache else 0
+        return True
+
     def _plan(self, request: Request, nodes: Nodes, plan: Schedule, budget: int) -> None:
-        """Schedule a running request, preempting later arrivals while there is no room."""
+        """Schedule a running request; later arrivals make room for it."""
         part = self._part(request, nodes, budget)
-        while True:
-            try:
-                self._reserve(part)
-            except OutOfBlocksError:
-                victim = max(self.running, key=lambda r: r.arrival_ns)
-                if victim is request and len(self.running) == 1:
-                    self.running.remove(request)
-                    self._fail(request, plan)
-                    return
+        while not self._reserve(part):
+            later = sorted((one for one in self.running if _age(one) > _age(request)), key=_age, reverse=True)
+            if victim := next((one for one in later if plan.has(one)), None):
+                plan.drop(victim)
+                self.room.give_back(victim)
+                plan.held_back.append(victim)
+            elif victim := self._victim(later):
                 self._preempt(victim, plan)
-                if victim is request:
-                    return
-            else:
-                plan.add(part)
+            elif len(later) < len(self.running) - 1:
+                plan.held_back.append(request)  # an earlier one goes on
                 return
+            elif self._reserve(part, drafts=False):
+                break  # the drafter alone has no room, and never will
+            else:
+                self.running.remove(request)
+                self._fail(request, plan)
+                return
+        plan.add(part)
+
+    def _victim(self, later: list[Request]) -> Request | None:
+        """The last arrival among them that holds a block which they alone hold: taking all of theirs frees it.
+
+        Blocks are shared where a prefix was found, and what an earlier request holds too is not free afterwards.
+        """
+        others = set().union(*(self.room.held(one) for one in self.running if one not in later))
+        return next((one for one in later if self.room.held(one) - others), None)
 
     def _take_turns(self, plan: Schedule) -> None:
         """Those that got nothing, or a scrap of a prefill, come first the next time."""
@@ -139,23 +181,25 @@ class Scheduler:
         decodes = feed == request.pending
         return Scheduled(request, feed, nodes(request) if decodes else 0, decodes)
 
-    def _reserve(self, part: Scheduled) -> None:
-        request = part.request
-        self.cache.reserve(request.table, request.computed + part.cost, request.computed)
+    def _reserve(self, part: Scheduled, *, drafts: bool = True) -> bool:
+        return self.room.reserve(part.request, part.cost, drafts=drafts and part.nodes > 0)
 
     def _preempt(self, victim: Request, plan: Schedule) -> None:
         """Take a request's KV; it goes to the head of the queue and is computed again from its tokens."""
         self.running.remove(victim)
         plan.drop(victim)
-        self._free(victim)
-        victim.computed, victim.preceded = 0, Preceded.PREEMPTION
+        self._let_go(victim)
+        victim.preceded = Preceded.PREEMPTION
         self.waiting.appendleft(victim)
         plan.preempted.append(victim)
 
-    def _fail(self, request: Request, plan: Schedule) -> None:
-        request.finish = FinishReason.ERROR
-        request.error = "the KV cache is too small for this request alone: raise --kv-memory"
-        self._free(request)
+    def _let_go(self, request: Request) -> None:
+        self.room.free(request)
+        request.computed = 0
+
+    def _fail(self, request: Request, plan: Schedule, why: str = TOO_SMALL) -> None:
+        request.finish, request.error = FinishReason.ERROR, why
+        self.room.free(request)
         plan.failed.append(request)
 
     def retire(self, request: Request) -> None:
@@ -164,8 +208,9 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        self._free(request)
+        self.room.free(request)
 
-    def _free(self, request: Request) -> None:
-        self.cache.truncate(request.table, 0)
-        request.kv_life += 1
+
+def _age(request: Request) -> tuple[int, str]:
+    """The order of arrival."""
+    return request.arrival_ns, request.id

@@ -12,6 +12,8 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
 from specscope.speculate.adaptive import Budget, Outcome
 from specscope.speculate.drafters.base import Draft
+from specscope.speculate.sampling import Memory
+from specscope.speculate.verify.verifier import Judged
 from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
@@ -23,11 +25,14 @@ Slots = NDArray[np.int64]
 class StepState:
     """An engine step while it happens; each phase fills its part."""
 
+    memory: Memory  # where the target's probabilities are put; another step's once this one was accounted for
+    apart: bool = False  # whether it is accounted for while the next one runs, with what is noted beside verdicts
     plan: Schedule = field(default_factory=Schedule)
     drafts: list[Draft] = field(default_factory=list)  # one for each scheduled part
     logits: list[Tensor] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
     verdicts: list[Verdict | None] = field(default_factory=list)
+    judged: Judged | None = None  # what they were judged by
     parents: list[ParentNotes | None] = field(default_factory=list)  # what was noted beside each verdict
     parts: list[RequestStep] = field(default_factory=list)
     moves: dict[str, tuple[Slots, Slots]] = field(default_factory=dict)  # of accepted paths, by request: from, to
@@ -36,6 +41,16 @@ class StepState:
     passes: tuple[Phase, ...] = ()  # the drafter's
     budgets: dict[str, Budget] = field(default_factory=dict)  # by request, where trees are adaptive
     waiting: int = 0  # requests that were left in the queue
+    off: str = ""  # why it does not draft, "" where it does
+    # When it has run
+    number: int = 0
+    blocks: tuple[int, int, int] = (0, 0, 0)  # KV blocks of the target: used, free, and of these found by a prefix
+    device_ns: tuple[int, ...] = ()
+
+    def note(self) -> None:
+        """Note what target and drafter gave beside the verdicts."""
+        noted = iter(() if self.judged is None else self.judged.notes())
+        self.parents = [None if verdict is None else next(noted) for verdict in self.verdicts]
 
     def outcomes(self) -> list[Outcome]:
         """What became of the budgets of the requests that decoded. When the step is whole."""
@@ -53,6 +68,28 @@ class StepState:
             for part, draft, verdict in zip(self.plan.parts, self.drafts, self.verdicts, strict=True)
             if verdict is not None
         ]
+
+    def record(self) -> StepRecord:
+        """The record of the step, when it has run. Changes nothing."""
+        end_ns = self.phases[-1].end_ns
+        return StepRecord(
+            step=self.number,
+            phases=tuple(self.phases),
+            running=len(self.plan.parts),
+            waiting=self.waiting,
+            blocks_used=self.blocks[0],
+            blocks_free=self.blocks[1],
+            speculation=not self.off,
+            speculation_off=self.off,
+            admitted=tuple(request.info for request in self.plan.admitted),
+            requests=tuple(self.parts),
+            preempted=tuple(request.id for request in self.plan.preempted),
+            finished=tuple(request.end(end_ns) for request in self.finished),
+            passes=self.passes,
+            queried=self.plan.queried,
+            blocks_cached=self.blocks[2],
+            device_ns=self.device_ns,
+        )
 
 
 @dataclass(frozen=True)

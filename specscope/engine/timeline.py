@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specscope.engine.gate import Gate
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
@@ -35,6 +36,7 @@ class Rewindable(Protocol):
     drafter: Drafter
     runner: ModelRunner
     sizer: Sizer | None
+    gate: Gate
     requests: dict[str, Request]
     ended: list[Request]
 
@@ -69,6 +71,7 @@ class Moment:
     running: tuple[Mark, ...]
     ended: tuple[Request, ...]  # cancelled between steps; to be reported by this one
     learned: Learned | None  # the sizer's, where trees are adaptive
+    crowded: bool  # whether drafting was off because of the load
     shelf: dict[str, Text] | None  # where the drafter looks into texts of earlier requests
     record: StepRecord | None = None  # of the step, when it has run
 
@@ -121,7 +124,7 @@ class Timeline:
         )
         learned = None if engine.sizer is None else copy.deepcopy(engine.sizer.learned)
         shelf = None if engine.drafter.shelf is None else engine.drafter.shelf.texts()
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, shelf))
+        self.moments.append(Moment(waiting, running, tuple(engine.ended), learned, engine.gate.crowded, shelf))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """A request was added, or cancelled. Between the phases of a step that is after the step."""
@@ -150,6 +153,14 @@ class Timeline:
         )
         self.next, self.rewound = self.next + 1, False
         return moment.record, True
+
+    @property
+    def found_then(self) -> dict[str, int] | None:
+        """What requests found in the prefix cache when the next step ran the first time; None where it is new.
+
+        What is cached by now differs, so a step that is run again finds that and no more: it comes out as it did.
+        """
+        return {part.request: part.found for part in self.undone[0].requests} if self.undone else None
 
     @property
     def last(self) -> int:
@@ -190,13 +201,13 @@ class Timeline:
                 engine.scheduler.retire(request)
                 engine.drafter.release(request.id)
         lost = [mark for mark in marks if not _shorten(engine, mark)]
-        for mark in lost:
-            _compute_again(engine, mark)
+        engine.scheduler.room.restore([(mark.request, mark.computed) for mark in lost])
         engine.requests.clear()
         engine.requests.update((mark.request.id, mark.request) for mark in marks)
         engine.scheduler.running = [mark.request for mark in moment.running]
         engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
         engine.ended = list(moment.ended)
+        engine.gate.crowded = moment.crowded
         if engine.sizer is not None and moment.learned is not None:
             engine.sizer.learned = moment.learned
         if engine.drafter.shelf is not None and moment.shelf is not None:
@@ -240,7 +251,7 @@ def _shorten(engine: Rewindable, mark: Mark) -> bool:
     del request.tokens[mark.tokens :]
     request.finish, request.stop, request.error = None, "", ""
     request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
-    request.preceded = mark.preceded
+    request.preceded, request.found = mark.preceded, 0
     if request.kv_life == mark.kv_life and not engine.drafter.aux_layers:
         engine.runner.cache.truncate(request.table, mark.computed)
         engine.drafter.rewind(request.id, mark.tokens)
@@ -248,13 +259,3 @@ def _shorten(engine: Rewindable, mark: Mark) -> bool:
     engine.runner.cache.truncate(request.table, 0)
     engine.drafter.release(request.id)
     return mark.computed == 0
-
-
-def _compute_again(engine: Rewindable, mark: Mark) -> None:
-    """The KV of a request's first `computed` tokens, and their features where the drafter wants them."""
-    request, cache = mark.request, engine.runner.cache
-    request.kv_life += 1
-    cache.reserve(request.table, mark.computed, 0)
-    for start, features in engine.runner.compute(request.table, request.tokens[: mark.computed]):
-        if features is not None:
-            engine.drafter.observe(request.id, start, features, request.tokens)

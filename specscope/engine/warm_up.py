@@ -10,6 +10,7 @@ from specscope.model.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
 from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 
@@ -19,8 +20,9 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     from specscope.speculate.verify.device import warm_up_verdicts  # triton is imported only where it runs
 
     runners: list[ModelRunner | HeadRunner] = [runner]
-    if isinstance(drafter, Eagle | DraftModel):
-        runners.append(drafter.runner)
+    model = model_of(drafter)
+    if isinstance(model, Eagle | DraftModel):
+        runners.append(model.runner)
     for one in runners:
         warm_up_passes(one, max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.loaded.dtype, runner.cache.device)

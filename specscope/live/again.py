@@ -29,7 +29,7 @@ def run_again(
     """
     try:
         logits = target_again(engine, part, tokens)
-        drafted = drafter_again(engine, Context(SCRATCH, tokens, prompt_len, params)) if len(part.tree) else None
+        drafted = drafter_again(engine, _context(engine, tokens, prompt_len, params)) if len(part.tree) else None
     except OutOfBlocksError as error:
         raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
@@ -41,6 +41,10 @@ def run_again(
     # Of an adaptive plan the whole was drafted, of which the tree may be a part; of two drafters, the model's part.
     adaptive = engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter)
     return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
+
+
+def _context(engine: Engine, tokens: Sequence[int], prompt_len: int, params: SamplingParams) -> Context:
+    return Context(SCRATCH, tokens, prompt_len, params, allowed=engine.forms.allowed(params))
 
 
 def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:

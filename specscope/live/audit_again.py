@@ -15,7 +15,7 @@ from specscope.model.kv_cache import OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.drafters.synthetic import Synthetic
-from specscope.speculate.sampling import distributions, shaped
+from specscope.speculate.sampling import distributions
 from specscope.trace.history import RequestHistory
 from specscope.trace.records import ROUNDING, RequestStep
 from specscope.trace.tree import ROOT, DraftTree, Drawn
@@ -49,8 +49,10 @@ def steps_again(
         tokens = request.before(place, part.position + 1)
         if part.verdict is None or len(tokens) != part.position + 1:
             continue
+        allowed = engine.forms.allowed(info.params)
+        context = Context(SCRATCH, tokens, len(info.prompt_tokens), info.params, allowed=allowed)
         try:
-            yield _again(engine, part, Context(SCRATCH, tokens, len(info.prompt_tokens), info.params), steps[place])
+            yield _again(engine, part, context, steps[place])
         except OutOfBlocksError as error:
             raise UserError(f"the KV cache is too small to run a step again ({error}): raise --kv-memory") from None
 
@@ -91,7 +93,8 @@ def _p(engine: Engine, part: RequestStep, context: Context, logits: Tensor) -> I
     """Of each node p as it was recorded, and now."""
     assert part.verdict is not None
     paths = _paths(part.tree)
-    p = distributions(logits, context.params, context.counts, paths, engine.runner.cache.backend)
+    allowed = context.rows(logits, lambda: paths).allowed
+    p = distributions(logits, context.params, context.counts, paths, engine.runner.cache.backend, allowed)
     near = _near_ties(engine, context, logits, paths)
     for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
         if not near[above - ROOT]:
@@ -118,7 +121,7 @@ def _near_ties(engine: Engine, context: Context, logits: Tensor, paths: Sequence
     """Rows at which a greedy target's choice is one that rounding could change."""
     if not context.params.greedy:
         return [False] * len(paths)
-    best = shaped(logits, context.params, context.counts, paths).topk(2).values
+    best = context.rows(logits, lambda: paths).shaped().float().topk(2).values
     gaps: list[float] = (best[:, 0] - best[:, 1]).tolist()
     return [gap <= 4 * ROUNDING.get(engine.run_info.dtype, 0.0) for gap in gaps]
 

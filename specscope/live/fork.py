@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from specscope.engine.build import Parts, drafter_blocks, make_drafter
+from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
+from specscope.engine.forms import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.combined import CombinedDrafter
+from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.speculate.tokens import Tokens
 from specscope.trace.changes import Changes
+from specscope.trace.plan import DynamicPlan, parse_plan
 from specscope.trace.records import RequestStep
 from specscope.trace.wording import plural
 
@@ -28,7 +32,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
     before = step.context_len + step.prefill_tokens + 1 if step.verdict is not None else len(request.prompt_tokens)
     if len(request.tokens) < before:
         raise UserError(f"step {step.index} of {request.id} no longer exists: the engine was rewound past it")
-    twin = _twin(request, request.tokens[:before], changes)
+    twin = _twin(request, request.tokens[:before], changes, engine.forms)
     twin_engine = beside(engine, changes)
     shared = min(step.context_len, len(twin.tokens) - 1)
     if changes.tail is not None:
@@ -53,7 +57,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         twin_engine.runner.close()
 
 
-def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
+def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
     """The copy, with its tokens and parameters."""
     try:
         params = dataclasses.replace(request.params, **changes.params)
@@ -80,8 +84,21 @@ def _twin(request: Request, tokens: list[int], changes: Changes) -> Request:
             raise UserError("nothing would be left of the context: give a tail")
         if left < len(request.prompt_tokens):  # the prompt was edited; else the tail is output
             twin.prompt_tokens = whole
+    twin.allowed = forms.allowed(params)
     twin.tokens = Tokens(twin.prompt_tokens, whole[len(twin.prompt_tokens) :])
     return twin
+
+
+def _settings(old: EngineConfig, changes: Changes) -> dict[str, Any]:
+    """What is another value of an engine's config. Raises UserError."""
+    wanted: dict[str, Any] = dict(changes.engine)
+    tree = wanted.get("tree") if old.text_part and old.model_part and "drafter" not in wanted else None
+    if tree and not isinstance(parse_plan(tree), DynamicPlan):  # beside a text there are dynamic trees alone
+        wanted |= {"drafter": old.model_part, "draft_model": old.draft_model}
+    if "drafter" not in wanted:
+        return wanted
+    # What the old drafter had is not the new one's.
+    return {"draft_model": None, "tree": None, "adaptive": False, "suffix_shared": 0, **wanted}
 
 
 def beside(engine: Engine, changes: Changes) -> Engine:
@@ -91,15 +108,16 @@ def beside(engine: Engine, changes: Changes) -> Engine:
         raise UserError(
             f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )
-    settings = dict(changes.engine)
-    if "drafter" in settings:  # what the old drafter had is not the new one's
-        settings = {"draft_model": None, "tree": None, "adaptive": False, **settings}
-    config = dataclasses.replace(engine.config, costs=None, **settings)  # they are at hand
+    settings = _settings(engine.config, changes)
+    # Costs are at hand; and what a fork finds computed shall not depend on what others left
+    config = dataclasses.replace(engine.config, costs=None, prefix_cache=False, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
     blocks = drafter_blocks(config, cache.pool.blocks)
-    same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
-    other = engine.drafter if same else None
+    same = (config.model_part, config.draft_model) == (engine.config.model_part, engine.config.draft_model)
+    other = model_of(engine.drafter) if same else None
     drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None, other)
+    if (model := model_of(drafter)) is not None:
+        model.cache.pool.keep_apart(config.max_batch)
     parts = Parts(
         runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,

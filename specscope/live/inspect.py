@@ -18,6 +18,7 @@ from specscope.engine.engine import Engine
 from specscope.engine.state import StepState
 from specscope.errors import UserError
 from specscope.live.again import run_again
+from specscope.speculate.allowed import Allowed, mask_
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
@@ -27,7 +28,9 @@ from specscope.trace.params import SamplingParams
 from specscope.trace.ratios import ratios
 from specscope.trace.records import ROUNDING, Outcome, RequestStep, Verdict
 from specscope.trace.rules import MATCH, looks_ahead
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.tree import ROOT, Drawn, Ints
+
+SHOWN = 5  # of the likeliest tokens that a form removed
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,18 @@ class PartTensors:
     computed: bool  # whether it was computed again
     notes: tuple[str, ...] = ()
 
+    allowed: Allowed | None = None  # what might follow, where not every token might
+
     @property
     def counts(self) -> TokenCounts:
         """What penalties are made of."""
         return Context(self.request, self.tokens, self.prompt_len, self.params).counts
+
+    def limits(self, node: int) -> Ints | None:
+        """int32 [1, V / 32] what might follow a node, a bit for each token; None where all might."""
+        if self.allowed is None:
+            return None
+        return self.allowed.rows(self.tokens[self.prompt_len :], [self.path(node)])
 
     def path(self, node: int) -> list[int]:
         """Drafted tokens down to a node; none for ROOT."""
@@ -64,7 +75,7 @@ def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
     at = next((i for i, one in enumerate(last.record.requests) if one is part), None)
     if at is None:
         raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
-    return _view(engine, _of_state(last.state, at, last.record.step, part), node)
+    return _view(engine, _of_state(engine, last.state, at, last.record.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
@@ -75,7 +86,7 @@ def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
     at = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
     if at is None or not now.plan.parts[at].decodes:
         raise UserError(f"{request} draws no token in this step")
-    return _view(engine, _of_state(now, at, engine.steps, None), node)
+    return _view(engine, _of_state(engine, now, at, engine.steps, None), node)
 
 
 def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
@@ -101,11 +112,12 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
         verdict=part.verdict,
         computed=True,
         notes=notes,
+        allowed=engine.forms.allowed(info.params),
     )
     return _view(engine, found, node)
 
 
-def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) -> PartTensors:
+def _of_state(engine: Engine, state: StepState, at: int, step: int, part: RequestStep | None) -> PartTensors:
     scheduled = state.plan.parts[at]
     request = scheduled.request
     before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
@@ -120,6 +132,7 @@ def _of_state(state: StepState, at: int, step: int, part: RequestStep | None) ->
         logits=state.logits[at],
         verdict=None if part is None else part.verdict,
         computed=False,
+        allowed=engine.forms.allowed(request.params),
     )
 
 
@@ -145,7 +158,10 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     q = seen.draft.q.get(above)
     p_tried, q_tried = (None, None) if node is None else _tried(seen, node, found)
     thought = None if draft is None else draft.softmax(-1)
-    moved = shaped(logits[None], seen.params, seen.counts, [path])[0]
+    moved = shaped(logits[None], seen.params, seen.counts, [path])
+    limits = seen.limits(above)
+    refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
+    moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
     return NodeView(
         request=seen.request,
         step=seen.step,
@@ -158,7 +174,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         q=None if q is None else _column(q.probs, token),
         p_tried=None if p_tried is None else _column(_dense(p_tried, raw), token),
         q_tried=None if q_tried is None else _column(_dense(q_tried, raw), token),
-        removed=tuple(_removed(moved, seen.params)),
+        removed=(*refused, *_removed(moved, seen.params)),
         choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
         kl=None if thought is None else _kl(raw, thought),
         tv=None if thought is None else float((raw - thought).abs().sum() / 2),
@@ -170,7 +186,8 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
 def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
-    return distributions(logits, seen.params, seen.counts, [seen.path(node)], engine.runner.cache.backend)[0]
+    path, backend = seen.path(node), engine.runner.cache.backend
+    return distributions(logits, seen.params, seen.counts, [path], backend, seen.limits(node))[0]
 
 
 def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Distribution, Dense | None] | tuple[None, None]:
@@ -252,6 +269,18 @@ def _kl(p: Tensor, q: Tensor) -> float:
     p, q = p[known].double(), q[known].double()
     p = p / p.sum()
     return max(float(torch.special.xlogy(p, p / q).sum()), 0.0)
+
+
+def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:
+    """What the request's form, or its least length, takes away before the other rules; [V], [1, V / 32]."""
+    p = logits.softmax(-1)
+    kept = mask_(torch.zeros(1, len(p)), limits)[0] == 0
+    gone = p.masked_fill(kept.to(p.device), 0)
+    best = gone.topk(min(SHOWN, len(gone)))
+    likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    form = params.structured_outputs
+    name = f"min_tokens {params.min_tokens}" if form is None else f"structured output ({form.kind})"
+    return Removed(name, int((~kept).sum()), float(gone.sum()), tuple(TopToken(t, m) for t, m in likeliest if m > 0))
 
 
 def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:

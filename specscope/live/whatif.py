@@ -14,6 +14,7 @@ from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.engine.engine import Engine
 from specscope.engine.request import Request
+from specscope.engine.scheduler import TOO_SMALL
 from specscope.errors import UserError
 from specscope.live.check_kv import check_kv
 from specscope.live.fork import forked
@@ -110,9 +111,12 @@ class EngineWhatIf(WhatIf):
             while beside.busy and sum(step.emitted for step in steps) < tokens:
                 record = beside.step()
                 steps += [step for step in record.requests if step.verdict is not None]
-                if any(end.reason is FinishReason.ERROR for end in record.finished):
-                    made = sum(step.emitted for step in steps)
-                    raise UserError(f"the fork ran out of KV blocks after {made} tokens: raise --kv-memory")
+                failed = next((end.error for end in record.finished if end.reason is FinishReason.ERROR), "")
+                made = plural(sum(step.emitted for step in steps), "token")
+                if failed == TOO_SMALL:
+                    raise UserError(f"the fork ran out of KV blocks after {made}: raise --kv-memory")
+                if failed:
+                    raise UserError(f"the fork ended after {made}: {failed}")
         return tuple(steps)
 
     def _parse(self, words: Sequence[str], part: RequestStep) -> tuple[Changes, int]:

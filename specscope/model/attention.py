@@ -6,6 +6,7 @@ AttentionInterface under BACKEND; the batch and the cache arrive as keyword argu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch
+from specscope.model.fast_paths import has_bfloat16
 from specscope.model.groups import Group
 from specscope.model.kv_cache import KVCache
 
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
     from specscope.kernels.tree_batch import TreeBatch
 
 BACKEND = "specscope"
+MANY = 8  # sequences of a group from which on plain products in bfloat16 take less time than the fused attention
 FEW_ROWS = 64  # up to so many, what attention takes is to read the keys
 # What scaled_dot_product_attention calls on a processor; it gives the logarithms of the sums too.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 Parts = tuple[Tensor, Tensor]  # as `attend` returns them
+Masks = tuple[int | None, int, torch.dtype]  # what a group's masks differ by: window, query heads of a key head, dtype
+Read = Callable[[int, int], Parts]  # keys and values of slots that lie side by side
 
 
 @dataclass(frozen=True)
@@ -92,20 +97,41 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
     else:
         q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
     masks = (variant.window, fold, query.dtype)
-    out, sums = attend(q, key, value, group.bias(*masks), variant.scale, variant.softcap)
+    if _suits_products(query, group, variant):
+        scores = (q * variant.scale) @ key.transpose(2, 3)
+        bias = group.bias(*masks)
+        out = (scores if bias is None else scores.add_(bias)).softmax(-1) @ value
+    else:
+        out = _in_parts(q, key, value, group, masks, variant, lambda start, end: cache.read(layer, start, end))
+    by_row = out.transpose(0, 1) if alone else out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
+    flat: Tensor = by_row.reshape(padded, heads, -1).to(query.dtype)
+    return flat if group.real is None else flat.index_select(0, group.real)
+
+
+def _suits_products(query: Tensor, group: Group, variant: Variant) -> bool:
+    """Whether products in bfloat16 do: they round scores and weights, as transformers' own eager attention does."""
+    plain = group.start is None and not group.runs and variant.softcap is None and variant.sinks is None
+    cpu = query.dtype is torch.bfloat16 and query.device.type == "cpu" and has_bfloat16()
+    return plain and cpu and group.size >= MANY
+
+
+def _in_parts(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, masks: Masks, variant: Variant, read: Read
+) -> Tensor:
+    """Attention of a group's rows [Hkv, B, M, D] on what was gathered or lies in place, then on runs."""
+    out, sums = attend(query, key, value, group.bias(*masks), variant.scale, variant.softcap)
     pieces = group.pieces(*masks)
     if pieces or variant.sinks is not None:
         out = out.float()
     for piece in pieces:
         at = slice(piece.member, piece.member + 1)
-        found = _attend_in_place(q[:, at], *cache.read(layer, piece.start, piece.end), piece.bias, variant)
+        found = _attend_in_place(query[:, at], *read(piece.start, piece.end), piece.bias, variant)
         _merge(out[:, at], sums[:, at], *found)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
-        sink = variant.sinks.float().view(kv_heads, 1, fold, 1).expand(-1, -1, -1, q.shape[2] // fold).flatten(2)
+        folded = variant.sinks.float().view(len(query), 1, -1, 1)
+        sink = folded.expand(-1, -1, -1, query.shape[2] // folded.shape[2]).flatten(2)
         out = out * torch.sigmoid(sums - sink)[..., None]
-    by_row = out.transpose(0, 1) if alone else out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
-    flat: Tensor = by_row.reshape(padded, heads, -1).to(query.dtype)
-    return flat if group.real is None else flat.index_select(0, group.real)
+    return out
 
 
 def _merge(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
@@ -119,7 +145,7 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     if batch.tree is not None:
         return _kernel_attention(query, layer, cache, batch.tree, variant)
     parts = [_group_attention(query, layer, cache, group, variant) for group in batch.groups]
-    if len(parts) == 1:
+    if len(parts) == 1 and isinstance(batch.groups[0].into, slice):
         return parts[0]
     out = parts[0].new_empty(query.shape[0], *parts[0].shape[1:])
     for group, part in zip(batch.groups, parts, strict=True):

@@ -1,11 +1,12 @@
-"""EAGLE heads: one decoder layer that continues the target's hidden states. Trained and run from the same modules.
+"""EAGLE heads: decoder layers that continue the target's hidden states. Trained and run from the same modules.
 
 A head works on pairs: the feature of position t and the token at t + 1 give the token at t + 2. EAGLE-3 (Li et al.
 2025) joins features of three layers through `fc`, attends over [embedding, feature] and has a norm and a head of its
 own over a reduced vocabulary. P-EAGLE (Hui et al. 2026, arXiv 2602.01469) is an EAGLE-3 head that drafts all depths in
 one pass: behind the root's pair follow rows of one mask token and one learned feature, `mask_hidden`. EAGLE and
-EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the target's head. Module names are those of
-the published checkpoints.
+EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the target's head. Where a head has several
+layers, as published P-EAGLE heads do, those after the first are plain ones over its hidden states. Module names are
+those of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from specscope.model.head_config import HeadConfig
 
 
 class HeadAttention(nn.Module):
-    """The projections of the head's attention; `wide` is the size of what is projected."""
+    """The projections of a layer's attention; `wide` is the size of what is projected."""
 
-    layer_idx = 0
-
-    def __init__(self, config: LlamaConfig, wide: int) -> None:
+    def __init__(self, config: LlamaConfig, wide: int, index: int) -> None:
         super().__init__()
+        self.layer_idx = index
         self.heads = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads or self.heads
         self.size: int = config.head_dim or config.hidden_size // self.heads
@@ -36,15 +36,16 @@ class HeadAttention(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """The decoder layer. EAGLE-3 normalises embedding and feature apart; EAGLE normalises neither."""
+    """A decoder layer. In the first, EAGLE-3 normalises embedding and feature apart; EAGLE normalises neither."""
 
-    def __init__(self, config: LlamaConfig, version: int) -> None:
+    def __init__(self, config: LlamaConfig, version: int, index: int = 0) -> None:
         super().__init__()
         norm = lambda: LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
-        self.self_attn = HeadAttention(config, config.hidden_size * (2 if version == 3 else 1))
+        joins = version == 3 and index == 0
+        self.self_attn = HeadAttention(config, config.hidden_size * (2 if joins else 1), index)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = norm() if version == 3 else nn.Identity()
-        if version == 3:
+        if joins:
             self.hidden_norm = norm()
         self.post_attention_layernorm = norm()
 
@@ -63,6 +64,7 @@ class EagleHead(nn.Module):
         joined = len(config.aux_layers) * config.target_width if config.version == 3 else 2 * config.width
         self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
         self.midlayer = HeadLayer(llama, config.version)
+        self.layers = nn.ModuleDict({str(i): HeadLayer(llama, 3, i) for i in range(1, config.layers)})
         self.rotary = LlamaRotaryEmbedding(llama)
         if config.version == 3:
             self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
@@ -107,6 +109,7 @@ class EagleHead(nn.Module):
 
 
 def llama_config(config: HeadConfig) -> LlamaConfig:
-    """The head's layer as transformers' modules want it."""
-    layer = {key: value for key, value in config.layer.items() if key not in ("architectures", "torch_dtype", "dtype")}
+    """A layer of the head as transformers' modules want it."""
+    further = ("architectures", "torch_dtype", "dtype", "layer_types")  # layer_types: of another number of layers
+    layer = {key: value for key, value in config.layer.items() if key not in further}
     return LlamaConfig.from_dict({**layer, "num_hidden_layers": 1})

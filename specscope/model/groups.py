@@ -6,7 +6,7 @@ What is left of each request, at least the slots that it feeds, is padded to a g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ from specscope.trace.tree import Bools, Ints
 if TYPE_CHECKING:
     from specscope.model.segment import Segment
 
-GATHER = 5  # what it takes to gather a slot, in rows that attend to it
+GATHER = 5  # what a slot of padding takes, in rows that attend to it
+GATHERED = 13  # and what it takes to gather a slot
 CALL = 8192  # what a call of its own takes, in slots times rows: less padding than that is cheaper
 LONG = 1024  # slots of context from which on runs are read in place
 RUN = 256  # slots that a run has at least: a shorter one is gathered
@@ -54,11 +55,12 @@ class Group:
     """Segments whose attention is computed together, padded to the longest: B segments, M rows, K slots."""
 
     rows: Tensor | slice  # int64 [B * M] the batch's row behind each padded row; a slice where one follows the other
-    real: Tensor | None  # int64: which padded rows are real, in the batch's order; None where all are
+    real: Tensor | None  # int64: which padded rows are real, in order; None where all are
     into: Tensor | slice  # the batch's row of each real row
     size: int  # B
     blocks: Tensor  # int64 [B * K / 16] the KV blocks of each segment that are gathered, padded with block 0
-    span: int | None  # the first slot where B is 1 and the K slots lie side by side: no gather needed
+    start: int | None  # the first segment's first slot where all that is read lies in place; None: it is gathered
+    stride: int  # slots from one segment's first to the next one's, where it lies in place
     seen: Bools  # [B, M, K]
     column: Ints  # [B, K] position of each slot; NOWHERE in padding
     row: Ints  # [B, M] position of each row; NOWHERE in padding
@@ -113,13 +115,13 @@ class Group:
         return [Piece(run.member, run.start + start, run.start + end, bias) for start, end, bias in cut]
 
     def context(self, cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
-        """The K keys and values of every segment, [heads, B, K, size] each; whole blocks are gathered at a time.
+        """The K keys and values of every segment, [heads, B, K, size] each, in place or gathered by whole blocks.
 
-        Layers of one shape share a scratch tensor: what is returned is gone at the next call.
+        Layers of one shape share a scratch tensor: what was gathered is gone at the next call.
         """
         keys = self.seen.shape[-1]
-        if self.span is not None:
-            return cache.read(layer, self.span, self.span + keys)
+        if self.start is not None:
+            return cache.read(layer, self.start, self.start + keys, self.size, self.stride)
         shape, parts = cache.layers[layer], cache.parts[layer]
         if shape not in self._scratch:
             out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in parts]
@@ -147,6 +149,11 @@ class _Layout:
     def rows(self) -> int:
         return len(self.segment.tokens)
 
+    @property
+    def start(self) -> int | None:
+        """The first slot of what is not read as runs, where it lies side by side."""
+        return int(self.kept[0]) * BLOCK_SIZE if bool((np.diff(self.kept) == 1).all()) else None
+
     @staticmethod
     def of(segment: Segment, first: int) -> _Layout:
         length, whole = segment.length, segment.context // BLOCK_SIZE
@@ -169,6 +176,7 @@ class _Layout:
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
     """Segments together with those whose rest is about as long, so that padding is never more than the rests are.
 
+    Of those together, the ones that lie equally far apart in the cache are one group, which is read in place.
     `first`: the batch's row of each segment's first token.
     """
     groups: list[list[int]] = []
@@ -186,7 +194,33 @@ def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: 
         else:
             groups.append([i])
             sizes.append((rows, slots))
-    return [_group([layouts[i] for i in sorted(members)], device) for members in groups]
+    return [
+        _group(part, start, stride, device)
+        for members in groups
+        for part, start, stride in _parts([layouts[i] for i in sorted(members)])
+    ]
+
+
+def _parts(members: list[_Layout]) -> list[tuple[list[_Layout], int | None, int]]:
+    """Those that are read in place together, where that takes less than to gather all of them at once."""
+    found = list(_by_place(members))
+    if (len(found) - 1) * CALL > GATHERED * sum(len(one.places) for one in members):
+        return [(members, None, 0)]
+    return found
+
+
+def _by_place(members: list[_Layout]) -> Iterator[tuple[list[_Layout], int | None, int]]:
+    """Those whose blocks lie in place, each as far behind the one before: first slot and stride; then the others."""
+    ordered = sorted((one for one in members if one.start is not None), key=lambda one: one.start or 0)
+    while ordered:
+        starts = np.array([one.start for one in ordered])
+        apart = np.diff(starts)
+        count = len(ordered) if not len(apart) else int(np.append(apart != apart[0], True).argmax()) + 1
+        yield ordered[:count], int(starts[0]), int(apart[0]) if count > 1 else 0
+        ordered = ordered[count:]
+    others = [one for one in members if one.start is None]
+    if others:
+        yield others, None, 0
 
 
 def _work(rows: int, slots: int) -> int:
@@ -194,10 +228,12 @@ def _work(rows: int, slots: int) -> int:
     return (rows + GATHER) * slots
 
 
-def _group(members: list[_Layout], device: torch.device) -> Group:
+def _group(members: list[_Layout], start: int | None, stride: int, device: torch.device) -> Group:
     """Pad segments into one group."""
     size, rows = len(members), max(one.rows for one in members)
     keys = max(len(one.places) for one in members)
+    if start is None:  # whole blocks, gathered side by side: a product of keys with gaps between sequences copies them
+        keys = max(len(one.kept) for one in members) * BLOCK_SIZE
     row_of, is_real = np.zeros((size, rows), dtype=np.int64), np.zeros((size, rows), dtype=np.bool_)
     block_of = np.zeros((size, max(len(one.kept) for one in members)), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
@@ -213,14 +249,14 @@ def _group(members: list[_Layout], device: torch.device) -> Group:
         seen[b, :m, before:end] = s.mask
         column[b, :before], column[b, before:end] = places[:before], s.positions
         row[b, :m] = s.positions[-m:]
-    contiguous = size == 1 and bool((np.diff(block_of[0]) == 1).all())
     return Group(
         rows=_rows(row_of.ravel(), device),
         real=None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real.ravel())).to(device),
         into=_rows(row_of[is_real], device),
         size=size,
         blocks=torch.from_numpy(block_of.ravel()).to(device),
-        span=int(block_of[0, 0]) * BLOCK_SIZE if contiguous else None,
+        start=start,
+        stride=stride,
         seen=seen,
         column=column,
         row=row,

@@ -43,6 +43,11 @@ class HeadConfig:
         return int(self.layer["hidden_size"])
 
     @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return int(self.layer.get("num_hidden_layers", 1))
+
+    @property
     def vocab(self) -> int:
         """The target's vocabulary."""
         return int(self.layer["vocab_size"])
@@ -58,7 +63,7 @@ class HeadConfig:
             **self.layer,
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.layers,
             "tie_word_embeddings": False,
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
@@ -68,7 +73,7 @@ class HeadConfig:
 
     def _speculators(self, parallel: Parallel) -> dict[str, Any]:
         """As speculators' PEagleSpeculatorConfig writes it, and vLLM 0.33 reads it (transformers_utils/configs/)."""
-        layer = {**self.layer, "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
+        layer = {**self.layer, "model_type": "llama", "num_hidden_layers": self.layers, "tie_word_embeddings": False}
         proposal = {"proposal_type": "greedy", "speculative_tokens": parallel.depths}
         return {
             "architectures": ["PEagleSpeculator"],
@@ -99,7 +104,7 @@ class LayerJson(msgspec.Struct):
     vocab_size: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
-    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1  # a head is one layer
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
     rope_theta: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
     max_position_embeddings: Size | None = None
@@ -157,6 +162,8 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
         sizes = msgspec.convert(layer, LayerJson)
     except msgspec.ValidationError as error:
         raise UserError(f"{folder}/config.json does not describe an EAGLE head: {error}") from None
+    if version == 1 and sizes.num_hidden_layers > 1:
+        raise UserError(f"{folder}/config.json says {sizes.num_hidden_layers} layers: an EAGLE-1 head has one")
     heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
     size = sizes.head_dim or sizes.hidden_size // heads
     if size < 2 or size % 2 or heads % kv_heads:

@@ -90,7 +90,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' names for the names of others: `layers.0.` for the one layer, a `model.` before all."""
+    """The authors' names for the names of others: `layers.0.` for the first layer, a `model.` before all."""
     out = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")
@@ -123,6 +123,7 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
     """Put the tensors into the head: all that it needs, with the shapes that its config says."""
     wanted = head.state_dict()
     ignored = {"lm_head.weight", "midlayer.input_layernorm.weight"} if head.config.version == 1 else set()
+    ignored |= {f"layers.{name}.hidden_norm.weight" for name in head.layers}  # vLLM's layers have one that is not used
     extra = sorted(set(tensors) - set(wanted) - ignored - {"d2t", "t2d"})
     missing = sorted(set(wanted) - set(tensors))
     if missing or extra:

@@ -45,14 +45,14 @@ class HeadRunner:
         self.vocab_size = vocab_size
         self.d2t = head.target_tokens()
         shape = LayerShape(attention.kv_heads, attention.size, attention.size)
-        self.cache = KVCache([shape], blocks, weight.dtype, weight.device, backend)
+        layers = [head.midlayer, *head.layers.values()]
+        self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
         on_cpu = weight.device.type == "cpu"
         pack = on_cpu and may_pack(head)
         if on_cpu:
             fuse_norms(head)
-        self.layer = FusedLayer(
-            head.midlayer, shape, Variant(attention.size**-0.5, None, None, None), _Turned(), pack=pack
-        )
+        variant = Variant(attention.size**-0.5, None, None, None)
+        self.layer, *self.further = (FusedLayer(layer, shape, variant, _Turned(), pack=pack) for layer in layers)
         own = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
@@ -92,5 +92,8 @@ class HeadRunner:
         head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self._cos[batch.positions[0]], self._sin[batch.positions[0]]
-        out = self.layer.run(x, projected, rotation, batch, self.cache)[batch.wanted]
+        x = self.layer.run(x, projected, rotation, batch, self.cache)
+        for layer in self.further:
+            x = layer.run(x, layer.first_norm(x), rotation, batch, self.cache)
+        out = x[batch.wanted]
         return self.lm_head(head.norm(out) if head.config.version == 3 else out), out

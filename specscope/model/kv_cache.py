@@ -5,7 +5,7 @@ BlockPool and BlockTable are bookkeeping without tensors; KVCache holds the tens
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from specscope.kernels.place import Packed
 from specscope.model.backend import Backend
+from specscope.model.prefix import Content, PrefixIndex
 
 BLOCK_SIZE = 16
+AT_ONCE = 32  # blocks that are forgotten together: what takes their place then lies side by side
 
 
 class OutOfBlocksError(Exception):
@@ -27,54 +29,126 @@ class OutOfBlocksError(Exception):
 
 
 class BlockPool:
-    """Which blocks are free, and how many tables hold each of the others."""
+    """Which blocks are free, and how many tables hold each of the others.
+
+    With a prefix cache some free blocks still hold what a later request may use again: they are known. They are taken
+    for something else when no other block is free, those first that were given back first.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.refs = [0] * blocks
-        self._free = list(range(blocks))  # in order
+        self.prefixes = PrefixIndex()
+        self._free = list(range(blocks))  # in order; without those that are known
+        self._known: dict[int, None] = {}  # free blocks that are known, in the order in which they were given back
+        self._lanes: range = range(0)  # where sequences begin, as long as these blocks are free
+
+    def keep_apart(self, sequences: int) -> None:
+        """Let so many sequences begin far apart: as they grow, the blocks of each lie side by side."""
+        lane = self.blocks // sequences
+        self._lanes = range(0, lane * sequences, lane) if lane else range(0)
 
     @property
     def free(self) -> int:
-        """Free blocks."""
-        return len(self._free)
+        """Free blocks, those that are known among them."""
+        return len(self._free) + len(self._known)
+
+    @property
+    def cached(self) -> int:
+        """Free blocks whose content a later request may use."""
+        return len(self._known)
 
     @property
     def used(self) -> int:
         """Blocks that at least one table holds."""
-        return self.blocks - len(self._free)
+        return self.blocks - self.free
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, after: int | None = None) -> list[int]:
         """`count` free blocks, each now held once. Raises OutOfBlocksError and takes none where there are too few.
 
-        The first that lie side by side; where no gap is large enough, the first of all.
+        Those that follow the block `after`, or for a new sequence (None) that a lane holds those where one begins; else
+        the first that lie side by side; where no gap is large enough, the first of all.
         """
+        if count > self.free:
+            raise OutOfBlocksError(f"{count} KV blocks wanted, {self.free} free")
         if count > len(self._free):
-            raise OutOfBlocksError(f"{count} KV blocks wanted, {len(self._free)} free")
-        start = self._gap(count)
+            self._forget(max(count - len(self._free), min(AT_ONCE, self.blocks // AT_ONCE)))
+        wanted = (after + 1,) if after is not None else self._lanes if count <= self._lanes.step else ()
+        start = next((at for first in wanted if (at := self._at(first, count)) is not None), None)
+        start = self._gap(count) if start is None else start
         taken = self._free[start : start + count]
         del self._free[start : start + count]
         for block in taken:
             self.refs[block] = 1
         return taken
 
+    def _at(self, first: int, count: int) -> int | None:
+        """Where in the free blocks `first` and those that follow it are, `count` in all; None where one is taken."""
+        at = bisect_left(self._free, first)
+        free = self._free[at : at + count]
+        return at if free and free[0] == first and len(free) == count and free[-1] == first + count - 1 else None
+
     def _gap(self, count: int) -> int:
         """Where in the free blocks `count` lie side by side; 0 where they never do."""
+        if len(self.prefixes):
+            return self._widest_gap(count)
         if count < 2 or self._free[count - 1] - self._free[0] == count - 1:
             return 0
         free = np.asarray(self._free)
         return int(np.argmax(free[count - 1 :] - free[: len(free) - count + 1] == count - 1))
 
+    def _widest_gap(self, count: int) -> int:
+        """Where in the free blocks the widest gap begins; its middle, where who lies before it may go on growing.
+
+        With known blocks at the heads of the lanes sequences begin anywhere, and would grow into each other.
+        """
+        edges = np.flatnonzero(np.diff(self._free, prepend=-2, append=self.blocks + 1) != 1)
+        widths = np.diff(edges)
+        widest = int(widths.argmax()) if len(widths) else 0
+        start, width = (int(edges[widest]), int(widths[widest])) if len(widths) else (0, 0)
+        before = self._free[start] - 1 if width else -1
+        grows = before >= 0 and self.refs[before] > 0
+        return start + width // 2 if grows and width >= 2 * count else start if width >= count else 0
+
+    def _forget(self, count: int) -> None:
+        """Let so many known blocks go, the first that were given back."""
+        for block in list(self._known)[:count]:
+            self._unknow(block)
+
+    def _unknow(self, block: int) -> None:
+        """A free block is like any other."""
+        del self._known[block]
+        self.prefixes.forget(block)
+        insort(self._free, block)
+
     def share(self, block: int) -> None:
-        """Hold a block once more."""
+        """Hold a block once more; one that is free must be known."""
+        if self.refs[block] == 0:
+            del self._known[block]
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
         """Drop one reference to a block; it is free at zero."""
         assert self.refs[block] > 0, "a free block was dropped"
         self.refs[block] -= 1
-        if self.refs[block] == 0:
+        if self.refs[block] > 0:
+            return
+        if block in self.prefixes:
+            self._known[block] = None
+        else:
             insort(self._free, block)
+
+    def publish(self, block: int, content: Content) -> None:
+        """A block that is held is full and will not be written again: later requests may find it.
+
+        Where another one has this content, that one stays, unless nobody holds it.
+        """
+        other = self.prefixes.holder(content)
+        if other is not None and self.refs[other] == 0:
+            self._unknow(other)
+            other = None
+        if other is None:
+            self.prefixes.put(block, content)
 
 
 @dataclass
@@ -82,6 +156,7 @@ class BlockTable:
     """The blocks of one sequence, in order. Position t lies in slot blocks[t // 16] * 16 + t % 16."""
 
     blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of its first blocks: of those that were published or found
 
     @property
     def capacity(self) -> int:
@@ -161,9 +236,10 @@ class KVCache:
         else:
             counts = Counter(part for shape in layers for part in shape.parts)
             stores = {
-                (heads, size): _zeros((count, heads, slots, size), dtype, device)
+                (heads, size): _zeros((count * heads + 1, slots, size), dtype, device)[:-1].view(-1, heads, slots, size)
                 for (heads, size), count in counts.items()
             }
+            # (one head more: stretches of one length that begin in place may reach beyond the last)
             free = {part: iter(store) for part, store in stores.items()}
             self.stores = list(stores.values())
             self.parts = [[next(free[part]) for part in shape.parts] for shape in layers]
@@ -198,39 +274,71 @@ class KVCache:
             part.index_copy_(0, slots, rows.narrow(1, start, heads * size).view(len(rows), heads, size))
             start += heads * size
 
-    def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots `start` to `end`, where they lie: [heads, 1, slots, size] each."""
+    def read(self, layer: int, start: int, end: int, count: int = 1, stride: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots `start` to `end`, where they lie: [heads, count, slots, size] each.
+
+        With `count`, of so many stretches, each `stride` slots behind the one before.
+        """
         key, value = self._views[layer]
-        return key.narrow(2, start, end - start), value.narrow(2, start, end - start)
+        if count == 1:
+            return key.narrow(2, start, end - start), value.narrow(2, start, end - start)
+        return _stretches(key, start, end, count, stride), _stretches(value, start, end, count, stride)
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
 
-        Shared blocks in that range are copied first (copy on write). Raises OutOfBlocksError and changes nothing.
+        Shared blocks in that range are copied first (copy on write), and others cannot be found any more. Raises
+        OutOfBlocksError and changes nothing.
         """
         first = written_from // BLOCK_SIZE
         shared = [i for i in range(first, len(table.blocks)) if self.pool.refs[table.blocks[i]] > 1]
         missing = max(-(-length // BLOCK_SIZE) - len(table.blocks), 0)
-        fresh = self.pool.take(len(shared) + missing)
+        fresh = self.pool.take(len(shared) + missing, table.blocks[-1] if table.blocks else None)
         for at in shared:
             block = fresh.pop(0)
             self._copy_block(table.blocks[at], block)
             self.pool.drop(table.blocks[at])
             table.blocks[at] = block
+        for block in table.blocks[first:]:
+            self.pool.prefixes.forget(block)
         table.blocks += fresh
+        del table.digests[first:]
 
     def truncate(self, table: BlockTable, length: int) -> None:
-        """Give back the blocks past the first `length` positions."""
+        """Give back the blocks past the first `length` positions, the last one first."""
         keep = -(-length // BLOCK_SIZE)
-        for block in table.blocks[keep:]:
+        for block in reversed(table.blocks[keep:]):
             self.pool.drop(block)
-        del table.blocks[keep:]
+        del table.blocks[keep:], table.digests[length // BLOCK_SIZE :]
+
+    def publish(self, table: BlockTable, tokens: Sequence[int], length: int, ahead: int = 0) -> None:
+        """Let later requests find the full blocks among the first `length` positions, which hold committed KV.
+
+        `ahead`: how many of the tokens behind a slot its KV depends on.
+        """
+        for at in range(len(table.digests), length // BLOCK_SIZE):
+            content = _content(table, tokens, at, ahead)
+            self.pool.publish(table.blocks[at], content)
+            table.digests.append(content.digest)
+
+    def adopt(self, table: BlockTable, tokens: Sequence[int], most: int, ahead: int = 0) -> int:
+        """Let an empty table hold the longest published prefix of at most `most` tokens; returns its length."""
+        assert not table.blocks, "a table that holds KV of its own takes none of others"
+        for at in range(most // BLOCK_SIZE):
+            content = _content(table, tokens, at, ahead)
+            block = self.pool.prefixes.find(content)
+            if block is None:
+                break
+            self.pool.share(block)
+            table.blocks.append(block)
+            table.digests.append(content.digest)
+        return table.capacity
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table over the same blocks; the first to write to one of them copies it."""
         for block in table.blocks:
             self.pool.share(block)
-        return BlockTable(list(table.blocks))
+        return BlockTable(list(table.blocks), list(table.digests))
 
     def move(self, paths: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
         """Copy slots (source, target) of each sequence in every layer, as if all were loaded before any is stored.
@@ -256,6 +364,19 @@ class KVCache:
         for key, value in zip(self.key, self.value, strict=True):
             for part in (key, value):
                 part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
+
+
+def _content(table: BlockTable, tokens: Sequence[int], at: int, ahead: int) -> Content:
+    """What the block at that place of a table holds, whose digests reach up to it."""
+    parent = table.digests[at - 1] if at else b""
+    return Content.of(parent, tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE + ahead])
+
+
+def _stretches(part: Tensor, start: int, end: int, count: int, stride: int) -> Tensor:
+    """part [heads, 1, slots, size]; returns a view [heads, count, end - start, size]."""
+    heads, _, _, size = part.shape
+    first = part.storage_offset() + start * size
+    return part.as_strided((heads, count, end - start, size), (part.stride(0), stride * size, size, 1), first)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -164,8 +164,8 @@ class _ShapeRecorder:
         store.write(0, slots, key, value)
         self.layers[layer], self._stores[layer] = shape, store
 
-    def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        return self._stores[layer].read(0, start, end)
+    def read(self, layer: int, start: int, end: int, count: int = 1, stride: int = 0) -> tuple[Tensor, Tensor]:
+        return self._stores[layer].read(0, start, end, count, stride)
 
 
 @torch.inference_mode()

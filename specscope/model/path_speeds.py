@@ -10,20 +10,18 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from statistics import median, quantiles
 
 import msgspec
 import torch
 
 from specscope.model.fast_paths import FastPath, usable
-from specscope.user_cache import LARGEST, is_good, place, processor, store
+from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 WIDE, NARROW = 2048, 768  # of the weights that are tried
 COPIES = 16  # of them, so that they do not lie in the processor's caches
 TURNS, SECONDS = 4, 1.5  # of the trial, and after how long there is no further one
-BUSY = 1.3  # times its lower quartile, a median that other load must have raised
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,10 @@ def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpe
         pass
     if len(names) < 2:  # there is nothing to choose
         return PathSpeeds(about, True, {name: dict.fromkeys(ROWS, 0.0) for name in names})
+    others = Others()
     calls = _measure([path for path in usable(dtype) if path.name in names])
-    quiet = is_quiet(seconds for by_rows in calls.values() for seconds in by_rows.values())
+    each = (seconds for by_rows in calls.values() for seconds in by_rows.values())
+    quiet = is_quiet(each, others.busy(), threads)
     speeds = {name: {rows: usual(seconds) for rows, seconds in by_rows.items()} for name, by_rows in calls.items()}
     measured = PathSpeeds(about, quiet, speeds)
     with contextlib.suppress(OSError):  # then it is measured at every start
@@ -101,13 +101,3 @@ def _measure(paths: list[FastPath]) -> dict[str, dict[int, list[float]]]:
                     product(x)
                     found[name][rows].append(time.perf_counter() - start)
     return found
-
-
-def usual(seconds: list[float]) -> float:
-    """The lower quartile: what it takes where nothing else runs meanwhile."""
-    return round(quantiles(seconds, n=4)[0], 8)
-
-
-def is_quiet(each: Iterable[list[float]]) -> bool:
-    """Whether nothing else kept the machine busy: half of the calls took about what the faster ones did."""
-    return median(median(seconds) / quantiles(seconds, n=4)[0] for seconds in each) < BUSY

@@ -34,6 +34,7 @@ class AttachedCommands(Commands):
             raise UserError(str(greeting["text"]))
         self._socket.settimeout(None)
         self.greeting = str(greeting["text"])
+        self._forks_there = bool(greeting.get("forks"))  # our own server's engine forks; vLLM's cannot
 
     @property
     def reading(self) -> bool:
@@ -43,7 +44,7 @@ class AttachedCommands(Commands):
     def run(self, line: str) -> str:
         """What vLLM's debugger prints. It waits as long as the command does; Ctrl-C ends the wait."""
         words = line.split()
-        if words and not self._reading and find(words[0]).name == "fork":
+        if words and not self._reading and not self._forks_there and find(words[0]).name == "fork":
             return self._fork(" ".join(line.split()[1:]))
         answer = self._ask({"line": " ".join(line.splitlines())})
         self._reading, self.quitting = bool(answer.get("reading")), bool(answer.get("quitting"))

@@ -1,6 +1,6 @@
 """Logits to the distribution that is really sampled from, at every node of a tree along that node's own path.
 
-The order is vLLM's: logit bias, penalties, temperature, min-p, top-k, top-p, softmax.
+The order is vLLM's: logit bias, penalties, what may come at all, temperature, min-p, top-k, top-p, softmax.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from torch import Tensor
 
 from specscope.kernels.place import put
 from specscope.model.backend import Backend
+from specscope.speculate.allowed import mask_
 from specscope.speculate.counts import TokenCounts
+from specscope.speculate.likeliest import likeliest
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
 from specscope.trace.params import SamplingParams
+from specscope.trace.tree import Ints
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and among more only where they lack mass
 WIDER = 8  # how many times more
@@ -37,12 +40,20 @@ class LogitRows:
     params: SamplingParams
     counts: TokenCounts = field(default_factory=TokenCounts)  # this and what follows only with penalties
     paths: Sequence[Sequence[int]] = ()  # the drafted tokens on the way to each row
+    allowed: Ints | None = None  # [n, V / 32] a bit for each token that may come (allowed.py); None: all may
 
     def shaped(self) -> Tensor:
-        """After logit bias and penalties."""
-        if not self.params.penalised and not self.params.logit_bias:
-            return self.logits
-        return shaped(self.logits, self.params, self.counts, self.paths)
+        """After logit bias and penalties, minus infinity where a token may not come."""
+        moved = self.params.penalised or bool(self.params.logit_bias)
+        rows = shaped(self.logits, self.params, self.counts, self.paths) if moved else self.logits
+        if self.allowed is None:
+            return rows
+        return mask_(rows if moved else rows.to(torch.float32, copy=True), self.allowed)
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Rows behind which nothing may come."""
+        return frozenset() if self.allowed is None else frozenset(np.flatnonzero(~self.allowed.any(axis=1)).tolist())
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ def target_rows(parts: Sequence[LogitRows], backend: Backend, memory: Memory) ->
     logits = parts[0].logits
     greedy = [part.shaped() for part in parts if part.params.greedy]
     sampled = [part for part in parts if not part.params.greedy]
-    choices = [logits.new_empty(0, dtype=torch.int64), *(_argmax(run) for _, run in _runs(greedy))]
+    choices = [logits.new_empty(0, dtype=torch.int64), *(argmax(run) for _, run in _runs(greedy))]
     none = logits.new_empty(0, logits.shape[1], dtype=torch.float32)
     return TargetRows(torch.cat(choices), all_probabilities(sampled, backend, memory) if sampled else none)
 
@@ -141,7 +152,7 @@ def _follows(one: Tensor, other: Tensor | None) -> bool:
     )
 
 
-def _argmax(rows: Tensor) -> Tensor:
+def argmax(rows: Tensor) -> Tensor:
     """The likeliest token of each row, the first of several. int64 [R]."""
     if rows.device.type != "cpu":
         return rows.argmax(-1)
@@ -154,17 +165,19 @@ def distributions(
     counts: TokenCounts,
     paths: Sequence[Sequence[int]],
     backend: Backend = Backend.TORCH,
+    allowed: Ints | None = None,
 ) -> list[Distribution]:
     """One distribution a row: Dense, or Points of a greedy request, which are read from the device.
 
-    logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row.
+    logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row;
+    allowed: as in LogitRows.
 
     Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
     `counts` counts, followed by its path. Float32 throughout. The logits are not changed.
     """
-    part = LogitRows(logits, params, counts, paths)
+    part = LogitRows(logits, params, counts, paths, allowed)
     if params.greedy:
-        return [Point(token) for token in _argmax(part.shaped()).tolist()]
+        return [Point(token) for token in argmax(part.shaped()).tolist()]
     return [Dense(row) for row in all_probabilities([part], backend)]
 
 
@@ -199,7 +212,7 @@ def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
     if params.min_p > 0:
         rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:
-        rows.masked_fill_(rows < rows.topk(params.top_k, dim=-1).values[:, -1:], -torch.inf)
+        rows.masked_fill_(rows < likeliest(rows, params.top_k)[0][:, -1:], -torch.inf)
     if params.top_p < 1:
         rows.masked_fill_(_beyond_top_p(rows, params), -torch.inf)
     return torch.softmax(rows, -1, out=rows)
@@ -215,7 +228,7 @@ def _beyond_top_p(rows: Tensor, params: SamplingParams) -> Tensor:
 
 def _least_on_host(probs: Tensor, top_p: float, first: int) -> Tensor:
     """[R, 1] the last probability that top-p keeps; looked for among the `first` largest, then among more."""
-    least, lacks = _least_kept(probs.topk(first, dim=-1).values, top_p)
+    least, lacks = _least_kept(likeliest(probs, first)[0], top_p)
     if first < probs.shape[-1] and bool(lacks.any()):
         least[lacks] = _least_on_host(probs[lacks], top_p, min(first * WIDER, probs.shape[-1]))
     return least

@@ -7,9 +7,13 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
@@ -151,3 +155,12 @@ def _is_same(name: str | os.PathLike[str], found: os.stat_result) -> bool:
         return os.path.samestat(os.fstat(0) if name == "-" else os.stat(name), found)
     except OSError:
         return False
+
+
+def save_figure(figure: Figure, path: str) -> None:
+    """A plot as SVG or PNG, by the name's end; the same figure gives the same SVG. Raises UserError."""
+    kind = Path(path).suffix.lower().removeprefix(".")
+    try:
+        figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error

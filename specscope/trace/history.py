@@ -21,13 +21,32 @@ KEPT = 20_000  # steps of an engine that runs: on its timeline, and in each hist
 
 def weight(record: StepRecord) -> int:
     """Bytes that a record takes in memory, roughly."""
-    size = 3000 + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
-    for part in record.requests:
-        size += 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
-        size += 0 if part.notes is None else 12 * len(part.notes.dropped_token)
-    for info in record.admitted:
-        size += 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
-    return size + sum(2000 + 2 * len(end.error) + 4 * len(end.output) for end in record.finished)
+    size = frame_weight(record) + sum(map(part_weight, record.requests))
+    return size + sum(map(info_weight, record.admitted)) + sum(map(end_weight, record.finished))
+
+
+def frame_weight(record: StepRecord) -> int:
+    """Of those, what does not belong to one of its requests."""
+    return 3000 + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
+
+
+def part_weight(part: RequestStep) -> int:
+    """Of a request's part in a step."""
+    size = 3000 + 60 * len(part.tree) + (0 if part.parents is None else 2000 + 120 * len(part.parents.node))
+    notes = part.notes
+    return size + (
+        0 if notes is None else 12 * len(notes.dropped_token) + 8 * len(notes.fed_token) + notes.fed_norms.nbytes
+    )
+
+
+def info_weight(info: RequestInfo) -> int:
+    """Of what a request was when it came."""
+    return 2000 + 2 * len(info.prompt) + 4 * len(info.prompt_tokens)
+
+
+def end_weight(end: RequestEnd) -> int:
+    """Of its end."""
+    return 2000 + 2 * len(end.error) + 4 * len(end.output)
 
 
 @dataclass

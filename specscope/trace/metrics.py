@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
@@ -26,6 +26,10 @@ from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinishReason, StepRecord
 from specscope.trace.stats import Acceptance
+from specscope.trace.trace_sampling import Reason
+
+if TYPE_CHECKING:
+    from specscope.trace.sampling_sink import SamplingSink
 
 EXPORT_SECONDS = 10.0  # between two exports, and between two log lines; vLLM logs as often
 
@@ -49,6 +53,8 @@ class Totals:
     recent: Acceptance = field(default_factory=Acceptance)  # since then
     prompt_tokens: int = 0
     preemptions: int = 0
+    queried: int = 0  # tokens that were looked for in the prefix cache, after a preemption again
+    found: int = 0  # and found
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
     running: int = 0
     waiting: int = 0
@@ -65,6 +71,8 @@ class Totals:
         for end in record.finished:
             self.finished[VLLM_REASON[end.reason]] += 1
         self.preemptions += len(record.preempted)
+        self.queried += record.queried
+        self.found += sum(part.found for part in record.requests)
         self.running, self.waiting = record.running, record.waiting
         self.blocks_used, self.blocks_free = record.blocks_used, record.blocks_free
         self.told = record.aggregate
@@ -160,11 +168,38 @@ SERIES = (
     Series("prompt_tokens", "{token}", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
     Series("generation_tokens", "{token}", "Output tokens.", lambda t: _one(t.acceptance.told("emitted"))),
     Series("num_preemptions", "{preemption}", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
+    Series(
+        "prefix_cache_queries",
+        "{token}",
+        "Tokens looked for in the prefix cache.",
+        lambda t: _of_engine(t, t.queried),
+    ),
+    Series("prefix_cache_hits", "{token}", "Tokens found in it.", lambda t: _of_engine(t, t.found)),
     Series("request_success", "{request}", "Requests that ended, by the reason.", _finished),
     Series("num_requests_running", "{request}", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
     Series("num_requests_waiting", "{request}", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
     Series("kv_cache_usage_perc", "1", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
 )
+
+
+def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series]:
+    """What trace sampling decided. Everything else here is counted before it."""
+
+    def decided(_: Totals) -> list[Sample]:
+        if (sink := sampling()) is None:
+            return []
+        counts = sink.decisions
+        kept = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
+        return [*kept, (counts.dropped, {"decision": "dropped"})]
+
+    def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
+        return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
+
+    undecided, held = of(lambda sink: sink.decisions.dropped_undecided), of(lambda sink: sink.held)
+    text = "Requests whose spans were dropped before their end: the buffer was full."
+    yield Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
+    yield Series("dropped_undecided", "{request}", text, undecided, True, "specscope")
+    yield Series("keep_buffer_bytes", "By", "Bytes of undecided steps.", held, False, "specscope")
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
@@ -227,7 +262,7 @@ class Metrics(Collector):
     With `provider`, an OpenTelemetry MeterProvider, the instruments are registered on it, and it stays the caller's.
     With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
     vLLM's log line is handed to it for every `seconds` in which something was drafted. `dropped` says how many
-    records are known to be missing.
+    records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
     """
 
     def __init__(
@@ -241,6 +276,7 @@ class Metrics(Collector):
         log: Callable[[str], None] | None = None,
         seconds: float = EXPORT_SECONDS,
         dropped: Callable[[], int] = lambda: 0,
+        sampling: Callable[[], SamplingSink | None] | None = None,
     ) -> None:
         self.totals = Totals()
         self._labels = {"model_name": model, "engine": engine}
@@ -256,6 +292,7 @@ class Metrics(Collector):
                 True,
                 "specscope",
             ),
+            *(() if sampling is None else _of_sampling(sampling)),
         )
         self._servers: list[_PrometheusServer] = []
         self._registry = CollectorRegistry()

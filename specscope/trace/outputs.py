@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from specscope.errors import UserError
 from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import RunInfo
+from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SpanLevel
+from specscope.trace.trace_sampling import TraceSampling
 from specscope.trace.vocabulary import Vocabulary
 from specscope.trace.wording import plural
+
+if TYPE_CHECKING:
+    from specscope.trace.export import SpanSink
+    from specscope.trace.sampling_sink import SamplingSink
+
+
+class Closing(Protocol):
+    """A sink that is closed at the end."""
+
+    def __call__(self, record: StepRecord, /) -> None:
+        """Take a record."""
+
+    def close(self) -> None:
+        """Write what is left."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +42,14 @@ class OutputOptions:
     level: SpanLevel
     metrics_port: int | None
     text: bool
+    sampling: TraceSampling = field(default_factory=TraceSampling)
 
 
 class Outputs:
     """The sinks that the flags asked for. Opened before the run begins, so that a bad path or port fails first.
 
     The capture is lossless: the engine waits when it is behind. The network may drop, and the drops are counted.
+    Metrics count everything: trace sampling is between the bus and what writes spans.
     """
 
     def __init__(
@@ -52,16 +70,33 @@ class Outputs:
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
         self._span_failures: Callable[[], int] = lambda: 0
+        self._sampling = options.sampling
+        self._sampled: SamplingSink | None = None
         try:
             self._open_network(options, run, vocabulary)
             self._open_metrics(options, run, log, engine)
             if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
-                writer = CaptureWriter(options.capture, run, vocabulary)
-                bus.subscribe(writer, lossless=True)
-                self._closers.append(writer.close)
+                self._open_capture(options.capture, run, vocabulary)
         except BaseException:
             self.close()
             raise
+
+    def _open_capture(self, path: str, run: RunInfo, vocabulary: Vocabulary) -> None:
+        sampling = self._sampling if self._sampling.captures else TraceSampling()
+        writer = CaptureWriter(path, dataclasses.replace(run, sampling=sampling.text), vocabulary)
+        sink = self._behind_sampling(writer, run, sampling)
+        self._bus.subscribe(sink, lossless=True)
+        self._closers.append(sink.close)
+
+    def _behind_sampling(self, sink: SpanSink | CaptureWriter, run: RunInfo, sampling: TraceSampling) -> Closing:
+        """What the bus calls: the sink itself where everything is kept."""
+        if not sampling.is_on:
+            return sink
+        from specscope.trace.sampling_sink import SamplingSink
+
+        stage = SamplingSink(sink, run, sampling)
+        self._sampled = self._sampled or stage  # the network's, where there are two
+        return stage
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
         from specscope.trace.export import SpanSink, endpoint_from_environment, make_exporter
@@ -73,9 +108,10 @@ class Outputs:
             exporter = make_exporter(options.otlp_endpoint, options.otlp_protocol)
         except ValueError as error:  # of the OTEL_* variables
             raise UserError(f"cannot make the OTLP exporter: {error}") from error
-        sink = SpanSink(exporter, run, vocabulary, options.level)
+        spans = SpanSink(exporter, dataclasses.replace(run, sampling=self._sampling.text), vocabulary, options.level)
+        sink = self._behind_sampling(spans, run, self._sampling)
         self._network = self._bus.subscribe(sink)
-        self._span_failures = lambda: sink.failed
+        self._span_failures = lambda: spans.failed
         self._closers.append(sink.close)
 
     def _open_metrics(
@@ -95,6 +131,7 @@ class Outputs:
             protocol=protocol,
             log=log,
             dropped=lambda: self._bus.dropped,
+            sampling=(lambda: self._sampled) if self._sampling.is_on else None,
         )
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)
@@ -118,8 +155,15 @@ class Outputs:
             raise failed
         return self._losses()
 
+    @property
+    def sampled(self) -> str:
+        """How many requests were kept, and why; "" where all are."""
+        return "" if self._sampled is None else self._sampled.decisions.text()
+
     def _losses(self) -> list[str]:
         lines: list[str] = []
+        if self._sampled is not None and (line := self._sampled.decisions.early_text(self._sampling.buffer)):
+            lines.append(line)
         if self._network is not None and self._network.dropped:
             lines.append(f"{plural(self._network.dropped, 'step')} not sent: the OTLP endpoint was too slow")
         if failures := self._span_failures():

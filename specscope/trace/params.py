@@ -11,13 +11,16 @@ from msgspec import Meta
 
 from specscope.errors import UserError
 from specscope.trace.checked import Seed, Text, checked, field_types, short
+from specscope.trace.structured import StructuredOutputs
 
 COLDEST = 1e-5  # a lower temperature is greedy, as in vLLM
 MOST_TOKENS = 2**31 - 1
+MOST_LOGPROBS = 20
 
 StopText = Annotated[Text, Meta(min_length=1, max_length=1000)]
 Penalty = Annotated[float, Meta(ge=-2, le=2, description="between -2 and 2")]
 Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS, description="a token id, 0 or more")]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class SamplingParams:
     frequency_penalty: Penalty = 0.0  # subtracted once for each time a token is in the output
     # added to the logits of these token ids
     logit_bias: Annotated[
-        Mapping[Annotated[int, Meta(ge=0, le=MOST_TOKENS)], Bias],
+        Mapping[TokenId, Bias],
         Meta(max_length=10_000, description="token ids (0 and up) with numbers between -1000000 and 1000000"),
     ] = field(default_factory=dict)
     seed: Seed = 0  # every coin of the request follows from it
@@ -53,19 +56,54 @@ class SamplingParams:
         Meta(max_length=64, description="a non-empty string or a list of them, at most 64 of 1000 characters"),
     ] = ()
     ignore_eos: bool = False  # go on past the end-of-sequence token
+    # output tokens before which neither EOS nor a stop token can be drawn
+    min_tokens: Annotated[int, Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}")] = 0
+    # log-probabilities of each output token and of so many likeliest ones, before all that is above; None for none
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None,
+        Meta(description=f"between 0 and {MOST_LOGPROBS}, or null for none"),
+    ] = None
+    # tokens that end the output, as EOS does, also under ignore_eos
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], Meta(max_length=64, description="a list of at most 64 token ids (0 and up)")
+    ] = ()
+    # the form that the output must have
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        Meta(description="an object with one of json, regex, choice, grammar and json_object"),
+    ] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.structured_outputs, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(self.structured_outputs))
         for name, kind in PARAM_TYPES.items():
             value = getattr(self, name)
             value = float(value) if isinstance(value, float) else value  # numpy's floats are floats too
             object.__setattr__(self, name, checked(value, kind, name))
+        if self.min_tokens > self.max_tokens:
+            raise UserError(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
 
     @property
     def greedy(self) -> bool:
         """True at temperature 0, and below COLDEST, where logits divided by the temperature could overflow."""
         return self.temperature < COLDEST
+
+    @property
+    def heeds_eos(self) -> bool:
+        """Whether the end-of-sequence token ends the output: under a form it comes where that is complete alone."""
+        return not self.ignore_eos or self.structured_outputs is not None
+
+    @property
+    def limited(self) -> bool:
+        """Whether not every token may follow every output."""
+        return self.min_tokens > 0 or self.structured_outputs is not None
+
+    @property
+    def moved(self) -> bool:
+        """Whether p is not the softmax of the model's own logits over the temperature, but for min-p, top-k, top-p."""
+        return self.penalised or bool(self.logit_bias) or self.limited
 
     @property
     def penalised(self) -> bool:
@@ -76,7 +114,9 @@ class SamplingParams:
         """Plain values for JSON; `from_dict` reads them back to an equal object."""
         values = dataclasses.asdict(self)
         values["logit_bias"] = {str(token): value for token, value in self.logit_bias.items()}
-        values["stop"] = list(self.stop)
+        values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
+        form = self.structured_outputs
+        values["structured_outputs"] = None if form is None else form.to_dict()
         return values
 
     @staticmethod

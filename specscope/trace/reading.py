@@ -163,6 +163,9 @@ class CaptureReader:
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
             self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
+        if history.run is not None and history.run.sampling:
+            asked = printable(history.run.sampling)
+            self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
         if decoder.lost:
             self.warnings.append(f"{plural(decoder.lost, 'incomplete step')} left out")
         unfinished = sum(request.end is None for request in history.requests.values())

@@ -16,9 +16,15 @@ from numpy.typing import NDArray
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.equal import ArrayEq
+from specscope.trace.flight import Flight
+from specscope.trace.form import FormNotes
+from specscope.trace.logprobs import Logprobs
 from specscope.trace.method import MethodNotes
+from specscope.trace.notes import DraftNotes as DraftNotes
+from specscope.trace.notes import ParentNotes as ParentNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.rules import MATCH, STANDARD, is_lossy, looks_ahead
+from specscope.trace.trace_sampling import LeftOut, Sampled
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
@@ -158,70 +164,6 @@ def followed_by(verdict: Verdict) -> Preceded:
 
 
 @dataclass(frozen=True, eq=False)
-class DraftNotes(ArrayEq):
-    """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py.
-
-    Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
-    """
-
-    prob: Floats  # [n] the drafter's probability of the node's token at its parent; 0 where only a text has the node
-    # [n] its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
-    # expects: what re-ranking goes by
-    score: Floats
-    dropped_token: Ints  # [d]
-    dropped_parent: Ints  # [d] a node, a dropped node (n + its place), or ROOT
-    dropped_score: Floats  # [d]
-    cached: int = 0  # committed tokens in the drafter's KV cache when the tree was begun
-    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [passes] rows that each of its passes fed
-    # With full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
-    # The row at position t is the target's features of position t, with the token at t + 1.
-    fed_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
-    fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
-    fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
-
-
-PARENT_ARRAYS: Mapping[str, type[np.generic]] = {
-    **dict.fromkeys(("node", "top", "choice", "draft_top", "choice_rank", "rank", "q_rank"), np.int32),
-    **dict.fromkeys(("top_p", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy"), np.float32),
-    **dict.fromkeys(("draft_top_p", "choice_q", "outside", "raw_p"), np.float32),
-}
-
-
-@dataclass(frozen=True, eq=False)
-class ParentNotes(ArrayEq):
-    """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/parents.py.
-
-    Arrays are over these k parents: the root, then the accepted nodes that have children. `p` and `q` are what is
-    sampled from, after temperature and rules; raw is before. Entropy H = sum(-p log p) and varentropy
-    sum(p log^2 p) - H^2 are in nats. A drafter that is no model has no distribution of its own: m is 0 then, and
-    what says so is 0.
-    """
-
-    node: Ints  # [k] ROOT, or a node
-    top: Ints  # [k, t] the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
-    top_p: Floats  # [k, t] their raw probabilities
-    choice: Ints  # [k] the likeliest token of p
-    choice_p: Floats  # [k] its p
-    entropy: Floats  # [k] of p
-    varentropy: Floats  # [k] of p
-    q_entropy: Floats  # [k] of q; 0 where the children are deterministic
-    q_varentropy: Floats  # [k]
-    draft_top: Ints  # [k, m] the drafter's likeliest tokens, raw
-    draft_top_p: Floats  # [k, m]
-    choice_rank: Ints  # [k] rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
-    choice_q: Floats  # [k] its raw probability there
-    outside: Floats  # [k] the target's raw mass on tokens outside the drafter's vocabulary
-    # Over the n nodes of the tree; 0 where the parent was not tried
-    raw_p: Floats  # [n] the target's raw probability of the node's token
-    rank: Ints  # [n] of the token in p, from 1; 0 where its p is 0
-    q_rank: Ints  # [n] of the token in q; 0 where the node is deterministic
-    # Of the final token: the distribution that it was drawn from, and its probability in p before any rejection
-    final_entropy: float
-    final_varentropy: float
-    final_target_p: float
-
-
-@dataclass(frozen=True, eq=False)
 class RequestStep(ArrayEq):
     """One request's part in one engine step. Filled by the engine at commit."""
 
@@ -236,12 +178,14 @@ class RequestStep(ArrayEq):
     notes: DraftNotes | None = None  # None where the drafter is no model, or nothing was drafted
     sizing: str = ""  # why the tree has this size, where it is adaptive
     preceded: Preceded | None = None  # None for a prefill chunk, and in captures of before
-    # KV blocks of the target that the step wrote to: those of its table from slot `context_len` on
-    blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    blocks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # of the target's KV, from `context_len` on
     # Accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
     moved: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     parents: ParentNotes | None = None  # None with --evidence lean, and in captures of before
     method: MethodNotes | None = None  # what the drafter's method tells besides; None where it tells nothing
+    form: FormNotes | None = None  # what the request's form took away; None where every token was allowed
+    logprobs: Logprobs | None = None  # of the emitted tokens, where they were asked for
+    found: int = 0  # tokens whose KV it found in the prefix cache, in the step in which it was admitted
 
     @property
     def rule(self) -> str:
@@ -294,11 +238,20 @@ class RequestEnd(ArrayEq):
     stop: str  # the stop string that matched, "" otherwise
     output: Ints  # all output tokens
     error: str = ""  # what went wrong, where reason is ERROR
+    sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
 
     def cut(self, text: str) -> str:
-        """The output's text up to the stop string, which is no part of it."""
-        stopped = self.reason is FinishReason.STOP and self.stop in text
-        return text[: text.index(self.stop)] if stopped else text
+        """The output's text up to the stop string, which is no part of it: the first, or the one after min_tokens."""
+        stopped = self.reason is FinishReason.STOP and self.stop and self.stop in text
+        if not stopped:
+            return text
+        return text[: (text.rindex if self.info.params.min_tokens else text.index)(self.stop)]
+
+    @property
+    def stop_token(self) -> int | None:
+        """The stop token that ended it; None where something else did."""
+        stopped = self.reason is FinishReason.STOP and not self.stop and len(self.output) > 0
+        return int(self.output[-1]) if stopped else None
 
 
 @dataclass(frozen=True)
@@ -333,6 +286,10 @@ class StepRecord(ArrayEq):
     rewound: bool = False  # the engine went back since the step before: KV that it computed again may lie elsewhere
     aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
     budget: int | None = None  # drafts that it might verify at most, over all requests; None where there is no limit
+    flight: Flight | None = None  # None where steps run one after another
+    left_out: LeftOut | None = None  # what trace sampling took out of it; None where it is whole
+    queried: int = 0  # with a prefix cache: tokens of the requests that were admitted and looked for theirs in it
+    blocks_cached: int = 0  # free blocks in which a later request may find its KV
 
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:
@@ -340,9 +297,16 @@ class StepRecord(ArrayEq):
         return self.requests if self.aggregate is None else (*self.requests, self.aggregate)
 
     @property
+    def batch(self) -> int:
+        """Requests that took part, those that trace sampling left out among them."""
+        return len(self.requests) + (0 if self.left_out is None else self.left_out.requests)
+
+    @property
     def before(self) -> int:
         """The step that this one follows; -1 for none."""
-        return self.step - 1 if self.after is None else self.after
+        if self.after is not None:
+            return self.after
+        return self.step - 1 - (0 if self.left_out is None else self.left_out.steps)
 
     @property
     def start_ns(self) -> int:
@@ -391,6 +355,12 @@ class RunInfo:
     rule: str = STANDARD  # of verification, for whole runs
     costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
     text: bool = True  # False with --no-text: prompts and text are left out
+    sampling: str = ""  # which requests' spans are kept, as the flags say it; "" where all are
+
+    @property
+    def by_outcome(self) -> bool:
+        """Whether requests were kept for what became of them: such a sample is not a fair one."""
+        return "keep " in self.sampling
 
     @property
     def is_ours(self) -> bool:

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from specscope.errors import UserError
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind, FinishReason, Outcome, Preceded
+from specscope.trace.trace_sampling import LeftOut, Reason, Sampled
 from specscope.trace.tree import MAX_NODES, ROOT, Drawn
 
 MAX_STEP = 2**53  # engine steps
@@ -22,11 +23,9 @@ MAX_TEXT = 2**24  # characters of a prompt
 MAX_TOKENS = 2**22  # tokens of a prompt or an output
 MAX_BATCH = 2**16  # requests in a step
 MAX_BLOCKS = 2**16  # KV blocks that a request writes to in a step
-MOST_TOP = 16  # likeliest tokens of a parent
 MAX_FED = 2**16  # rows of a drafter's first pass
 MAX_AUX = 64  # layers that feed a head
 MAX_PARENTS = 2**20  # characters of their notes
-PER_TREE_NODE = ("raw_p", "rank", "q_rank")
 MAX_DROPPED = 2**16  # nodes that re-ranking left out: more than any dynamic plan looks at
 ROUNDING = 1e-3  # by which a sum of float32 probabilities may be above 1
 
@@ -49,14 +48,13 @@ Piece = Annotated[str, Meta(max_length=4096)]  # what a token stands for, escape
 
 T = TypeVar("T")
 PerNode = Annotated[list[T], Meta(max_length=MAX_NODES)]
-Likeliest = Annotated[list[T], Meta(max_length=MOST_TOP)]
 PerFed = Annotated[list[T], Meta(max_length=MAX_FED)]
 PerDropped = Annotated[list[T], Meta(max_length=MAX_DROPPED)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_TOKENS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_BATCH)]
 Phases = Annotated[list[Name], Meta(max_length=4096)]
 Times = Annotated[list[Time], Meta(max_length=8192)]
-ParamValue = bool | int | float | str | list[str] | dict[str, float] | None
+ParamValue = bool | int | float | str | list[str | int] | dict[str, float | str | list[str]] | None
 
 
 class DamagedError(ValueError):
@@ -77,7 +75,7 @@ class Queue(_OfStep, frozen=True, kw_only=True):
 
     request: Name = field(name="specscope.request.id")
     admitted: bool = field(name="specscope.request.admitted", default=True)  # False: it ended before it was
-    params: Short = field(name="specscope.request.params")  # JSON: SamplingParams
+    params: Text = field(name="specscope.request.params")  # JSON: SamplingParams
     labels: Short = field(name="specscope.request.labels")  # JSON: dict[str, str]
     prompt: Text = field(name="specscope.request.prompt", default="")  # escaped, as is the title
     title: Text = field(name="specscope.request.title", default="")
@@ -86,7 +84,11 @@ class Queue(_OfStep, frozen=True, kw_only=True):
 
     def weight(self) -> int:
         """Bytes that it takes in memory, roughly; of the others too."""
-        return 2000 + 2 * (len(self.prompt) + len(self.title) + len(self.labels)) + 4 * len(self.prompt_tokens)
+        return (
+            2000
+            + 2 * (len(self.prompt) + len(self.title) + len(self.labels) + len(self.params))
+            + 4 * len(self.prompt_tokens)
+        )
 
 
 class Prefill(_OfStep, frozen=True, kw_only=True):
@@ -100,50 +102,11 @@ class Prefill(_OfStep, frozen=True, kw_only=True):
         name="specscope.kv.blocks", default_factory=list
     )
     moved: PerNode[Node] = field(name="specscope.kv.moved", default_factory=list)
+    found: Count = field(name="specscope.kv.found", default=0)
 
     def weight(self) -> int:
         """As above."""
         return 1000
-
-
-class Parents(Struct, frozen=True, kw_only=True):
-    """What target and drafter gave at the parents that were tried (ParentNotes): k parents, in a tree of any size."""
-
-    node: PerNode[Parent]
-    top: PerNode[Likeliest[Token]]
-    top_p: PerNode[Likeliest[Probability]]
-    choice: PerNode[Token]
-    choice_p: PerNode[Probability]
-    entropy: PerNode[Nats]
-    varentropy: PerNode[Nats]
-    q_entropy: PerNode[Nats]
-    q_varentropy: PerNode[Nats]
-    draft_top: PerNode[Likeliest[Token]]
-    draft_top_p: PerNode[Likeliest[Probability]]
-    choice_rank: PerNode[Count]
-    choice_q: PerNode[Probability]
-    outside: PerNode[Probability]
-    raw_p: PerNode[Probability]  # this and what follows over the nodes
-    rank: PerNode[Count]
-    q_rank: PerNode[Count]
-    final_entropy: Nats
-    final_varentropy: Nats
-    final_target_p: Probability
-
-    def check(self, n: int) -> None:
-        """That it belongs to a tree of n nodes. Raises DamagedError."""
-        for name in self.__struct_fields__:
-            values = getattr(self, name)
-            wanted = n if name in PER_TREE_NODE else len(self.node)
-            if isinstance(values, list) and len(values) != wanted:
-                raise DamagedError(f"`specscope.parents`: {name} holds {len(values)} values, not {wanted}")
-            if name in ("top", "top_p", "draft_top", "draft_top_p") and len({len(row) for row in values}) > 1:
-                raise DamagedError(f"`specscope.parents`: {name} has rows of several lengths")
-        for tokens, probs in ((self.top, self.top_p), (self.draft_top, self.draft_top_p)):
-            if [len(row) for row in tokens] != [len(row) for row in probs]:
-                raise DamagedError("`specscope.parents`: likeliest tokens without their probabilities")
-        if max(self.node, default=ROOT) >= n:
-            raise DamagedError(f"`specscope.parents` names node {max(self.node)} of {n}")
 
 
 class DecodeStep(Prefill, frozen=True, kw_only=True):
@@ -192,6 +155,8 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     )
     parents: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.parents", default="")  # JSON: Parents
     method: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.method", default="")  # JSON: Method
+    form: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.form", default="")  # JSON: Form
+    logprobs: Annotated[str, Meta(max_length=MAX_PARENTS)] = field(name="specscope.logprobs", default="")  # JSON: Told
     # What the tokens of tree and verdict stand for
     text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
         name="specscope.tree.text", default_factory=list
@@ -272,6 +237,11 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     speculation: bool = field(name="specscope.speculation")
     speculation_off: Short = field(name="specscope.speculation_off")
     budget: Count | None = field(name="specscope.budget", default=None)
+    flight: Annotated[list[Time], Meta(min_length=3, max_length=3)] | None = field(
+        name="specscope.flight", default=None
+    )
+    queried: Count = field(name="specscope.queried", default=0)
+    blocks_cached: Count = field(name="specscope.blocks_cached", default=0)
     phase_names: Annotated[list[Name], Meta(min_length=1, max_length=64)] = field(name="specscope.phase.names")
     phase_times: Times = field(name="specscope.phase.times")
     pass_names: Phases = field(name="specscope.pass.names", default_factory=list)
@@ -283,6 +253,27 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     admitted: Names = field(name="specscope.admitted", default_factory=list)
     preempted: Names = field(name="specscope.preempted", default_factory=list)
     finished: Names = field(name="specscope.finished", default_factory=list)
+    # What trace sampling took out; None where the step is whole
+    left_steps: Step | None = field(name="specscope.left_out.steps", default=None)
+    left_requests: Count = field(name="specscope.left_out.requests", default=0)
+    left_prefill_tokens: Count = field(name="specscope.left_out.prefill_tokens", default=0)
+    left_drafted: Count = field(name="specscope.left_out.drafted", default=0)
+    left_accepted: Count = field(name="specscope.left_out.accepted", default=0)
+    left_emitted: Count = field(name="specscope.left_out.emitted", default=0)
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        """The record's form."""
+        if self.left_steps is None:
+            return None
+        return LeftOut(
+            self.left_steps,
+            self.left_requests,
+            self.left_prefill_tokens,
+            self.left_drafted,
+            self.left_accepted,
+            self.left_emitted,
+        )
 
     def told(self) -> Aggregate | None:
         """The counts of an interval: aggregate_span.AggregateStep has them."""
@@ -296,6 +287,8 @@ class EngineStep(_OfStep, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.after is not None and self.after >= self.step:
             raise ValueError(f"`specscope.after` is {self.after}: step {self.step} cannot follow a later one")
+        if (self.left_steps or 0) > self.step:
+            raise ValueError(f"`specscope.left_out.steps` is {self.left_steps}, before step {self.step}")
         for name, names, times in (
             ("specscope.phase", self.phase_names, self.phase_times),
             ("specscope.pass", self.pass_names, self.pass_times),
@@ -328,6 +321,15 @@ class Root(_OfStep, frozen=True, kw_only=True):
     max_tokens: Int64 = field(name="gen_ai.request.max_tokens")
     seed: Int64 = field(name="gen_ai.request.seed")
     stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
+    sampling_reason: Reason | None = field(name="specscope.sampling.reason", default=None)
+    sampling_ratio: Annotated[float, Meta(ge=0, le=1)] = field(name="specscope.sampling.ratio", default=0.0)
+    sampling_early: bool = field(name="specscope.sampling.early", default=False)
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """The record's form."""
+        reason = self.sampling_reason
+        return None if reason is None else Sampled(reason, self.sampling_ratio, self.sampling_early)
 
     def weight(self) -> int:
         """As above."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from specscope.trace.draft_vocabulary import unpack
-from specscope.trace.schema import MAX_TEXT, Count, Int64, Name, Short, Token
+from specscope.trace.schema import MAX_TEXT, Count, Int64, Name, Short, Text, Token
 
 
 class Resource(Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     max_context: Count = field(name="specscope.run.max_context")
     blocks: Count = field(name="specscope.run.blocks")
     block_size: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="specscope.run.block_size")
-    params: Short = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
+    params: Text = field(name="specscope.run.params")  # JSON: dict[str, ParamValue]
     versions: Short = field(name="specscope.run.versions")  # JSON: dict[str, str]
     aux_layers: Annotated[list[Name], Meta(max_length=1024)] = field(
         name="specscope.run.aux_layers", default_factory=list
@@ -41,6 +41,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     rule: Name = field(name="specscope.run.rule", default="standard")
     costs: Short = field(name="specscope.run.costs", default="")
     text: bool = field(name="specscope.run.text")
+    sampling: Short = field(name="specscope.run.sampling", default="")
 
     def __post_init__(self) -> None:
         if self.draft_tokens:

@@ -8,6 +8,7 @@ ended on more than one branch of an edited run has a root span for each end, of 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from specscope.trace import aggregate_span, schema_method
+from specscope.trace import aggregate_span, schema_form, schema_method
 from specscope.trace.draw import draw_tree
 from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, escape
 
 SCOPE = "specscope"
+KEPT = 20_000  # requests that have ended and are remembered
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
 
 TREE_ARRAYS = {"token": np.int32, "parent": np.int32, "q": np.float32, "drawn": np.uint8}
@@ -73,6 +75,11 @@ class Span(NamedTuple):
     links: tuple[tuple[int, int], ...] = ()  # (trace, span) ids
 
 
+def own_trace(run_id: str, *what: object) -> int:
+    """The id of a trace of ours: of a request, by its id, or of an engine step, by "step" and its number."""
+    return int.from_bytes(blake2b(f"{run_id}/{what}".encode(), digest_size=16).digest(), "big")
+
+
 @dataclass
 class Encoder:
     """Turns one run's records into spans."""
@@ -80,8 +87,9 @@ class Encoder:
     run: RunInfo
     vocabulary: Vocabulary
     level: SpanLevel = SpanLevel.TREES
-    _ended: set[str] = field(default_factory=set)  # requests that have a root span
     _callers: dict[str, tuple[int, int]] = field(default_factory=dict)  # a caller's trace and span, by request
+    # Requests that have a root span, with their callers: on another branch they may go on
+    _ended: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def encode(self, record: StepRecord) -> list[Span]:
         """The spans that end with this step, children before parents."""
@@ -101,8 +109,13 @@ class Encoder:
             spans += self._engine_step(record)
         spans += [self._root(end, record) for end in record.finished]
         for end in record.finished:
-            self._callers.pop(end.info.id, None)
+            self._ended[end.info.id] = self._callers.pop(end.info.id, None) or self._ended.get(end.info.id)
+        while len(self._ended) > KEPT:
+            del self._ended[next(iter(self._ended))]
         return spans
+
+    def _caller(self, name: str) -> tuple[int, int] | None:
+        return self._callers.get(name) or self._ended.get(name)
 
     def _of(self, record: StepRecord) -> dict[str, Any]:
         """What every span of a step says: its number, and its branch but for the first."""
@@ -110,11 +123,12 @@ class Encoder:
         return {"specscope.step": record.step} | branch
 
     def _trace(self, *what: object) -> int:
-        return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=16).digest(), "big")
+        return own_trace(self.run.run_id, *what)
 
     def _request_trace(self, name: str) -> int:
         """A trace of its own, or the caller's."""
-        return self._callers[name][0] if name in self._callers else self._trace(name)
+        caller = self._caller(name)
+        return self._trace(name) if caller is None else caller[0]
 
     def _span(self, *what: object) -> int:
         return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
@@ -152,6 +166,8 @@ class Encoder:
         for name in ("blocks", "moved"):
             if len(values := getattr(part, name)):
                 common[f"specscope.kv.{name}"] = values.tolist()
+        if part.found:
+            common["specscope.kv.found"] = part.found
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
             with_decode = {"specscope.prefill.reaches_root": part.verdict is not None}
@@ -200,6 +216,7 @@ class Encoder:
             attributes["specscope.parents"] = _parents(part.parents)
         if part.method is not None:
             attributes |= schema_method.written(part.method)
+        attributes |= schema_form.written(part)
         return attributes | self._texts(part, part.tree, verdict)
 
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
@@ -242,10 +259,16 @@ class Encoder:
             attributes["specscope.phase.device_ns"] = list(record.device_ns)
         if record.budget is not None:
             attributes["specscope.budget"] = record.budget
+        if record.flight is not None:
+            attributes["specscope.flight"] = list(dataclasses.astuple(record.flight))
+        cached = {"specscope.queried": record.queried, "specscope.blocks_cached": record.blocks_cached}
+        attributes |= {name: count for name, count in cached.items() if count}
         if record.after is not None:
             attributes["specscope.after"] = record.after
         if record.rewound:
             attributes["specscope.rewound"] = True
+        if record.left_out is not None:
+            attributes |= {f"specscope.left_out.{name}": count for name, count in vars(record.left_out).items()}
         if record.aggregate is not None:
             attributes |= aggregate_span.attributes(record.aggregate)
         yield Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes)
@@ -277,15 +300,18 @@ class Encoder:
         if self.run.text:
             attributes["specscope.output.tokens"] = end.output.tolist()
             attributes["specscope.output.text"] = self.vocabulary.text(end.output.tolist())
+        if end.sampled is not None:
+            told = end.sampled
+            attributes |= {"specscope.sampling.reason": told.reason.value, "specscope.sampling.early": told.early}
+            attributes |= {"specscope.sampling.ratio": told.ratio} if told.ratio else {}
         name = f"text_completion {self.run.target}"
         own = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
-        self._ended.add(info.id)
-        above = self._callers[info.id][1] if info.id in self._callers else 0
+        above = (self._caller(info.id) or (0, 0))[1]
         return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
 
 
 def _parents(notes: ParentNotes) -> str:
-    """As JSON: so many short arrays would each cost as much as the whole text. schema.Parents is its form."""
+    """As JSON: so many short arrays would each cost as much as the whole text. schema_parents.Parents is its form."""
     return orjson.dumps(vars(notes), default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
@@ -318,4 +344,5 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.rule": run.rule,
         "specscope.run.costs": run.costs,
         "specscope.run.text": run.text,
+        **({"specscope.run.sampling": run.sampling} if run.sampling else {}),
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

@@ -12,11 +12,12 @@ import numpy as np
 from msgspec import UNSET
 
 from specscope.errors import UserError
-from specscope.trace import aggregate_span, schema, schema_method
+from specscope.trace import aggregate_span, schema, schema_form, schema_method, schema_parents
 from specscope.trace.faults import Faults
+from specscope.trace.flight import Flight
+from specscope.trace.notes import PARENT_ARRAYS
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
-    PARENT_ARRAYS,
     DraftNotes,
     ParentNotes,
     Phase,
@@ -158,16 +159,22 @@ class Decoder:
         records: list[StepRecord] = []
         while self._pending:
             first = min(self._pending)
-            waits = first > self._next or not self._pending[first].complete()
+            waits = not self._follows(first) or not self._pending[first].complete()
             if waits and not self._crowded:
                 break
             self._take(first, records)
         return records
 
+    def _follows(self, step: int) -> bool:
+        """Whether nothing is missing before a step: what sampling left out there is not."""
+        span = self._pending[step].engine
+        return step - (0 if span is None else span.left_steps or 0) <= self._next
+
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step)
         self._held -= pending.weight
-        self.lost += max(step - self._next, 0)
+        left_out = 0 if pending.engine is None else pending.engine.left_steps or 0
+        self.lost += max(step - left_out - self._next, 0)
         self._next = max(self._next, step + 1)
         record = self._record(step, pending) if pending.complete() else None
         if record is None:
@@ -211,6 +218,10 @@ class Decoder:
             finished=finished,
             aggregate=span.told(),
             budget=span.budget,
+            flight=None if span.flight is None else Flight(*span.flight),
+            left_out=span.left_out,
+            queried=span.queried,
+            blocks_cached=span.blocks_cached,
         )
 
     def _learn(self, span: schema.DecodeStep) -> None:
@@ -245,6 +256,7 @@ class Decoder:
             stop=_text(span.stop_string, "specscope.finish.stop"),
             output=np.asarray(span.output, np.int32),
             error=span.error,
+            sampled=span.sampled,
         )
 
 
@@ -292,6 +304,8 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
         preceded=span.preceded,
         parents=_parents(span),
         method=schema_method.read(span.method, len(span.token)),
+        form=schema_form.read_form(span.form, len(span.token)),
+        logprobs=schema_form.read_logprobs(span.logprobs, span.emitted),
     )
 
 
@@ -305,7 +319,7 @@ def _notes(span: schema.DecodeStep) -> DraftNotes:
 def _parents(span: schema.DecodeStep) -> ParentNotes | None:
     if not span.parents:
         return None
-    told = schema.read_json(span.parents, schema.Parents, "specscope.parents")
+    told = schema.read_json(span.parents, schema_parents.Parents, "specscope.parents")
     told.check(len(span.token))
     arrays: dict[str, Any] = {name: np.asarray(getattr(told, name), kind) for name, kind in PARENT_ARRAYS.items()}
     for name in ("top", "top_p", "draft_top", "draft_top_p"):
@@ -336,6 +350,7 @@ def _step(
         emitted=emitted,
         blocks=np.asarray(span.blocks, np.int32),
         moved=np.asarray(span.moved, np.int32),
+        found=span.found,
     )
 
 

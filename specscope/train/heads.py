@@ -58,7 +58,7 @@ def going_on(
     loaded = load_head(recipe.start, target)
     head = loaded.head.float().requires_grad_(True)
     wanted, found = head_config(target, head.config.draft_vocab), head.config
-    alike = (found.aux_layers, found.width) == (wanted.aux_layers, wanted.width)
+    alike = (found.aux_layers, found.width, found.layers) == (wanted.aux_layers, wanted.width, 1)
     own_embedding = loaded.embedding is not target.embedding
     if found.version != 3 or not alike or own_embedding:
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")

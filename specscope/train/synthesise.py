@@ -18,12 +18,13 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
+from specscope.speculate.sampling import argmax
 from specscope.trace.tree import DraftTree
 from specscope.train.shards import Sample, ShardWriter
 
 INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
-LONGEST_INSTRUCTION = 200  # tokens; a longer one is given up
+LONGEST_INSTRUCTION = 200  # tokens; a longer one is cut here, and answered
 SHORTEST_INSTRUCTION = 4
 LEAST_ROOM = 16  # tokens beside template and opener
 OPENED = 0.6  # of the instructions begin with one of OPENERS, a kind being as likely as another, so that none is rare
@@ -157,7 +158,7 @@ class Synthesiser:
 
     def _choose(self, running: list[_Writing], logits: Tensor) -> list[int]:
         """The next token of each sequence, at its own temperature. logits [rows, V]."""
-        chosen: list[int] = logits.argmax(-1).tolist()
+        chosen: list[int] = argmax(logits).tolist()
         drawn = [i for i, one in enumerate(running) if one.temperature > 0]
         if drawn:
             heat = torch.tensor([running[i].temperature for i in drawn], device=logits.device)
@@ -175,13 +176,13 @@ class Synthesiser:
         if one.answering:
             return token not in self.turns.ends and len(one.tokens) < self.longest
         written = len(one.tokens) - len(self.turns.opening)
-        if token == self.turns.answer[0]:
-            one.tokens += self.turns.answer[1:]
+        ended = token == self.turns.answer[0]
+        if ended or written >= LONGEST_INSTRUCTION:
+            one.tokens += self.turns.answer[ended:]
             one.temperature = self.random.choice(ANSWER_TEMPERATURES)
             one.answering = True
-            return written > SHORTEST_INSTRUCTION
-        fits = written < LONGEST_INSTRUCTION and len(one.tokens) + len(self.turns.answer) < self.longest
-        return fits and token not in self.turns.ends
+            return written > SHORTEST_INSTRUCTION and len(one.tokens) < self.longest
+        return len(one.tokens) + len(self.turns.answer) < self.longest and token not in self.turns.ends
 
     def _sample(self, one: _Writing) -> Sample | None:
         """The sequence as a sample, without tokens that were never fed; None where it was given up."""

@@ -16,27 +16,65 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
+from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.capture import line_json
 from specscope.trace.spans import Encoder, Span, resource_attributes
 from specscope.vllm.console import VllmCommands
-from specscope.vllm.debugger import Debugger
 from specscope.vllm.guard import log
 
 LONGEST = 2**16  # bytes of a line
 LEAVES = 1.0  # seconds in which the client before may take its leave
-BUSY = "another debugger is attached to this vLLM: it must quit first"
+BUSY = "another debugger is attached here: it must quit first"
+
+
+class DebugGate(Protocol):
+    """Where an engine waits for a debugger: vllm/gate.py has vLLM's."""
+
+    @property
+    def lock(self) -> Any:  # a lock or a condition
+        """Held while a command runs."""
+
+    def open(self) -> None:
+        """A client has come."""
+
+    def close(self) -> None:
+        """It has gone."""
+
+    def interrupt(self) -> None:
+        """It asks the command that runs to end."""
+
+
+class Debugged(Protocol):
+    """An engine that can be debugged from outside."""
+
+    @property
+    def gate(self) -> DebugGate:
+        """Its gate."""
+
+    def catch_up(self) -> None:
+        """Take what was told while nobody looked."""
 
 
 class DebugServer:
     """Listens from when it is made until it is closed. Its threads die with the process."""
 
-    def __init__(self, path: Path, debugger: Debugger, greeting: Callable[[], str]) -> None:
-        """Raises OSError where it cannot listen there."""
+    def __init__(
+        self,
+        path: Path,
+        debugger: Debugged,
+        greeting: Callable[[], str],
+        *,
+        commands: Callable[[], Commands] | None = None,
+        forks: bool = False,
+    ) -> None:
+        """`commands`: makes a client's, vLLM's by default; `forks`: whether they fork here. Raises OSError."""
         self._path, self._debugger, self._greeting = path, debugger, greeting
+        self._commands = commands or (lambda: VllmCommands(debugger))  # type: ignore[arg-type]
+        self._forks = forks
         self._free = threading.Lock()  # held while a client is there
         self._socket = _listen(path)
         threading.Thread(target=self._accept, name="specscope-debug", daemon=True).start()
@@ -68,8 +106,8 @@ class DebugServer:
         try:
             with gate.lock:
                 self._debugger.catch_up()
-                commands = VllmCommands(self._debugger)
-            _send(client, text=self._greeting(), refused=False)
+                commands = self._commands()
+            _send(client, text=self._greeting(), refused=False, forks=self._forks)
             while not commands.quitting and (message := lines.get()) is not None:
                 with gate.lock:
                     answer = _run(commands, message)
@@ -103,7 +141,7 @@ class DebugServer:
             lines.put(None)
 
 
-def _run(commands: VllmCommands, message: dict[str, Any]) -> dict[str, Any]:
+def _run(commands: Commands, message: dict[str, Any]) -> dict[str, Any]:
     try:
         if message.get("context"):
             return {"text": context(commands.session), "request": commands.session.request, "refused": False}

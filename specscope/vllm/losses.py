@@ -13,6 +13,7 @@ class Losses:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._told = 0
+        self._told_undecided = 0
         self._broken: list[Subscription] = []
 
     @property
@@ -27,6 +28,10 @@ class Losses:
         if lost and lost >= 2 * self._told:
             self._told = lost
             log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
+        undecided = sum(getattr(one.sink, "dropped_undecided", 0) for one in self._bus.subscriptions)
+        if undecided and undecided >= 2 * self._told_undecided:
+            self._told_undecided = undecided
+            log.warning("specscope: %d requests dropped before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
         for one in self._bus.subscriptions:
             if one.error is not None and one not in self._broken:
                 self._broken.append(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from specscope.errors import UserError
 from specscope.trace.bus import Bus
+from specscope.trace.trace_sampling import TraceSampling
 from specscope.vllm.guard import Guard, log
 from specscope.vllm.on_import import on_import
 from specscope.vllm.scheduling import SchedulerHooks
@@ -39,6 +42,11 @@ def _install(settings: Settings, guard: Guard) -> None:
     from specscope.vllm.sampler import SamplerHooks
     from specscope.vllm.v2_runner import V2Hooks
 
+    try:
+        settings.sampling()
+    except UserError as error:
+        guard.step_aside(str(error))
+        return
     version = vllm_version()
     if lacking := "aggregates were asked for" if settings.aggregates else why_lacking(version):
         if settings.capture or settings.endpoint:
@@ -147,15 +155,33 @@ def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[
     from specscope.trace.spans import SpanLevel
 
     closers: list[Any] = []
+    sampling = settings.sampling()
+    sampled_run = dataclasses.replace(run, sampling=sampling.text)
+    if sampling.is_on and settings.endpoint is None and not settings.sample_capture:
+        log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
     if settings.capture is not None:
-        writer = CaptureWriter(_of_ranks(settings.capture, ranks), run, vocabulary)
-        bus.subscribe(writer, limit=QUEUED)
-        closers.append(writer.close)
+        told, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
+        writer = CaptureWriter(_of_ranks(settings.capture, ranks), told, vocabulary)
+        closers.append(_subscribed(bus, writer, run, asked))
     if settings.endpoint is not None:
-        sink = SpanSink(make_exporter(settings.endpoint, settings.protocol), run, vocabulary, SpanLevel.TREES)
-        bus.subscribe(sink, limit=QUEUED)
-        closers.append(sink.close)
+        exporter = make_exporter(settings.endpoint, settings.protocol)
+        closers.append(_subscribed(bus, SpanSink(exporter, sampled_run, vocabulary, SpanLevel.TREES), run, sampling))
     return closers
+
+
+def _subscribed(bus: Bus, sink: Any, run: Any, sampling: TraceSampling) -> Callable[[], None]:
+    """Subscribe a sink, behind trace sampling where that is asked for; what closes it, and says what was kept."""
+    from specscope.trace.sampling_sink import SamplingSink
+
+    stage = SamplingSink(sink, run, sampling) if sampling.is_on else sink
+    bus.subscribe(stage, limit=QUEUED)
+
+    def close() -> None:
+        stage.close()
+        if sampling.is_on:
+            log.warning("specscope: %s", stage.decisions.text())
+
+    return close
 
 
 def _of_ranks(path: str, ranks: tuple[int, ...]) -> Path:

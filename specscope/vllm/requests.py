@@ -19,7 +19,7 @@ from specscope.vllm.scheduling import Arrival, Ended
 TITLE = 80  # characters
 IGNORED = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
 RULES = (
-    *("min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "structured_outputs", "logits_processors"),
+    *("min_tokens", "bad_words", "allowed_token_ids", "structured_outputs", "logits_processors"),
     "repetition_detection",
 )
 REASONS = {
@@ -82,7 +82,9 @@ def known(
 def _traceparent(headers: Mapping[str, str]) -> str:
     """The span of the client's that vLLM's own `llm_request` has as its parent, too; "" where it sent none."""
     context = get_current_span(TraceContextTextMapPropagator().extract(headers)).get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.is_valid else ""
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def _stops(params: Any) -> frozenset[int]:
@@ -112,6 +114,7 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "max_tokens": params.max_tokens or SamplingParams().max_tokens,
         "stop": tuple(params.stop or ()),
         "ignore_eos": bool(params.ignore_eos),
+        "stop_token_ids": tuple(params.stop_token_ids or ()),
     }
     try:
         return SamplingParams(**values), labels

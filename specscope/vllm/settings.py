@@ -6,10 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specscope.trace.trace_sampling import TraceSampling, read_sampling
+
 CAPTURE, ENDPOINT, PROTOCOL = "SPECSCOPE_CAPTURE", "SPECSCOPE_OTLP_ENDPOINT", "SPECSCOPE_OTLP_PROTOCOL"
 EVIDENCE, NO_TEXT, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_NO_TEXT", "SPECSCOPE_DEBUG_SOCKET"
 AGGREGATES = "SPECSCOPE_AGGREGATES"
-ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, DEBUG, AGGREGATES)
+SAMPLE, KEEP, KEEP_BUFFER = "SPECSCOPE_SAMPLE", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"
+SAMPLE_CAPTURE = "SPECSCOPE_SAMPLE_CAPTURE"
+SAMPLING = (SAMPLE, KEEP, KEEP_BUFFER, SAMPLE_CAPTURE)
+ALL = (CAPTURE, ENDPOINT, PROTOCOL, EVIDENCE, NO_TEXT, DEBUG, AGGREGATES, *SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,10 @@ class Settings:
     full: bool = True  # SPECSCOPE_EVIDENCE=lean leaves out the notes on parents
     text: bool = True  # SPECSCOPE_NO_TEXT=1 leaves out prompts and text
     aggregates: bool = False  # SPECSCOPE_AGGREGATES=1: sums over all requests, and no evidence
+    sample: str | None = None  # SPECSCOPE_SAMPLE: the share of requests whose spans are sent
+    keep: str | None = None  # SPECSCOPE_KEEP: a condition; the spans of requests for which it holds are sent
+    keep_buffer: str | None = None  # SPECSCOPE_KEEP_BUFFER: MiB for steps of requests that have not ended
+    sample_capture: bool = False  # SPECSCOPE_SAMPLE_CAPTURE=1: the capture holds no other requests either
 
     @property
     def is_on(self) -> bool:
@@ -40,4 +49,13 @@ class Settings:
             full=environment.get(EVIDENCE, "full") != "lean",
             text=environment.get(NO_TEXT, "") in ("", "0"),
             aggregates=environment.get(AGGREGATES, "") not in ("", "0"),
+            sample=environment.get(SAMPLE) or None,
+            keep=environment.get(KEEP) or None,
+            keep_buffer=environment.get(KEEP_BUFFER) or None,
+            sample_capture=environment.get(SAMPLE_CAPTURE, "") not in ("", "0"),
         )
+
+    def sampling(self) -> TraceSampling:
+        """Whose spans are kept. Raises UserError that names the variable."""
+        names = (SAMPLE, KEEP, KEEP_BUFFER)
+        return read_sampling(self.sample, self.keep, self.keep_buffer, captures=self.sample_capture, names=names)

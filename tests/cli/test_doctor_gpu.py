@@ -43,6 +43,7 @@ def test_triton_alone_is_refused_without_a_gpu(monkeypatch):
         list(doctor.examine_gpu("cpu"))
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_named_and_the_rest_goes_on(tiny, monkeypatch):
     """A kernel that writes nothing, verdicts with other tokens, a model that cannot be captured."""
     right = tree_verify.tree_verify

@@ -4,6 +4,7 @@ import pytest
 
 from specscope.cli.vllm import VllmRun, environment
 from specscope.vllm.settings import Settings
+from tests.test_bad_input import run_here
 
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
@@ -28,3 +29,30 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
     assert int(told("debug.sock")) > 3600
     monkeypatch.setenv(LIMIT, "60")  # what the user chose stays
     assert told("debug.sock") == "60"
+
+
+def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_KEEP", "cancelled")  # flags alone decide
+    seen = []
+    monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+    words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--keep", "error", "--", "serve", "m"]
+    assert run_here(words)[0] == 0
+    asked = Settings.read(environment(seen[0])).sampling()
+    assert (asked.ratio, asked.keep.text, asked.captures) == (0.1, "error", False)
+    for more, why in (
+        (["--keep", "tua"], "--keep: there is no field tua here"),
+        (["--sample", "2"], "--sample must be between 0 and 1"),
+    ):
+        code, _, err = run_here(["vllm", "--otlp-endpoint", "http://x", *more, "--", "serve", "m"])
+        assert (code, err.count("\n")) == (2, 1)
+        assert why in err
+    code, _, err = run_here(["vllm", "--capture", "a.jsonl", "--keep", "error", "--", "serve", "m"])
+    assert code == 2
+    assert "or --sample-capture to leave requests out of the capture" in err
+    assert len(seen) == 1
+
+
+def test_without_sampling_its_variables_do_not_reach_vllm(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")
+    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, "full", True))
+    assert "SPECSCOPE_SAMPLE" not in told

@@ -4,9 +4,9 @@ import pytest
 
 from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.events import NODE_NAMES, EventKind, events
-from specscope.debug.expressions import Expression
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
+from specscope.trace.expressions import Expression
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import ROOT

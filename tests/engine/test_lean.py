@@ -49,6 +49,7 @@ def test_a_lean_start_gives_the_same_tokens(tiny, version):
     assert version == "another version" or heavy == []
 
 
+@pytest.mark.slow
 def test_every_architecture_works_after_a_lean_start():
     code = (
         "import sys, pytest; from specscope.engine.lean import import_transformers; import_transformers(); "

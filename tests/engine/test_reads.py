@@ -72,7 +72,7 @@ def as_on_a_device(monkeypatch):
         return tokens.cpu().tolist(), probs.double().tolist()
 
     monkeypatch.setattr(draws, "_on_host", drawn)
-    monkeypatch.setattr(sampling, "_argmax", lambda rows: rows.argmax(-1))
+    monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ ENGINES = {
     "static": {"least": 500, "tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"},
     "dynamic": {"least": 500, "tree": "dynamic:16"},
     "adaptive": {"least": 100, "tree": "dynamic:24,depth=6", "adaptive": True},
+    "as it comes": {"least": 100, "drafter": "auto"},
 }
 
 
@@ -36,7 +37,7 @@ def test_greedy_output_is_generates_own(reference, name):  # noqa: F811
     assert len(PROMPTS) == 20
     settings = dict(ENGINES[name])
     least = settings.pop("least")
-    results = Engine(dtype="float32", drafter="eagle", **settings).generate(
+    results = Engine(**{"dtype": "float32", "drafter": "eagle", **settings}).generate(
         prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     )
     assert [r.token_ids for r in results] == wanted

@@ -172,7 +172,7 @@ MUTATIONS = {
     ),
     "tree_verify: a forced final token is drawn": (
         "tree_verify",
-        "tl.where(final_given >= 0, final_given, vocabulary)",
+        "tl.where(given >= 0, given, vocabulary)",
         "vocabulary",
         check_verify,
         {"drawn": DETERMINISTIC, "forced": 0.5},

@@ -18,6 +18,7 @@ from specscope.kernels.flat_trees import (
     Tree,
 )
 from specscope.kernels.launch import H100
+from specscope.kernels.tree_verify_reference import tree_verify_reference
 from specscope.trace.records import Outcome
 from specscope.trace.tree import ROOT, Drawn
 from tests.kernels import DEVICE
@@ -97,7 +98,7 @@ def test_where_hardly_any_q_is_left_nothing_is_lost():
         np.array([0, -1, -1]),
     )
     work = FlatTrees.build([tree]).on(DEVICE), p, NO_CHOICES, q
-    got, wanted = tree_verify.tree_verify(*work, block=4), tree_verify.tree_verify_reference(*work)
+    got, wanted = tree_verify.tree_verify(*work, block=4), tree_verify_reference(*work)
     assert got.outcome.tolist() == [0, 2, 2]
     assert got.numbers.tolist() == pytest.approx(wanted.numbers.tolist(), rel=1e-4)
 

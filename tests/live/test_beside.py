@@ -7,8 +7,10 @@ from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.beside import Beside
+from specscope.live.fork import beside as beside_engine
 from specscope.live.local import session_over
 from specscope.live.whatif import EngineWhatIf
+from specscope.trace.changes import Changes
 from specscope.trace.reading import read_capture
 from specscope.vllm.debug_server import context
 from tests.tiny import write_tiny_model
@@ -48,6 +50,24 @@ def test_it_gives_what_a_fork_in_the_same_engine_gives(stopped, tiny, tmp_path, 
     assert found.changes == expected.changes
     assert found.forced == expected.forced
     assert found.describe(client.history.vocabulary) == expected.describe(session.history.vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("words", "drafter"),
+    [
+        ({"tree": "4"}, "draft_model"),  # beside a text there are dynamic trees alone
+        ({"tree": "4", "rule": "block"}, "draft_model"),
+        ({"tree": "dynamic:9"}, "suffix+draft_model"),
+        ({"drafter": "ngram"}, "ngram"),
+        ({"drafter": "draft_model", "draft_model": "self:1"}, "draft_model"),
+    ],
+)
+def test_an_engine_beside_one_that_drafts_from_text_and_model(tiny, words, drafter):
+    how = {"draft_model": "self:1", "tree": "dynamic:6", "suffix_shared": 1000, "dtype": "float32", "kv_memory": 0.01}
+    engine = Engine(target=str(tiny), drafter="suffix+draft_model", **how)
+    other = beside_engine(engine, Changes(engine=words))
+    assert (other.drafter.name, other.config.drafter) == (drafter, drafter)
+    assert other.run_info.rule == words.get("rule", "standard")
 
 
 def test_another_model_is_refused(stopped, tmp_path):

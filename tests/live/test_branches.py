@@ -215,7 +215,7 @@ def test_a_fork_that_runs_out_of_blocks_says_so_and_keeps_none(tiny):
     """Issue 12, item 3."""
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="none")
     engine.runner.cache.pool.__init__(4)
-    engine.add("abcabcab", SamplingParams(max_tokens=60, ignore_eos=True))
+    engine.add("abcabcab", SamplingParams(max_tokens=50, ignore_eos=True))
     commands = commands_over(engine)
     commands.run("next 20")
     used = engine.runner.cache.pool.used

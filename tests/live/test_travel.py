@@ -44,10 +44,15 @@ def engines(deep, tmp_path_factory):
 class Travel(RuleBasedStateMachine):
     engines = None
 
-    @initialize(name=st.sampled_from(list(DRAFTERS)), blocks=st.sampled_from([SMALL, 30]), greedy=st.booleans())
-    def begin(self, name, blocks, greedy):
-        self.engine, self.greedy = self.engines[name], greedy
-        fresh(self.engine, blocks)
+    @initialize(
+        name=st.sampled_from(list(DRAFTERS)),
+        blocks=st.sampled_from([SMALL, 30]),
+        greedy=st.booleans(),
+        cached=st.booleans(),
+    )
+    def begin(self, name, blocks, greedy, cached):
+        self.engine, self.greedy, self.cached = self.engines[name], greedy, cached
+        fresh(self.engine, blocks, cached=cached)
         self.commands = commands_over(self.engine)
         self.session = self.commands.session
         self.folder = tempfile.TemporaryDirectory()
@@ -165,14 +170,15 @@ class Travel(RuleBasedStateMachine):
         pool = self.engine.runner.cache.pool
         tables = [request.table for request in self.engine.requests.values()]
         held = [block for table in tables for block in table.blocks]
-        assert len(set(held)) == len(held)
-        assert [block for block, refs in enumerate(pool.refs) if refs] == sorted(held)
+        assert len(set(held)) == len(held) or self.cached
+        assert [pool.refs[block] for block in range(pool.blocks)] == [held.count(b) for b in range(pool.blocks)]
         for request in self.engine.requests.values():
             assert request.computed <= len(request.tokens)
             assert len(request.table.blocks) * BLOCK_SIZE >= request.computed
         drafter = getattr(self.engine.drafter, "cache", None)
         if drafter is not None:
-            assert drafter.pool.used == sum(len(s.table.blocks) for s in self.engine.drafter.states.values())
+            held = [block for state in self.engine.drafter.states.values() for block in state.table.blocks]
+            assert drafter.pool.refs == [held.count(block) for block in range(drafter.pool.blocks)]
             assert set(self.engine.drafter.states) <= set(self.engine.requests)
 
     @invariant()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.model import attention
 from specscope.model import groups as groups_module
 from specscope.model.attention import specscope_attention
 from specscope.model.batch import Batch, Segment
@@ -132,12 +133,57 @@ def test_padding_stays_below_what_the_segments_are():
 
 def test_a_long_context_is_read_where_it_lies():
     """Each of its runs; only what is left of it, its last slots and blocks apart, is gathered with the short ones."""
-    (group,) = groups_of(alone(130), alone(4000, blocks=[*range(100, 200), 7, 9, *range(300, 448)]))
+    long = alone(4000, blocks=[*range(100, 200), 7, 9, *range(300, 448)])
+    (group,) = groups_of(scattered(130), long)
     assert [(run.member, run.first, run.end - run.start) for run in group.runs] == [(1, 0, 1600), (1, 1632, 2352)]
     assert group.runs[0].start == 1600
-    assert group.seen.shape == (2, 1, 130)
+    assert group.seen.shape == (2, 1, 144)
     assert group.seen[1].sum() == 4000 - 1600 - 2352
     assert group.column[1, :48].tolist() == [*range(1600, 1632), *range(3984, 4000)]
+    (both,) = groups_of(alone(130), long)
+    assert both.start is None  # a call for each of them would take longer
+    in_place, gathered = groups_of(alone(900), scattered(900))
+    assert (in_place.start, gathered.start) == (0, None)
+
+
+def test_contexts_that_begin_equally_far_apart_are_read_in_place_together():
+    at = lambda first, length: alone(length, blocks=[*range(first, first + -(-length // 16))])  # noqa: E731
+    (group,) = groups_of(at(40, 100), at(0, 90), at(80, 130), at(120, 70))
+    assert (group.start, group.stride, group.size) == (0, 640, 4)
+    assert group.seen.shape == (4, 1, 130)
+    parts = at(0, 600), at(40, 600), at(120, 600), at(161, 600), at(200, 600)
+    groups = groups_of(*parts)
+    assert [(group.start, group.stride, group.size) for group in groups] == [(0, 640, 2), (1920, 656, 2), (3200, 0, 1)]
+    (few,) = groups_of(at(0, 100), at(40, 100), at(120, 100))
+    assert few.start is None  # two calls would take longer than to gather them
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_many_gathered_contexts_in_bfloat16(rows, monkeypatch):
+    """They are multiplied in bfloat16; as near to float64 as the fused attention, which rounds less."""
+    monkeypatch.setattr(attention, "has_bfloat16", lambda: True)
+    generator = torch.Generator().manual_seed(rows)
+    rand = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()  # noqa: E731
+    cache = KVCache([LayerShape(KV_HEADS, SIZE, SIZE)], 160, torch.bfloat16, torch.device("cpu"))
+    lengths = [100 + 9 * i for i in range(8)]
+    segments = [
+        alone(length, rows, blocks=[i + 8 * block for block in range(-(-length // 16))])
+        for i, length in enumerate(lengths)
+    ]
+    for part in cache.parts[0]:
+        part.copy_(rand(*part.shape))
+    batch = Batch.build(segments, torch.device("cpu"))
+    assert [(group.size, group.start) for group in batch.groups] == [(8, None)]
+    query, key, value = rand(1, HEADS, 8 * rows, SIZE), *(rand(1, KV_HEADS, 8 * rows, SIZE) for _ in range(2))
+    variant = {"scaling": 0.4, "batch": batch, "cache": cache}
+    out, _ = specscope_attention(SimpleNamespace(layer_idx=0), query, key, value, None, **variant)
+    for i, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
+        slots = torch.from_numpy(segment.table.slots(0, length))
+        keys, values = (part[0][:, slots].transpose(0, 1) for part in (cache.key, cache.value))
+        for row in range(rows):
+            at, visible = i * rows + row, torch.arange(length) <= length - rows + row
+            wanted = reference(query[0, :, at], keys, values, visible, 0.4, None, None)
+            assert torch.allclose(out[0, at].double(), wanted, atol=0.03)
 
 
 @pytest.mark.parametrize("window", [None, 700, 5000])
@@ -155,14 +201,14 @@ def test_a_row_alone_needs_no_mask():
         (group,) = groups_of(segment)
         assert group.bias(None, 3, torch.float32) is None
         assert [piece.bias for piece in group.pieces(None, 3, torch.float32)] == [None] * len(group.runs)
-    (group,) = groups_of(*[scattered(100) for _ in range(8)])  # of one length: padded nowhere
+    (group,) = groups_of(*[scattered(96) for _ in range(8)])  # of one length and whole blocks: padded nowhere
     assert group.bias(None, 3, torch.float32) is None
 
 
 def test_distances_are_not_looked_at_without_a_window(monkeypatch):
     monkeypatch.setattr(groups_module.Group, "_within", None)
-    (group,) = groups_of(alone(60, rows=4), alone(50, rows=2))
-    assert group.bias(None, 2, torch.float32).shape == (1, 2, 8, 60)
+    (group,) = groups_of(scattered(60, rows=4), scattered(50, rows=2))
+    assert group.bias(None, 2, torch.float32).shape == (1, 2, 8, 64)
     matrices = [x for x in vars(group).values() if isinstance(x, (torch.Tensor, np.ndarray)) and x.ndim > 2]
     assert [x.dtype for x in matrices] == [np.bool_]
 

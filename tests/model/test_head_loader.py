@@ -66,6 +66,23 @@ def test_a_head_gives_what_its_tensors_say(tmp_path, target, version, bias):
     assert not any(p.requires_grad for p in loaded.head.parameters())
 
 
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_head_of_several_layers(tmp_path, target, unused):
+    """Those after the first are plain ones. vLLM's have a norm that they do not use."""
+    tensors = head_tensors(layers=3)
+    if unused:
+        tensors["layers.2.hidden_norm.weight"] = torch.ones(48)
+    folder = write_head(tmp_path / "h", tensors)
+    loaded = same_as_published(folder, target)
+    assert loaded.head.config.layers == 3
+    save_head(loaded.head, tmp_path / "again")
+    same_as_published(tmp_path / "again", target)
+    with pytest.raises(UserError, match=r"lacks layers\.3\.input_layernorm"):
+        load_head(str(write_head(tmp_path / "more", tensors, num_hidden_layers=4)), target)
+    with pytest.raises(UserError, match=r"has layers\.2\."):
+        load_head(str(write_head(tmp_path / "fewer", tensors, num_hidden_layers=2)), target)
+
+
 def test_pytorch_model_bin_is_read_too(tmp_path, target):
     plain = write_head(tmp_path / "plain", head_tensors())
     write_head(tmp_path / "bin", head_tensors(), binary=True)
@@ -196,7 +213,11 @@ OUTSIDE = torch.arange(DRAFT_VOCAB) + 290  # the last one points to 290 + 2 * 59
         (without("norm.weight"), {}, "lacks norm.weight"),
         (without("d2t"), {}, "lacks d2t"),
         (without("midlayer.self_attn.o_proj.weight"), {}, "lacks midlayer.self_attn.o_proj.weight"),
-        (put("layers.1.mlp.up_proj.weight", torch.ones(2)), {}, "has layers.1.mlp.* which an EAGLE-3 head has not"),
+        (
+            put("layers.1.mlp.up_proj.weight", torch.ones(2)),
+            {"num_hidden_layers": 1},
+            "has layers.1.mlp.* which an EAGLE-3 head has not",
+        ),
         (put("fc2.weight", torch.ones(2)), {}, "has fc2.weight, which an EAGLE-3 head has not"),
         (put("fc.weight", torch.ones(48, 145)), {}, r"fc.weight in .* is \[48, 145\], .* makes it \[48, 144\]"),
         (put("d2t", OUTSIDE), {}, "d2t in .* points outside the target's vocabulary"),
@@ -212,7 +233,8 @@ OUTSIDE = torch.arange(DRAFT_VOCAB) + 290  # the last one points to 290 + 2 * 59
         (put("lm_head.weight", one_of(torch.ones(60, 48), torch.nan)), {}, "lm_head.weight holds NaN or infinite"),
         (put("fc.weight", torch.zeros(48, 144)), {}, "fc.weight holds nothing but zeros"),
         (put("embed_tokens.weight", torch.full((300, 48), torch.nan)), {}, "embed_tokens.weight holds NaN"),
-        (None, {"num_hidden_layers": 2}, r"<= 1 - at `\$.num_hidden_layers`"),
+        (None, {"num_hidden_layers": 2}, r"lacks layers.1.input_layernorm"),
+        (None, {"num_hidden_layers": 10**9}, r"<= 64 - at `\$.num_hidden_layers`"),
         (None, {"num_hidden_layers": 0}, r">= 1 - at `\$.num_hidden_layers`"),
         (None, {"head_dim": 0}, r">= 1 - at `\$.head_dim`"),
         (None, {"head_dim": 7}, "4 query and 2 key heads of 7"),

@@ -40,6 +40,7 @@ def test_without_a_network_a_hub_name_is_refused_soon_in_one_line(endpoint, tmp_
     assert error == ""
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers_is_given_up(tmp_path):
     """A server that takes connections and says nothing."""
     import socket

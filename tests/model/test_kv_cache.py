@@ -1,5 +1,7 @@
 """Blocks: never leaked, never used twice, counted right; copy on write; moves that overlap."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
+from specscope.model.prefix import Content
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
 
@@ -19,9 +22,12 @@ def cache(blocks=12):
 class Tables(RuleBasedStateMachine):
     """Random builder, truncation, forks and writes; each table's contents are tracked beside it."""
 
+    lanes = 1
+
     def __init__(self):
         super().__init__()
         self.cache = cache()
+        self.cache.pool.keep_apart(self.lanes)
         self.live: dict[int, tuple[BlockTable, list[float]]] = {}
         self.names = iter(range(10**6))
         self.marks = iter(range(1, 10**6))
@@ -90,8 +96,109 @@ class Tables(RuleBasedStateMachine):
                 assert self.cache.value[layer][-1, slots, -1].tolist() == contents
 
 
+class TablesPublished(Tables):
+    """The same where full blocks are published and found. A table's contents are its tokens."""
+
+    lanes = 3
+
+    def __init__(self):
+        super().__init__()
+        self.marks = itertools.cycle([1, 2, 2, 1, 1])  # so that tables often begin alike
+
+    tables = Tables.tables
+
+    @rule(name=tables)
+    def publish(self, name):
+        table, contents = self.live[name]
+        self.cache.publish(table, [int(mark) for mark in contents], len(contents))
+
+    @rule(target=tables, name=tables, keep=st.integers(0, 60), tail=st.integers(0, 1))
+    def find(self, name, keep, tail):
+        """A new table with the first tokens of another one, or of one that has ended."""
+        tokens = [*map(int, self.live[name][1][:keep]), *[9] * tail]
+        other, table = next(self.names), BlockTable()
+        most = len(tokens)
+        found = self.cache.adopt(table, tokens, most)
+        assert found <= most
+        assert found % BLOCK_SIZE == 0
+        self.live[other] = (table, [float(token) for token in tokens[:found]])
+        return other
+
+    @invariant()
+    def a_block_is_free_known_or_held(self):
+        pool = self.cache.pool
+        held = {block for block, refs in enumerate(pool.refs) if refs}
+        free, known = set(pool._free), set(pool._known)
+        assert sorted([*pool._free, *pool._known, *held]) == list(range(pool.blocks)), "none is two of these"
+        assert free == set(range(pool.blocks)) - held - known
+        assert pool._free == sorted(pool._free)
+        assert all(block in pool.prefixes for block in known)
+        assert not any(block in pool.prefixes for block in free)
+        assert {block: digest for digest, (block, _) in pool.prefixes._blocks.items()} == pool.prefixes._digests
+
+    @invariant()
+    def what_is_known_is_there(self):
+        for block, content in self.cache.pool.prefixes._blocks.values():
+            slots = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+            assert self.cache.key[0][0, slots, 0].tolist() == list(content.tokens)
+
+    def teardown(self):
+        for table, _ in self.live.values():
+            self.cache.truncate(table, 0)
+        pool = self.cache.pool
+        assert pool.free == pool.blocks
+        assert pool.cached == len(pool.prefixes)
+
+
+class TablesApart(Tables):
+    """The same where sequences begin apart."""
+
+    lanes = 5
+
+
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestTables.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestTablesPublished = TablesPublished.TestCase
+TestTablesPublished.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTablesApart = TablesApart.TestCase
+TestTablesApart.settings = TestTables.settings
+
+
+def test_sequences_that_grow_in_turn_stay_side_by_side():
+    store = cache(32)
+    store.pool.keep_apart(4)
+    tables = [BlockTable() for _ in range(3)]
+    for length in range(16, 129, 16):
+        for table in tables:
+            store.reserve(table, length, length - 16)
+    assert [table.blocks for table in tables] == [[*range(0, 8)], [*range(8, 16)], [*range(16, 24)]]
+    store.reserve(tables[0], 144, 128)  # its lane is full and the next one taken: any other block
+    assert tables[0].blocks[8:] == [24]
+    store.truncate(tables[1], 0)
+    again = BlockTable()
+    store.reserve(again, 20, 0)
+    assert again.blocks == [8, 9]  # a lane that was given back is used again
+
+
+def test_what_is_longer_than_a_lane_takes_none():
+    """They would lie in every second lane, and the gaps between them be of no use."""
+    pool = cache(40).pool
+    pool.keep_apart(4)
+    assert [pool.take(12) for _ in range(3)] == [[*range(12)], [*range(12, 24)], [*range(24, 36)]]
+
+
+def test_stretches_may_reach_beyond_the_last_slot():
+    """The shorter of contexts that are read together, in the last blocks: what lies behind it is masked."""
+    store = cache(12)
+    for part in (key for parts in store.parts for key in parts):
+        part.copy_(torch.arange(part.numel()).view(part.shape))
+    for layer in range(len(LAYERS)):
+        for stretches, whole in zip(
+            store.read(layer, 0, 190, 2, 176), (store.key[layer], store.value[layer]), strict=True
+        ):
+            assert stretches.shape[1:3] == (2, 190)
+            assert torch.equal(stretches[:, 0], whole[:, :190])
+            assert torch.equal(stretches[:, 1, :32], whole[:, 176:])
 
 
 @given(st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True).map(sorted))
@@ -124,3 +231,50 @@ def test_too_few_blocks_take_none():
     with pytest.raises(OutOfBlocksError, match="2 KV blocks wanted, 1 free"):
         pool.take(2)
     assert pool.free == 1
+
+
+def test_sequences_grow_side_by_side_though_lanes_begin_with_known_blocks():
+    store = cache(64)
+    store.pool.keep_apart(4)
+    for lane in range(4):  # each lane's first block is known
+        table = BlockTable()
+        store.reserve(table, 16, 0)
+        store.publish(table, [lane] * 16, 16)
+        store.truncate(table, 0)
+    assert store.pool.cached == 4
+    tables = [BlockTable() for _ in range(3)]
+    for length in range(16, 113, 16):
+        for table in tables:
+            store.reserve(table, length, length - 16)
+    runs = [1 + int((np.diff(table.blocks) != 1).sum()) for table in tables]
+    assert max(runs) <= 2
+    assert store.pool.cached == 4
+
+
+def test_a_new_holder_of_a_content_takes_the_place_of_a_free_one():
+    """So that requests share the blocks that are held, and need no further ones."""
+    store = cache(8)
+    first, second = BlockTable(), BlockTable()
+    for table in (first, second):
+        store.reserve(table, 16, 0)
+        store.publish(table, [5] * 16, 16)
+    assert store.pool.prefixes.find(Content.of(b"", [5] * 16)) == first.blocks[0]
+    store.truncate(first, 0)
+    third = BlockTable()
+    store.reserve(third, 16, 0)
+    store.publish(third, [5] * 16, 16)
+    assert store.pool.prefixes.find(Content.of(b"", [5] * 16)) == third.blocks[0]
+    assert store.pool.cached == 0
+
+
+def test_a_block_that_is_written_again_cannot_be_found():
+    store = cache(8)
+    table, other = BlockTable(), BlockTable()
+    store.reserve(table, 40, 0)
+    store.publish(table, list(range(40)), 40)
+    store.truncate(table, 20)  # went back into the second block
+    assert store.adopt(other, list(range(40)), 40) == 32
+    store.truncate(other, 0)
+    store.reserve(table, 30, 20)
+    assert len(table.digests) == 1
+    assert store.adopt(other, list(range(40)), 40) == 16

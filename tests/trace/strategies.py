@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specscope.trace.aggregate import Aggregate
+from specscope.trace.flight import Flight
+from specscope.trace.form import FormNotes
+from specscope.trace.logprobs import Logprobs
 from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
@@ -21,6 +24,8 @@ from specscope.trace.records import (
     StepRecord,
     Verdict,
 )
+from specscope.trace.structured import StructuredOutputs
+from specscope.trace.trace_sampling import LeftOut, Reason, Sampled
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary
 
@@ -115,6 +120,25 @@ def notes(draw, tree):
 
 
 @st.composite
+def form_notes(draw, tree):
+    """Of the root and some nodes, or of nothing at all but a count."""
+    nodes = [-1, *sorted(draw(st.sets(st.integers(0, len(tree) - 1), max_size=3)))] if len(tree) else [-1]
+    nodes = draw(st.just([]) | st.just(nodes))
+    return FormNotes(np.array(nodes, np.int32), draw(floats(len(nodes), np.float32)), draw(counts))
+
+
+@st.composite
+def logprobs(draw, emitted):
+    width = draw(st.integers(0, 20)) if emitted else 0
+    shape = (emitted, width)
+    return Logprobs(
+        draw(floats(emitted, np.float32, -100, 0)),
+        draw(ints(shape, TOKENS - 1)),
+        draw(floats(shape, np.float32, -100, 0)),
+    )
+
+
+@st.composite
 def parent_notes(draw, tree):
     """Of any of a tree's nodes and its root, with any number of likeliest tokens for each."""
     n = len(tree)
@@ -156,6 +180,16 @@ params = st.builds(
     max_tokens=st.integers(1, 10**6),
     stop=st.lists(clean_text.filter(bool), max_size=2).map(tuple),
     ignore_eos=st.booleans(),
+    min_tokens=st.sampled_from([0, 1]),
+    logprobs=st.none() | st.integers(0, 20),
+    stop_token_ids=st.lists(counts, max_size=2).map(tuple),
+    structured_outputs=st.none()
+    | st.one_of(
+        st.builds(StructuredOutputs, json=st.dictionaries(clean_text, clean_text, max_size=2)),
+        st.builds(StructuredOutputs, regex=clean_text.filter(lambda text: text and "\0" not in text)),
+        st.builds(StructuredOutputs, choice=st.lists(clean_text.filter(lambda t: t and "\0" not in t), min_size=1)),
+        st.just(StructuredOutputs(json_object=True)),
+    ),
 )
 
 
@@ -206,6 +240,11 @@ def aggregates(draw):
     )
 
 
+sampled = st.none() | st.builds(Sampled, st.sampled_from(Reason), st.floats(0, 1), st.booleans())
+# Of this step; that whole steps before it are missing, test_sampling_sink.py has
+left_out = st.none() | st.builds(LeftOut, st.just(0), counts, counts, counts, counts, counts)
+
+
 @st.composite
 def runs(draw, max_steps=4):
     """A few consecutive steps, in which requests come, run and end."""
@@ -219,6 +258,7 @@ def runs(draw, max_steps=4):
         for name in alive:
             tree = draw(trees())
             verdict = draw(st.none() | verdicts(tree))
+            emitted = draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0
             parts.append(
                 RequestStep(
                     request=name,
@@ -228,16 +268,19 @@ def runs(draw, max_steps=4):
                     drafter=draw(st.sampled_from(["ngram", "none"])) if verdict is not None else "none",
                     tree=tree if verdict is not None else DraftTree.empty(),
                     verdict=verdict,
-                    emitted=draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0,
+                    emitted=emitted,
                     notes=draw(st.none() | notes(tree)) if verdict is not None else None,
                     sizing=draw(clean_text) if verdict is not None else "",
                     preceded=draw(st.none() | st.sampled_from(Preceded)) if verdict is not None else None,
+                    found=draw(counts),
                     blocks=draw(ints(draw(st.integers(0, 3)))),
                     moved=draw(ints(draw(st.integers(0, 2)), len(tree) - 1))
                     if verdict is not None and len(tree)
                     else none,
                     parents=draw(st.none() | parent_notes(tree)) if verdict is not None else None,
                     method=draw(st.none() | method_notes(tree)) if verdict is not None else None,
+                    form=draw(st.none() | form_notes(tree)) if verdict is not None else None,
+                    logprobs=draw(st.none() | logprobs(emitted)) if verdict is not None else None,
                 )
             )
         ending = [name for name in alive if draw(st.booleans())]
@@ -249,6 +292,7 @@ def runs(draw, max_steps=4):
                 stop=draw(text),
                 output=np.array(draw(st.lists(st.integers(0, TOKENS - 1), max_size=4)), dtype=np.int32),
                 error=draw(clean_text),
+                sampled=draw(sampled),
             )
             for name in ending
         )
@@ -275,6 +319,10 @@ def runs(draw, max_steps=4):
                 rewound=draw(st.booleans()),
                 aggregate=draw(st.none() | aggregates()),
                 budget=draw(st.none() | counts),
+                flight=draw(st.none() | st.builds(Flight, times, times, times)),
+                left_out=draw(left_out),
+                queried=draw(counts),
+                blocks_cached=draw(counts),
             )
         )
     return records

@@ -40,13 +40,14 @@ def fuzz(tmp_path, first, last):
     assert told["shown"] > (last - first) / 2  # most of them lose a span or two, not all
 
 
+@pytest.mark.slow
 def test_damaged_captures_are_shown_as_far_as_they_go(tmp_path):
-    fuzz(tmp_path, 0, 200)
+    fuzz(tmp_path, 0, 120)
 
 
 @pytest.mark.slow
 def test_thousands_of_damaged_captures(tmp_path):
-    fuzz(tmp_path, 200, 3200)
+    fuzz(tmp_path, 120, 3200)
 
 
 # Faults that were seen, each in one span of a run of four steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +77,13 @@ def end(name: str, reason: FinishReason) -> RequestEnd:
 
 
 RECORDS = [
-    record(0, [part(0, 0), part(0, 0, request="b")], admitted=(info("a", 12), info("b", 5)), waiting=4),
+    record(
+        0,
+        [replace(part(0, 0), found=8), part(0, 0, request="b")],
+        admitted=(info("a", 12), info("b", 5)),
+        waiting=4,
+        queried=17,
+    ),
     record(1, [part(3, 3), part(3, 1, request="b")]),
     record(2, [part(2, 0), part(3, 2, emitted=1, request="b")], preempted=("c",), waiting=3),
     record(3, [part(1, 1)], finished=(end("b", FinishReason.EOS), end("c", FinishReason.CANCELLED)), blocks_used=60),
@@ -90,6 +97,8 @@ COUNTERS = {
     "prompt_tokens": {(): 17},
     "generation_tokens": {(): 12},
     "num_preemptions": {(): 1},
+    "prefix_cache_queries": {(): 17},
+    "prefix_cache_hits": {(): 8},
     "request_success": {("stop",): 2, ("length",): 0, ("abort",): 1, ("error",): 0},
 }
 GAUGES = {"num_requests_running": 0, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.6}

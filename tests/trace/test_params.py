@@ -37,6 +37,14 @@ def test_round_trip(given_params):
         ("logit_bias", {1: float("inf")}),
         ("logit_bias", 3),
         ("ignore_eos", 1),
+        ("min_tokens", -1),
+        ("min_tokens", 129),  # above max_tokens
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", None),
+        ("structured_outputs", 3),
+        ("structured_outputs", {"regexp": "a"}),
     ],
 )
 def test_out_of_range_is_refused_by_name(name, value):

@@ -1,5 +1,6 @@
 """The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
 
+import dataclasses
 import random
 
 import pytest
@@ -50,6 +51,8 @@ def test_a_lost_span_costs_its_step_and_is_counted(records, vocabulary):
 
 def test_the_resource_tells_the_run():
     assert run_info(resource_attributes(RUN)) == RUN
+    sampled = dataclasses.replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
+    assert run_info(resource_attributes(sampled)) == sampled
     with pytest.raises(UserError, match=r"another program \(shop\)"):
         run_info({"service.name": "shop"})
 
@@ -88,8 +91,6 @@ def test_levels_hold_less_and_less(records, vocabulary):
 @given(runs(max_steps=2), vocabularies)
 @settings(max_examples=20)
 def test_without_text_there_is_none(records, vocabulary):
-    import dataclasses
-
     silent = dataclasses.replace(RUN, text=False)
     spans = [span for record in records for span in Encoder(silent, vocabulary).encode(record)]
     keys = {key for span in spans for key in span.attributes}

@@ -18,6 +18,7 @@ from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
 from specscope.model.head_loader import load_head
 from specscope.model.runner import ModelRunner
+from specscope.train import synthesise
 from specscope.train.eagle3 import Eagle3Training as Training
 from specscope.train.eagle3 import Recipe
 from specscope.train.shards import Sample, Shards, ShardWriter
@@ -57,6 +58,21 @@ def test_greedy_answers_are_the_targets_own(deep, target, tmp_path):
     best = model(sample.tokens.long()[None]).logits[0].argmax(-1)
     start = int(sample.learn.nonzero()[0])
     assert sample.tokens[start:].tolist() == best[start - 1 : -1].tolist()
+
+
+def test_a_long_instruction_is_cut_and_answered(deep, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesise, "LONGEST_INSTRUCTION", 12)
+    runner = ModelRunner(target, 100, (*published_aux_layers(7), "final"))
+    writer = Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=3, longest=100, seed=2)
+    writer.write(300, ShardWriter(tmp_path, {}), lambda n: None)
+    opening, answer = writer.turns.opening, writer.turns.answer
+    longest = 0
+    for sample in (shards := Shards(tmp_path))[0], shards[1], shards[2]:
+        tokens = sample.tokens.tolist()[len(opening) :]
+        at = next(i for i in range(len(tokens)) if tokens[i : i + len(answer)] == answer)
+        longest = max(longest, at)
+        assert at <= 12 or not sample.learn[len(opening) + at - 1]  # an opener alone may be longer
+    assert longest >= 12
 
 
 def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
@@ -192,6 +208,7 @@ def command(*words):
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
 
 
+@pytest.mark.slow
 def test_the_command_survives_a_kill_and_its_head_drafts(deep, tmp_path):
     out = tmp_path / "head"
     how = ["--target", deep, "--dtype", "float32", "--self-synthesise", 5000, "-o", out, "--draft-vocab", 150]

@@ -1,3 +1,7 @@
+import pytest
+
+from specscope.errors import UserError
+from specscope.trace.trace_sampling import TraceSampling
 from specscope.vllm import plugin
 from specscope.vllm.settings import ALL, Settings
 
@@ -22,3 +26,55 @@ def test_an_error_while_it_is_installed_does_not_reach_vllm(monkeypatch, caplog)
     monkeypatch.setattr(plugin, "_install", lambda *_: 1 / 0)
     plugin.register()
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_trace_sampling_has_its_variables():
+    read = Settings.read(
+        {
+            "SPECSCOPE_OTLP_ENDPOINT": "http://x",
+            "SPECSCOPE_SAMPLE": "0.01",
+            "SPECSCOPE_KEEP": "tau < 1.5 or error",
+            "SPECSCOPE_KEEP_BUFFER": "32",
+            "SPECSCOPE_SAMPLE_CAPTURE": "1",
+        }
+    )
+    asked = read.sampling()
+    assert (asked.ratio, asked.keep.text, asked.buffer, asked.captures) == (0.01, "tau < 1.5 or error", 2**25, True)
+    assert Settings.read({"SPECSCOPE_SAMPLE": ""}).sampling() == TraceSampling()
+    with pytest.raises(UserError, match="SPECSCOPE_SAMPLE must be between 0 and 1"):
+        Settings.read({"SPECSCOPE_SAMPLE": "7"}).sampling()
+
+
+def test_a_condition_that_cannot_be_used_switches_the_plugin_off_in_one_line(monkeypatch, caplog):
+    monkeypatch.setenv("SPECSCOPE_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("SPECSCOPE_KEEP", "tua < 1")
+    plugin.register()
+    (line,) = caplog.messages
+    assert line.startswith("specscope: switched off: SPECSCOPE_KEEP: there is no field tua here")
+
+
+def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
+    """Spans and, where it is asked for, the capture; the same parts as in specscope's own outputs."""
+    from specscope.remote.receiver import Receiver
+    from specscope.trace.bus import Bus
+    from specscope.trace.reading import read_capture
+    from specscope.trace.vocabulary import Vocabulary
+    from tests.trace.sampled_runs import FakeEngine, FinishReason
+    from tests.trace.strategies import RUN
+
+    taken, bus, engine = [], Bus(), FakeEngine()
+    with Receiver(taken.extend) as receiver:
+        asked = {"SPECSCOPE_CAPTURE": str(tmp_path / "a.jsonl"), "SPECSCOPE_KEEP": "error"}
+        asked["SPECSCOPE_OTLP_ENDPOINT"] = f"http://127.0.0.1:{receiver.grpc_port}"
+        closers = plugin.sinks(Settings.read(asked), bus, RUN, Vocabulary(), (0, 0))
+        ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
+        bus.publish(engine.step([("", {}), ("", {})], [], [(2, 1)]))
+        bus.publish(engine.step([], ends, [(2, 1)]))
+        bus.close()
+        for close in closers:
+            close()
+    names = [(one.read()[0], one.read()[3].get("specscope.request.id")) for one in taken]
+    assert [name for name, request in names if request == "r1"] == []
+    assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
+    assert set(read_capture(tmp_path / "a.jsonl").history.requests) == {"r0", "r1"}  # it is whole
+    assert "specscope: kept 1 of 2 requests (1 by outcome)" in caplog.messages

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
-from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
 from specscope.analyze.audit.ngram import judge_ngram
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.shelf import Shelf
@@ -35,6 +36,7 @@ DRAFTER = {
 }
 TREE = ("drafter tree", "the tree is what the text gives")
 CONTEXT = ("context", "each step starts from the last committed token")
+_HAS_GRAMMARS = find_spec("xgrammar") is not None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     bar = _Bar(progress, steps)
     head = options.draft if model_part(run.drafter) == "eagle" else None
     bar.begin("target")
-    slack, features = judge_target(options.target, run.dtype, options.device, plans, target, bar.done, head)
+    eos = run.eos_tokens
+    slack, features = judge_target(options.target, run.dtype, options.device, plans, target, bar.done, head, eos)
     draft_slack, drafted = 0.0, list[Finding]()
     plan = parse_plan(run.tree) if text_part(run.drafter) else None
     top = plan.top if isinstance(plan, DynamicPlan) else 0
@@ -114,7 +117,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     if features is not None:
         draft_slack = judge_head(features, run.dtype, plans, drafter, bar.done, top)
     elif model_part(run.drafter) == "draft_model" and options.draft is not None:
-        draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done, top)
+        draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done, top, eos)
     bar.begin("looking for a pattern in the differences")
     if options.draft is not None:
         drafted = _findings(history, drafter)
@@ -164,9 +167,15 @@ def step_numbers(history: History, name: str) -> list[int]:
 def _plans(history: History, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
     """What is judged, request by request; remarks."""
     found = [contexts_of(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
-    without = sum(1 for one in found if one is None)
-    notes = [f"{plural(without, 'request')} left out: the prompt, or the first steps, are not in the capture"]
-    return [one for one in found if one is not None], notes if without else []
+    known = [one for one in found if one is not None]
+    judged = [one for one in known if one.params.structured_outputs is None or _HAS_GRAMMARS]
+    without, formed = len(found) - len(known), len(known) - len(judged)
+    notes = []
+    if without:
+        notes.append(f"{plural(without, 'request')} left out: the prompt, or the first steps, are not in the capture")
+    if formed:
+        notes.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'")
+    return judged, notes
 
 
 def _context(plans: Sequence[Contexts]) -> Finding:
@@ -182,6 +191,9 @@ def _context(plans: Sequence[Contexts]) -> Finding:
 def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
     """The trees of drafters that look into the text, drawn again."""
     tally = Tally(*TREE, "step", history.vocabulary.show)
+    whole = [replace(one, steps=[step for step in one.steps if not _is_pruned(step)]) for one in plans]
+    left_out = sum(len(one.steps) for one in plans) - sum(len(one.steps) for one in whole)
+    plans = whole
     if isinstance(plan, DynamicPlan):
         shared = int(run.speculation.get("suffix_shared", 0))
         shelf = Shelf.of(history, shared) if shared else None
@@ -189,7 +201,13 @@ def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contex
     else:
         remark = judge_ngram(plans, plan, run.max_context, tally, run.speculation)
     tally.about = f"{TREE[1]} with {remark}"
+    if left_out:
+        tally.about += f"; {plural(left_out, 'step')} left out, whose drafts a form pruned"
     return tally.finding(history)
+
+
+def _is_pruned(step: Judged) -> bool:
+    return step.part.form is not None and step.part.form.pruned > 0
 
 
 def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, Tally]:

@@ -60,7 +60,7 @@ class Collector:
         for name in record.preempted:
             self._request(name).preempted += 1
             self._last[name] = Preceded.PREEMPTION
-        batch = len(record.requests)
+        batch = record.batch
         for part in record.requests:
             self._add_part(record.step, batch, part)
         for end in record.finished:

@@ -40,6 +40,7 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("KV blocks", lambda run: f"{run.blocks} of {run.block_size}", "preemptions may differ"),
     ("EOS tokens", lambda run: ", ".join(map(str, run.eos_tokens)), "outputs end elsewhere"),
     ("evidence", lambda run: run.evidence, ""),
+    ("trace sampling", lambda run: run.sampling, "figures are of the requests that were kept"),
 )
 
 

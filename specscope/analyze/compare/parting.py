@@ -16,7 +16,7 @@ from specscope.trace.tree import ROOT, Drawn
 BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
 ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-_LENGTH = {"seed", "max_tokens", "stop", "ignore_eos"}  # parameters that shape no distribution
+_LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 

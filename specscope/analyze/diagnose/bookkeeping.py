@@ -76,7 +76,7 @@ def token_lost(case: Case) -> Suspect | None:
     for visit in case.visits:
         part, before, name = visit.part, visit.before, visit.request.id
         if before is not None:
-            went_on = 0 if visit.preempted else before.context_len + _kept(before)
+            went_on = part.found if visit.preempted else before.context_len + _kept(before)
             if part.context_len != went_on:
                 kind = "after a preemption" if visit.preempted else "between steps"
                 if before.verdict is None and not visit.preempted:

@@ -79,7 +79,7 @@ def wrong_key(case: Case) -> Suspect | None:
             score = CERTAIN if cause is not Cause.COINS_SHARED else CERTAIN - 0.05
             return Suspect(cause, score, lines, example=wrong[0].reference())
     rows = Counter(step.visit.row > 0 for step in wrong)
-    crowd = Counter(len(step.visit.record.requests) > 1 for step in wrong)
+    crowd = Counter(step.visit.record.batch > 1 for step in wrong)
     alike = _alike_by_row(case)
     lines = (said, f"{rows[True]:,} of these are not in the first row, {crowd[True]:,} in a batch of two or more")
     score = CERTAIN - 0.05 if alike else CONDITION if crowd[False] == 0 or rows[False] == 0 else 0.5

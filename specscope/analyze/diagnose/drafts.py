@@ -93,11 +93,12 @@ def placeholders(case: Case) -> Suspect | None:
 
 
 def _own_choices(step: Step) -> list[tuple[int, set[int]]]:
-    """For each parent that was tried the drafter's likeliest tokens, where it is a model that says."""
+    """For each parent that was tried the drafter's likeliest tokens, where it is a model that looked there."""
     notes = step.part.parents
     if notes is None or not notes.draft_top.shape[1]:
         return []
-    return [(int(node), set(top.tolist())) for node, top in zip(notes.node, notes.draft_top, strict=True)]
+    tops = zip(notes.node, notes.draft_top, notes.draft_top_p, strict=True)
+    return [(int(node), set(top.tolist())) for node, top, p in tops if p.any()]
 
 
 def vocabulary_map(case: Case) -> Suspect | None:
@@ -156,7 +157,7 @@ def q_dropped(case: Case) -> Suspect | None:
         beside = step.part.method is not None and len(step.part.method.source) > 0  # a text's tokens, ranked with these
         for parent, likeliest in [] if beside else _own_choices(step):
             first = step.tree.children(parent)[:1]
-            if first and not (step.params.penalised or step.params.logit_bias):
+            if first and not step.params.moved:
                 notes = step.part.parents
                 place = step.top_of(parent)
                 assert notes is not None

@@ -55,7 +55,7 @@ def _parents(case: Case) -> Iterator[tuple[Step, int, float, Doubles, Doubles]]:
         notes, params = step.part.parents, step.params
         if notes is None or params is None or params.greedy or not step.is_sampled or not notes.draft_top.shape[1]:
             continue
-        if params.penalised or params.logit_bias or params.top_k or params.top_p < 1 or params.min_p:
+        if params.moved or params.top_k or params.top_p < 1 or params.min_p:
             continue
         for place, parent in enumerate(notes.node.tolist()):
             children = step.tree.children(parent)

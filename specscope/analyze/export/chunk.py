@@ -82,6 +82,7 @@ class Chunk:
         return (
             part.context_len,
             part.prefill_tokens,
+            part.found,
             None if length is None else part.position + 1 - length,
             None if part.preceded is None else part.preceded.value,
             clean(part.drafter),
@@ -171,7 +172,7 @@ def _engine_columns(record: StepRecord) -> tuple[Any, ...]:
         *(took.get(name) for name in PHASES),
         [one.end_ns - one.start_ns for one in record.passes],
         list(record.device_ns),
-        len(record.requests),
+        record.batch,
         record.running,
         record.waiting,
         record.blocks_used,

@@ -39,7 +39,7 @@ class Nodes:
         self._has: dict[str, list[bool]] = {name: [] for name in ("p", "notes", "confidence", "module", "source")}
         self._forced: list[Array] = []  # nodes, counted over all steps
         self._parents: list[Array] = []  # where each parent stands, see _place
-        self._has_drafter: list[Array] = []  # of each parent: whether the drafter is a model
+        self._has_drafter: list[Array] = []  # of each parent: whether the drafter is a model that looked there
 
     def add(self, part: RequestStep) -> None:
         """The next step, which may have no nodes."""
@@ -75,9 +75,9 @@ class Nodes:
             self._hold(name, getattr(parents, name))
         for name in (*OF_PARENT, *OF_DRAFTER):
             self._hold(name, getattr(parents, name))
-        k = len(parents.node)
         self._parents.append(_place(len(self._sizes) - 1, parents.node))
-        self._has_drafter.append(np.full(k, parents.draft_top.shape[1] > 0))
+        looked = np.any(parents.draft_top_p > 0, axis=1, keepdims=True)[:, 0]  # beside a text it may not have
+        self._has_drafter.append(looked)
 
     def _hold(self, name: str, values: Array | None, n: int = 0) -> None:
         """Values, or n zeros in their place."""

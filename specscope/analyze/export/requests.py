@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from specscope.analyze.export.chunk import clean, some
 from specscope.analyze.export.writer import Tables
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RequestEnd, RequestInfo, StepRecord
+from specscope.trace.trace_sampling import Sampled
 from specscope.trace.vocabulary import Vocabulary
 
 MOST = 1024  # rows that are held as Python objects
@@ -93,14 +95,19 @@ class Requests:
             *((None,) * 4 if end is None else (end.finished_ns, end.reason.value, some(end.stop), some(end.error))),
             *((None,) * 4 if info is None else _prompt(info)),
             *((None,) * 3 if end is None else self._output(end)),
-            *((None,) * 12 if info is None else _params(info.params)),
+            *((None,) * 16 if info is None else _params(info.params)),
             None if info is None else [(clean(key), clean(value)) for key, value in info.labels.items()],
             None if info is None else some(info.traceparent),
+            *((None, None) if end is None or end.sampled is None else _sampling(end.sampled)),
         )
 
     def _output(self, end: RequestEnd) -> tuple[Any, ...]:
         tokens = end.output.tolist()
         return self._vocabulary.text(tokens), tokens, len(tokens)
+
+
+def _sampling(sampled: Sampled) -> tuple[Any, ...]:
+    return sampled.reason.value, sampled.ratio or None
 
 
 def _prompt(info: RequestInfo) -> tuple[Any, ...]:
@@ -116,4 +123,8 @@ def _params(params: SamplingParams) -> tuple[Any, ...]:
         params.max_tokens,
         [clean(text) for text in params.stop],
         params.ignore_eos,
+        params.min_tokens,
+        params.logprobs,
+        list(params.stop_token_ids),
+        None if params.structured_outputs is None else clean(json.dumps(params.structured_outputs.to_dict())),
     )

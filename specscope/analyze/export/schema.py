@@ -104,10 +104,16 @@ REQUESTS = [
             ("max_tokens", LONG),
             ("stop_strings", TEXTS),
             ("ignore_eos", BOOL),
+            ("min_tokens", LONG),
         )
     ),
+    _column("logprobs", LONG, "likeliest tokens whose log-probabilities were asked for", "where none were"),
+    _column("stop_token_ids", INTS, "tokens that end the output, as EOS does", _NO_INFO),
+    _column("structured_outputs", TEXT, "form that the output must have, as JSON", "where it is free"),
     _column("labels", pa.map_(pa.string(), pa.string()), "what else the prompt's line held", _NO_INFO),
     _column("traceparent", TEXT, "the caller's span, as W3C trace context has it", "where there is none"),
+    _column("sampling", NAME, "why it was kept: ratio, parent, outcome or overflow", "where all requests are kept"),
+    _column("sampling_ratio", DOUBLE, "share of requests like it that are kept", "where it is not known"),
 ]
 
 STEPS = [
@@ -130,6 +136,7 @@ STEPS = [
     _column("budget", LONG, "drafts that the step might verify at most, over all requests", "without a limit"),
     _column("context_len", LONG, "tokens whose KV was in the cache when the step began"),
     _column("prefill_tokens", LONG, "tokens fed besides the root and the drafts"),
+    _column("found", LONG, "tokens whose KV it found in the prefix cache in this step"),
     _column(
         "output_position",
         LONG,

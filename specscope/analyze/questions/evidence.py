@@ -144,7 +144,7 @@ class Evidence:
     @cached_property
     def batch(self) -> Doubles:
         """[S] requests in the step."""
-        return np.array([len(visit.record.requests) for visit in self.columns.visits], np.float64)
+        return np.array([visit.record.batch for visit in self.columns.visits], np.float64)
 
     @cached_property
     def request(self) -> Indices:

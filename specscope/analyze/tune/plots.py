@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 
 from specscope.analyze.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
 from specscope.analyze.tune.tuning import Row, Tuning
-from specscope.errors import UserError
+from specscope.trace.files import save_figure
 
 COLOURS = {"static": BLUE, "dynamic": ORANGE}
 MARKS = {"recorded": ("s", GREY), "default": ("D", PURPLE), "choice": ("*", GREEN)}
@@ -20,7 +19,6 @@ TEXT = "#30343b"  # read on white: the file stands alone
 
 def write_plot(tuning: Tuning, path: str) -> None:
     """As SVG or PNG, by the name's end. Raises UserError."""
-    kind = Path(path).suffix.lower().removeprefix(".")
     style: Any = STYLE | dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), TEXT
     )
@@ -32,10 +30,7 @@ def write_plot(tuning: Tuning, path: str) -> None:
             _draw(axes[0], tuning, speed=True)
         _draw(axes[-1], tuning, speed=False)
         axes[0].legend(fontsize=8, loc="best")
-        try:
-            figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        save_figure(figure, path)
 
 
 def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:

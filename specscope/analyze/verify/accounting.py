@@ -94,12 +94,14 @@ def once_in_a_batch(account: Account) -> Looked:
 
 
 def cached(account: Account) -> Looked:
-    """A step begins with the KV that the one before it left; with none at first and after a preemption."""
+    """A step begins with the KV that the one before left; at first and after a preemption, with what was found."""
     for before, visit in account.pairs():
         here = visit.part.context_len
         if visit.preempted or (before is None and visit.part.index == 0):
             if account.ours:  # others share the KV of a common prefix
-                yield visit, f"{here} tokens in the cache before any was fed" if here else ""
+                found = visit.part.found
+                said = f"{here} tokens in the cache before any was fed"
+                yield visit, "" if here == found else said + (f", {found} were found there" if found else "")
         elif before is not None:
             part = before.part
             left = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
@@ -162,7 +164,7 @@ def ends(account: Account) -> Looked:
 def _wrong_end(account: Account, end: RequestEnd) -> str:
     run, params, output = account.history.run, end.info.params, end.output.tolist()
     assert run is not None
-    eos = [] if params.ignore_eos else [i for i, token in enumerate(output) if token in run.eos_tokens]
+    eos = [] if not params.heeds_eos else [i for i, token in enumerate(output) if token in run.eos_tokens]
     if eos and eos[0] < len(output) - 1:
         return f"{len(output) - 1 - eos[0]} tokens after the end of sequence"
     if eos and end.reason is not FinishReason.EOS:
@@ -172,11 +174,16 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     full = len(output) >= params.max_tokens or len(end.info.prompt_tokens) + len(output) >= run.max_context
     if end.reason is FinishReason.LENGTH and not full:
         return f"ended at the length limit with {len(output)} of {params.max_tokens} tokens"
+    stops = [i for i, token in enumerate(output) if token in params.stop_token_ids]
+    if stops and stops[0] < len(output) - 1:
+        return f"{len(output) - 1 - stops[0]} tokens after a stop token"
+    if end.reason is FinishReason.STOP and not end.stop:
+        return "" if stops or not params.stop_token_ids else "ended at a stop token, which is not in the output"
     if end.reason is FinishReason.STOP:
         text = account.history.vocabulary.text(output)
         if end.stop not in text:
             return f"ended at the stop string {end.stop!r}, which is not in the output"
-        if end.stop in account.history.vocabulary.text(output[:-1]):
+        if end.stop in account.history.vocabulary.text(output[params.min_tokens : -1]):
             return f"went on behind the stop string {end.stop!r}"
     return ""
 
@@ -192,7 +199,8 @@ def prefill(account: Account) -> Looked:
             return  # it began anew
         fed += visit.part.prefill_tokens
         if visit.part.verdict is not None:
-            due = len(info.prompt_tokens) - 1 - (account.visits[0].part.context_len if not account.ours else 0)
+            first = account.visits[0].part
+            due = len(info.prompt_tokens) - 1 - (first.found if account.ours else first.context_len)
             yield visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
             return
 
@@ -236,7 +244,7 @@ def moved(account: Account) -> Looked:
 CHECKS = (
     ("step numbers", "a request's steps are numbered one by one", step_numbers),
     ("requests in a batch", "a request has one part in a step", once_in_a_batch),
-    ("tokens in the cache", "a step begins with the KV that the one before left, or none when it was lost", cached),
+    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", cached),
     ("positions", "the root lies where the tokens before it put it", positions),
     ("prompt fed", "before the first token the prompt is fed, each token once", prefill),
     ("tokens emitted", "every committed token is emitted, except those past the request's end", emitted),

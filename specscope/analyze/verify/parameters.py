@@ -41,6 +41,7 @@ class Nodes:
     top_p: Doubles
     min_p: Doubles
     shaped: Bools  # whether bias or penalties move logits
+    limited: Bools  # whether a form, or a least length, may refuse tokens: of the rest each keeps its share
     judged: Bools  # sampled requests of known parameters, at parents that the evidence has
     at: Indices  # its parent among Columns.parents, -1 for none
     choice_p: Doubles  # the likeliest token's p there
@@ -62,6 +63,7 @@ class Nodes:
             each("top_p", np.float64),
             each("min_p", np.float64),
             shaped,
+            np.array([params.limited for params in c.params], np.bool_)[c.step],
             judged,
             at,
             choice_p,
@@ -119,7 +121,7 @@ def _raw_choice(c: Columns) -> Doubles:
 
 def top_p(c: Columns, n: Nodes) -> Check:
     """At temperature 1, raw over p is the mass that was kept: at least top_p, and not without its last token."""
-    asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & (n.top_k == 0) & (n.min_p == 0)
+    asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & ~n.limited & (n.top_k == 0) & (n.min_p == 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = (_raw_choice(c) / c.parents.choice_p)[n.at] if len(c.parents) else np.ones(len(n.at))
     short = kept < n.top_p - 1e-3
@@ -181,7 +183,7 @@ def draft_temperature(c: Columns, n: Nodes) -> Check:
         top, power = e.draft_top_p[n.at], 1 / n.temperature
         listed = (top ** power[:, None]).sum(axis=1)
         rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
-        cut = (n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0)
+        cut = (n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0) | n.limited
         low = np.where(power >= 1, raw**power / (listed + rest), 0)
         high = np.where(cut, 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
     bad = (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST)

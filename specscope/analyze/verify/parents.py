@@ -105,7 +105,7 @@ def drafters_own(c: Columns) -> Check:
         bad |= (e.choice_rank * e.choice_q > 1 + 1e-4) | ((e.choice_rank == 0) & (e.choice_q > 0))
         at = e.at_row[c.row]
         raw = e.drafters(at, c.token)
-        plain = ~np.array([params.penalised or bool(params.logit_bias) for params in c.params], np.bool_)[c.step]
+        plain = ~np.array([params.moved for params in c.params], np.bool_)[c.step]
         off = plain & ~c.sampled & np.isfinite(raw) & ~np.isclose(c.draft_prob, raw, rtol=1e-3, atol=LEAST)
         bad[at[off & np.isfinite(c.draft_prob)]] = True
     return found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ class Cell:
 
     name: str  # "" where there is only one
     sum: Sum | Distance
+
+
+BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,15 @@ def distance(value: float) -> str:
     return f"a distance of {value:.2g}"
 
 
-def statistical_checks(c: Columns, alpha: float) -> list[Check]:
-    """All of them, with a family-wise error of alpha over those that can be judged."""
+def statistical_checks(c: Columns, alpha: float, *, by_outcome: bool = False) -> list[Check]:
+    """All of them, with a family-wise error of alpha over those that can be judged.
+
+    `by_outcome`: the capture holds requests that were chosen for what became of them, with whose chances nothing can be
+    said: of those with poor acceptance, acceptance is poor.
+    """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
+    if by_outcome:
+        return [dataclasses.replace(family, lacking=BY_OUTCOME).skipped() for family in families]
     judged = [family for family in families if family.judged]
     failed = iter(holm([family.p_value for family in judged], alpha))
     level = alpha / max(len(judged), 1)

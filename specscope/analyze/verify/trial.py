@@ -87,6 +87,7 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
 def _judge(history: History, source: str, alpha: float, warnings: Sequence[str]) -> Trial:
     run = history.run
     ours = run is not None and run.is_ours
+    by_outcome = run is not None and run.by_outcome
     every = list(visits(history))
     columns = Columns.of(every, ours=ours)
     groups = (
@@ -94,7 +95,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
-        Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha))),
+        Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha, by_outcome=by_outcome))),
     )
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)))

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.adaptive import Budget
+from specscope.speculate.allowed import Allowed
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.suffix_index import Shelf
+from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.method import MethodNotes
@@ -30,11 +32,20 @@ class Context:
     prompt_len: int
     params: SamplingParams
     budget: Budget | None = None  # how much to draft where that is adaptive; a drafter that cannot ignores it
+    allowed: Allowed | None = None  # what may follow, where not every token may
 
     @property
     def position(self) -> int:
         """The root's position in the request: its coins follow from it."""
         return len(self.tokens) - 1
+
+    def rows(self, logits: Tensor, paths: Callable[[], Sequence[Sequence[int]]]) -> LogitRows:
+        """Logits [n, V] behind drafted paths, with what shapes them. `paths` is called only where they count."""
+        if self.allowed is None and not self.params.penalised:
+            return LogitRows(logits, self.params)
+        drafted = paths()
+        allowed = None if self.allowed is None else self.allowed.rows(self.tokens[self.prompt_len :], drafted)
+        return LogitRows(logits, self.params, self.counts, drafted, allowed)
 
     @property
     def counts(self) -> TokenCounts:
@@ -78,6 +89,7 @@ class Draft:
     # not look.
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
     levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
+    pruned: int = 0  # nodes of a text that the request's form does not allow
 
 
 NO_DRAFT = Draft(DraftTree.empty())

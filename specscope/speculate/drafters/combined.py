@@ -109,6 +109,7 @@ class CombinedDrafter:
         if not (kept := found.best(most, context.budget)) and not request.drafted:
             return NO_DRAFT
         draft, behind = found.draft(kept, text, model)
+        draft = replace(draft, pruned=text.pruned)
         if not kept:
             draft = replace(draft, method=None)  # nothing of the text is verified
         if request.drafted:  # the model's tree is the one that is verified now

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.head_runner import HeadRunner
-from specscope.model.kv_cache import OutOfBlocksError
+from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
@@ -68,6 +68,7 @@ class Eagle(ModelDrafter):
     """Drafts with an EAGLE or EAGLE-3 head."""
 
     name = "eagle"
+    ahead = 1  # a pair's token is the one behind its feature
 
     def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
         """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
@@ -83,16 +84,30 @@ class Eagle(ModelDrafter):
         held = self._features.setdefault(request, Features())
         held.put(start, features)
         pairs = min(held.end, len(tokens) - 1)
-        while pairs - held.start > PREFILL_CHUNK:
-            at, end = held.start, held.start + PREFILL_CHUNK
-            state = self.states.setdefault(request, State())
-            try:
-                self.cache.reserve(state.table, end, at)
-            except OutOfBlocksError:  # there may be room when it drafts
-                return
-            segment = Segment.of_tree(state.table, at, list(tokens[at + 1 : end + 1]), DraftTree.empty(), logits=False)
-            self.runner.forward([segment], self.runner.combine(held.take(PREFILL_CHUNK)))
-            state.computed = end
+        while pairs - held.start > PREFILL_CHUNK and self._feed(request, held, PREFILL_CHUNK, tokens):
+            pass
+
+    def catch_up(self, request: str, tokens: Sequence[int]) -> None:
+        """Feed the pairs of full blocks; the root's stays, for the next draft begins with it."""
+        held = self._features.get(request)
+        if held is None:
+            return
+        end = (min(held.end, len(tokens) - 1) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        while end > held.start and self._feed(request, held, min(end - held.start, PREFILL_CHUNK), tokens):
+            pass
+
+    def _feed(self, request: str, held: Features, count: int, tokens: Sequence[int]) -> bool:
+        """Feed the next pairs; False where there is no room for them. There may be some when it drafts."""
+        at, end = held.start, held.start + count
+        state = self.states.setdefault(request, State())
+        try:
+            self.cache.reserve(state.table, end, at)
+        except OutOfBlocksError:
+            return False
+        segment = Segment.of_tree(state.table, at, list(tokens[at + 1 : end + 1]), DraftTree.empty(), logits=False)
+        self.runner.forward([segment], self.runner.combine(held.take(count)))
+        state.computed = end
+        return True
 
     def known(self, context: Context, state: State) -> int:
         """A pair for every token but the first: its feature is of the token before it.
@@ -150,6 +165,13 @@ class Eagle(ModelDrafter):
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend)
+
+    def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
+        """As above; features are wanted from there on."""
+        held = super().adopt(request, tokens, most)
+        if held:
+            self._features.setdefault(request, Features()).start = held
+        return held
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Nothing to keep: the accepted tokens' features come from the target."""

@@ -62,6 +62,7 @@ class ModelDrafter(ABC):
     name: str
     aux_layers: tuple[AuxLayer, ...] = ()
     shelf: Shelf | None = None
+    ahead = 0  # tokens behind a slot that its KV depends on
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
         self.plan = plan
@@ -113,18 +114,55 @@ class ModelDrafter(ABC):
 
     def _begin(self, context: Context) -> Drafting | None:
         plan = self._plan_for(context)
-        if plan is None:
+        if plan is None or not self.make_room(context):
             return None
-        state = self.states.setdefault(context.request, State())
+        state = self.states.get(context.request, State())
         base = self.known(context, state)
-        length = base + plan.max_fed
-        if base < 0 or length > self.max_context:
-            return None
-        try:
-            self.cache.reserve(state.table, length, state.computed)
-        except OutOfBlocksError:
+        if base < 0 or base + plan.max_fed > self.max_context:
             return None
         return Drafting(context, state, start_tree(context, plan), base, state.computed)
+
+    def make_room(self, context: Context) -> bool:
+        """Hold the slots that the next draft takes; False where there are too few blocks."""
+        plan, state = self._plan_for(context), self.states.get(context.request, State())
+        base = self.known(context, state)
+        if plan is None or base < 0 or base + plan.max_fed > self.max_context:
+            return True  # it will not draft
+        try:
+            self.cache.reserve(state.table, base + plan.max_fed, state.computed)
+        except OutOfBlocksError:
+            return False
+        self.states[context.request] = state
+        return True
+
+    def give_back(self, request: str) -> None:
+        """Give back the slots that are kept for drafts."""
+        state = self.states.get(request)
+        if state is not None:
+            self.cache.truncate(state.table, state.computed)
+
+    def blocks_of(self, request: str) -> Sequence[int]:
+        """The blocks that a request holds."""
+        state = self.states.get(request)
+        return () if state is None else state.table.blocks
+
+    def publish(self, request: str, tokens: Sequence[int]) -> None:
+        """Let other requests find the full blocks of committed tokens."""
+        state = self.states.get(request)
+        if state is not None:
+            self.cache.publish(state.table, tokens, min(state.computed, len(tokens) - self.ahead), self.ahead)
+
+    def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
+        """Begin with what other requests left of the first `most` tokens; how many slots are then computed.
+
+        One that holds KV keeps it.
+        """
+        state = self.states.get(request, State())
+        if not state.table.blocks:
+            state.computed = self.cache.adopt(state.table, tokens, most, self.ahead)
+        if state.computed:
+            self.states[request] = state
+        return state.computed
 
     def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
         start = time.time_ns()
@@ -144,6 +182,10 @@ class ModelDrafter(ABC):
             token, position = np.array(g.first.tokens, np.int32), g.first.positions.astype(np.int32)
             notes = replace(notes, fed_token=token, fed_position=position, fed_norms=g.norms)
         return replace(draft, notes=notes, row=g.row)
+
+    @abstractmethod
+    def catch_up(self, request: str, tokens: Sequence[int]) -> None:
+        """Compute what can be published of committed tokens, where that takes more than the tokens."""
 
     @abstractmethod
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

@@ -15,27 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
-from specscope.model.features import AuxLayer
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.suffix_index import Place, Shelf, Text, occurrences
+from specscope.speculate.drafters.text_drafter import TextDrafter
 from specscope.trace.method import MethodNotes
-from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import ROOT, DraftTree
 
 FACTOR = 2.0  # nodes for each token that matched
 LEAST = 0.1  # of the occurrences: a path that fewer went is not drafted
 LONGEST = 64  # tokens of a suffix that are compared
-
-
-@dataclass
-class _Request:
-    """A request's text as it was seen last."""
-
-    text: Text = field(default_factory=Text)
-    length: int = -1  # of the text that `draft` continues; -1 before the first
-    draft: Draft = NO_DRAFT
 
 
 @dataclass(frozen=True)
@@ -58,38 +47,23 @@ class Grown:
         return sum(self.counts) / self.total
 
 
-class SuffixDrafter:
-    """Drafts from the text alone: no model pass."""
+class SuffixDrafter(TextDrafter[Text]):
+    """Drafts the likeliest continuations of the longest suffixes, as a tree."""
 
     name = "suffix"
-    aux_layers: tuple[AuxLayer, ...] = ()
-    passes: tuple[Phase, ...] = ()
 
     def __init__(self, nodes: int = 16, depth: int = 16, shared: int = 0) -> None:
         """`shared`: tokens of earlier requests' outputs that are kept for later ones; 0 for none."""
-        self.max_nodes, self.max_depth = nodes, min(depth, nodes)
-        self._requests: dict[str, _Request] = {}
+        super().__init__(nodes, min(depth, nodes))
         self.shelf = Shelf(shared) if shared else None
 
-    def most_nodes(self, context: Context) -> int:
-        """As many as it will propose: they are looked up here, and kept."""
-        return len(self._draft(context).tree)
+    def _new_index(self) -> Text:
+        return Text()
 
-    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """A tree of continuations for each request."""
-        return [self._draft(context) for context in contexts]
-
-    def _draft(self, context: Context) -> Draft:
-        request = self._requests.setdefault(context.request, _Request())
-        if request.length != len(context.tokens):
-            request.text.grow(context.tokens)
-            request.length, request.draft = len(context.tokens), self._continue(context, request.text)
-        return request.draft
-
-    def _continue(self, context: Context, text: Text) -> Draft:
-        texts = [*(() if self.shelf is None else self.shelf.others(context.request)), text]
+    def _continue(self, context: Context, index: Text) -> Draft:
+        texts = [*(() if self.shelf is None else self.shelf.others(context.request)), index]
         best, of = Grown(1), (0, list[Place]())
-        for size, places in occurrences(text.tokens[-LONGEST:], texts).items():  # the longest first
+        for size, places in occurrences(index.tokens[-LONGEST:], texts).items():  # the longest first
             nodes = min(self.max_nodes, int(FACTOR * size))
             if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
                 break
@@ -99,30 +73,18 @@ class SuffixDrafter:
         if not best.tokens:
             return NO_DRAFT
         size, places = of
-        source = _source(places, text, context.prompt_len)
+        source = _source(places, index, context.prompt_len)
         method = MethodNotes(
             confidence=np.array(best.share, np.float32), match_length=size, match_count=len(places), match_source=source
         )
         return Draft(DraftTree.build(best.tokens, best.parents), method=method)
 
-    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """What was committed is seen when the request comes again."""
-
-    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """It asks for no features."""
-
-    def rewind(self, request: str, tokens: int) -> None:
-        """Forget the end of a request's text."""
-        known = self._requests.get(request)
-        if known is not None:
-            known.text.cut(tokens)
-            known.length = -1
-
     def release(self, request: str) -> None:
         """Forget a request; its text stays for others where that was chosen."""
-        known = self._requests.pop(request, None)
-        if known is not None and self.shelf is not None and len(known.text):
-            self.shelf.put(request, known.text.tokens)
+        seen = self._seen.get(request)
+        if seen is not None and self.shelf is not None and len(seen.index):
+            self.shelf.put(request, seen.index.tokens)
+        super().release(request)
 
 
 def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:

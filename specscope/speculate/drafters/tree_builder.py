@@ -15,7 +15,8 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import draw_siblings
-from specscope.speculate.sampling import LogitRows, all_probabilities, shaped
+from specscope.speculate.likeliest import likeliest
+from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
@@ -36,9 +37,9 @@ class Level:
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
         if count not in self._top:
-            best = self.logits.float().log_softmax(-1).topk(min(count, self.logits.shape[-1]))
-            tokens = best.indices if self.d2t is None else self.d2t[best.indices]
-            both = torch.stack([tokens.double(), best.values.double()]).cpu()  # the pass's one read
+            values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
+            tokens = best if self.d2t is None else self.d2t[best]
+            both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read
             self._top[count] = both[0].long().tolist(), both[1].tolist()
         return self._top[count]
 
@@ -117,16 +118,19 @@ class TreeBuilder(ABC):
     def _top(self, level: Level, rows: slice, count: int) -> list[list[tuple[int, float]]]:
         """For each node of the frontier its likeliest tokens with their log probabilities.
 
-        After the request's logit bias and penalties, where it has any: they move the target's choice too.
+        After the request's logit bias, penalties and form, where it has any: they move the target's choice too.
         """
-        params = self.context.params
-        if params.penalised or params.logit_bias:
-            paths = [self.path(node) for node in self.frontier]
-            logits = shaped(level.full(rows), params, self.context.counts, paths)
-            level, rows = Level(logits, level.vocab_size), slice(None)
+        params, dead = self.context.params, frozenset[int]()
+        if params.penalised or params.logit_bias or self.context.allowed is not None:
+            own = self.rows(level, rows)
+            dead, level, rows = own.dead, Level(own.shaped(), level.vocab_size), slice(None)
         tokens, log_probs = level.top(count)
-        both = zip(tokens[rows], log_probs[rows], strict=True)
-        return [[(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf] for row in both]
+        both = enumerate(zip(tokens[rows], log_probs[rows], strict=True))
+        return [[(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf and at not in dead] for at, row in both]
+
+    def rows(self, level: Level, rows: slice) -> LogitRows:
+        """The frontier's logits, and what shapes them to q: all of the request's processing."""
+        return self.context.rows(level.full(rows), lambda: [self.path(node) for node in self.frontier])
 
     def _notes(self, kept: Sequence[int], dropped: Sequence[int] = ()) -> DraftNotes:
         place = {node: i for i, node in enumerate([*kept, *dropped])} | {ROOT: ROOT}
@@ -172,13 +176,6 @@ class StaticTreeBuilder(TreeBuilder):
         """For each node of the frontier the shape's nodes that are to be its children."""
         return [self.shape.children(ROOT if node == ROOT else self._behind[node]) for node in self.frontier]
 
-    def rows(self, level: Level, rows: slice) -> LogitRows:
-        """The frontier's logits, and what shapes them to q: all of the request's processing."""
-        context, logits = self.context, level.full(rows)
-        if not context.params.penalised:
-            return LogitRows(logits, context.params)
-        return LogitRows(logits, context.params, context.counts, [self.path(node) for node in self.frontier])
-
     def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Give the frontier children: q [V] at each node, and what was drawn from it, tokens with their q or 0."""
         first = len(self.token)
@@ -217,7 +214,10 @@ def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> No
 
 def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]]) -> None:
     """All children of every frontier, drawn without replacement: one read of the device, whatever the batch."""
-    q = all_probabilities([tree.rows(level, rows) for tree, rows in growing], level.backend)
+    parts = [tree.rows(level, rows) for tree, rows in growing]
+    q = all_probabilities(parts, level.backend)
+    if any(part.allowed is not None for part in parts):
+        q = _with_nothing(q, parts)
     wanted = [(tree, children) for tree, _ in growing for children in tree.wanted()]
     coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
     for row, (tree, children) in zip(coin, wanted, strict=True):
@@ -228,6 +228,14 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]
         end = start + rows.stop - rows.start
         tree.take(q[start:end].unbind(), [list(zip(*one, strict=True)) for one in drawn[start:end]])
         start = end
+
+
+def _with_nothing(q: Tensor, parts: Sequence[LogitRows]) -> Tensor:
+    """q [F, V] with zeros in rows that nothing may be drawn from: no token may come, or none that the drafter knows."""
+    starts = np.cumsum([0, *(len(part.logits) for part in parts)]).tolist()
+    dead = [start + row for start, part in zip(starts, parts, strict=False) for row in part.dead]
+    q[dead] = 0
+    return q.nan_to_num_(nan=0.0)
 
 
 class DynamicTreeBuilder(TreeBuilder):

@@ -89,10 +89,7 @@ def changed_input(one: VerifyInput, changes: Changes, position: int) -> VerifyIn
 def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
     """The target's logits at the root and at each node, with the tokens on the way there where they count."""
     tree = draft.tree
-    if not context.params.penalised:
-        return LogitRows(logits, context.params)
-    paths = [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))]
-    return LogitRows(logits, context.params, context.counts, paths)
+    return context.rows(logits, lambda: [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))])
 
 
 def _tree(one: VerifyInput, q: list[Tensor]) -> Tree:

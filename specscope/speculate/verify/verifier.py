@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from dataclasses import dataclass
 
 from specscope.model.backend import Backend
-from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch, step_batch
 from specscope.speculate.verify.left import Left
-from specscope.speculate.verify.parents import parent_notes
+from specscope.speculate.verify.parents import Part, parent_notes
 from specscope.trace.changes import Changes
 from specscope.trace.records import ParentNotes, Verdict
 from specscope.trace.rules import LOOK_AHEAD, MATCH, STANDARD
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts of a step, and what they were judged by: `memory` holds it until it is given to another step."""
+
+    verdicts: list[Verdict]
+    batch: VerifyBatch
+    parts: Sequence[Part]
+    drawn_from: list[Left] | None  # what the final tokens were drawn from, where that is at hand
+
+    def notes(self) -> list[ParentNotes]:
+        """What target and drafter gave at the parents that were tried, for each part."""
+        return parent_notes(self.batch, self.verdicts, self.parts, self.drawn_from)
 
 
 class Verifier:
@@ -26,19 +38,24 @@ class Verifier:
         self.notes = notes  # whether to note what target and drafter gave at the parents that were tried
         self._memory = Memory()
 
-    def verify(
-        self, parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None = None
-    ) -> list[tuple[Verdict, ParentNotes | None]]:
-        """A verdict for each part: a request, its draft, and the target's logits [n + 1, V] at the root and each node.
+    def verify(self, parts: Sequence[Part], changes: Changes | None = None) -> list[tuple[Verdict, ParentNotes | None]]:
+        """A verdict for each part, and what is noted beside it: `judge`, where nothing else is done meanwhile."""
+        judged = self.judge(parts, self._memory, changes)
+        if judged is None:
+            return []
+        notes = judged.notes() if self.notes else [None] * len(parts)
+        return list(zip(judged.verdicts, notes, strict=True))
 
-        `changes`: what a fork forces.
+    def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> Judged | None:
+        """Verdicts of one part or more: a request, its draft, the target's logits [n + 1, V] at the root and each node.
+
+        `memory`: where the target's probabilities are put; `changes`: what a fork forces. None where there is no part.
         """
         if not parts:
-            return []
-        batch = step_batch(parts, changes, self.backend, self._memory)
+            return None
+        batch = step_batch(parts, changes, self.backend, memory)
         verdicts, drawn_from = self._judge(batch)
-        notes = parent_notes(batch, verdicts, parts, drawn_from) if self.notes else [None] * len(parts)
-        return list(zip(verdicts, notes, strict=True))
+        return Judged(verdicts, batch, parts, drawn_from)
 
     def _judge(self, batch: VerifyBatch) -> tuple[list[Verdict], list[Left] | None]:
         """Verdicts, and what the final tokens were drawn from where that is at hand."""

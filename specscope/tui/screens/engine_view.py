@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from specscope.trace.records import StepRecord
+from specscope.trace.trace_sampling import LeftOut
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
@@ -116,9 +117,14 @@ def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
         ("running", [float(s.running) for s in steps], "{:.0f}"),
         ("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
         ("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
-        ("tokens", [float(sum(p.emitted for p in s.requests)) for s in steps], "{:.0f}"),
-        ("nodes", [float(sum(len(p.tree) for p in s.requests)) for s in steps], "{:.0f}"),
+        ("tokens", [float(sum(p.emitted for p in s.requests) + _left(s).emitted) for s in steps], "{:.0f}"),
+        ("nodes", [float(sum(len(p.tree) for p in s.requests) + _left(s).drafted) for s in steps], "{:.0f}"),
     ]
+
+
+def _left(step: StepRecord) -> LeftOut:
+    """What trace sampling took out of it, as counts."""
+    return step.left_out or LeftOut()
 
 
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:

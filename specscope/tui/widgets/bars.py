@@ -48,6 +48,8 @@ class StatusBar(Panel, can_focus=False):
             batch: list[tuple[str, Ink]] = [("batch ", "dim"), (str(record.running) if known else NOTHING, "strong")]
             if record.waiting:
                 batch.append((f" + {record.waiting} waiting", "warn"))
+            if record.left_out is not None and record.left_out.requests:
+                batch.append((f" ({record.left_out.requests} left out)", "warn"))
             parts.append((4, batch))
             if look.aggregate is not None:
                 parts.append((5, [("KV ", "dim"), (percent(look.aggregate.kv_usage), "strong")]))

@@ -35,8 +35,9 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     room = -(-total // per)  # what requests say of themselves may be more than there is
     for _, count, ink in owners:
         cells += [("■", ink)] * min(-(-count // per), room - len(cells))
-    free = room - len(cells)
-    cells += [("·", "rail")] * free
+    cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there
+    cells += [("▫", "dim")] * cached
+    cells += [("·", "rail")] * (room - len(cells))
     lines: list[Line] = [_joined(cells[at : at + width]) for at in range(0, len(cells), width)]
     legend: list[tuple[str, Ink]] = []
     for name, count, ink in owners:
@@ -45,6 +46,8 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
             legend.append(("…  ", "dim"))
             break
         legend += entry
+    if cached:
+        legend += [("▫ ", "dim"), (f"cached {record.blocks_cached:,}  ", "dim")]
     scale = f"a cell: {per} blocks" if per > 1 else f"blocks of {block_size} tokens"
     return [*lines, [*legend, (scale, "faint")]]
 

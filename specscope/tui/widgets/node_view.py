@@ -39,7 +39,7 @@ Column = tuple[str, Ink, DistributionView | None, str]
 
 def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
     """What there is to be said of the place, then the distributions. More lines than `height` where it is low."""
-    said, every = _said(view, width), _columns(view)
+    said, every = _said(view, vocabulary, width), _columns(view)
     fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
     columns = fit_in[0] if fit_in else 1
     rows = -(-len(every) // columns)
@@ -70,7 +70,7 @@ def _columns(view: NodeView) -> tuple[Column, ...]:
     )
 
 
-def _said(view: NodeView, width: int) -> list[Line]:
+def _said(view: NodeView, vocabulary: Vocabulary, width: int) -> list[Line]:
     """Contradictions first; how far target and drafter are apart; what the rules removed."""
     lines: list[Line] = [line for note in view.notes for line in paragraph(f"! {note}", width, "warn")]
     if view.kl is not None and view.tv is not None:
@@ -85,7 +85,9 @@ def _said(view: NodeView, width: int) -> list[Line]:
         rank = f"the target's likeliest token has rank {view.choice_rank:,} in the drafter"
         lines += paragraph(rank, width, "text")
     for gone in view.removed:
+        likeliest = ", ".join(f"{vocabulary.show(top.token)} {probability(top.prob)}" for top in gone.likeliest)
         text = f"{gone.rule} removes {plural(gone.tokens, 'token')}, {probability(gone.mass)} of the mass"
+        text += f": {likeliest}" if likeliest else ""
         lines += paragraph(text, width, "dim")
     source = "computed again, in separate KV blocks" if view.computed else "the tensors that the step used"
     return [*lines, [(cut(source, width), "faint")]]

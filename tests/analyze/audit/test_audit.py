@@ -130,3 +130,47 @@ def test_a_judge_that_disagrees_with_itself_does_not_judge(bench, monkeypatch):
     engine = bench.engine("same model, top")
     with pytest.raises(UserError, match="disagrees with itself"):
         bench.audit(engine, run(engine, RULES["cold"]))
+
+
+FORMS = {
+    "json": {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
+    "choice": {"structured_outputs": {"choice": ("abab", "a\nb", "hello")}, "temperature": 1.0},
+    "regex": {
+        "structured_outputs": {"regex": "([!-@]|[a-z]{2}[A-Z])+"},
+        "temperature": 1.2,
+        "top_k": 40,
+        "min_tokens": 9,
+    },
+    "min tokens": {"min_tokens": 8, "temperature": 1.0, "logit_bias": {2: 9.0, 80: 5.0}, "stop_token_ids": (80,)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["ngram", "suffix", "same model", "eagle dynamic"])
+def test_masked_distributions_are_recomputed(bench, name, form):
+    pytest.importorskip("xgrammar")
+    engine = bench.engine(name)
+    history = run(engine, FORMS[form], tokens=16, prompts=PROMPTS[:4])
+    found = bench.audit(engine, history)
+    assert failed(found) == set()
+    assert found.nodes > 0
+
+
+def test_a_least_length_that_was_not_held_is_found(bench, monkeypatch):
+    """The engine forgets the mask: the recorded p is the free model's."""
+    engine = bench.fresh("same model")
+    monkeypatch.setattr("specscope.speculate.sampling.mask_", lambda logits, rows: logits)
+    history = run(engine, {"min_tokens": 12, "logit_bias": {2: 7.0}, "temperature": 1.0})
+    assert failed(bench.audit(engine, history)) & {"target p", "final p"}
+
+
+def test_without_xgrammar_requests_with_a_form_are_left_out_and_named(bench, monkeypatch):
+    pytest.importorskip("xgrammar")
+    engine = bench.engine("ngram")
+    history = run(engine, FORMS["choice"], prompts=PROMPTS[:2])
+    for step in run(engine, {}, prompts=PROMPTS[2:3]).steps:
+        history.append(step)
+    monkeypatch.setattr("specscope.analyze.audit.audit._HAS_GRAMMARS", False)
+    found = bench.audit(engine, history)
+    assert failed(found) == set()
+    assert any("2 requests with structured output left out: pip install" in note for note in found.notes)

@@ -139,8 +139,8 @@ def shifted_lookup(engine, patch):
     """Prompt lookup begins one token late."""
     real = NgramDrafter._continue
 
-    def go_on(self, tokens, index):
-        draft = real(self, tokens, index)
+    def go_on(self, context, index):
+        draft = real(self, context, index)
         if len(draft.tree) < 2:
             return draft
         token = np.roll(draft.tree.token, -1)

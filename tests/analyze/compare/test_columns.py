@@ -33,7 +33,7 @@ def test_every_step_comes_back(path):
         for row, step in zip(range(rows.start, rows.stop), known.steps, strict=True):
             back = one.part(row)
             assert back.preceded is not None or step.verdict is None
-            bare = {"notes": None, "parents": None, "sizing": "", "preceded": None}
+            bare = {"notes": None, "parents": None, "sizing": "", "preceded": None, "method": None}
             empty = np.zeros(0, np.int32)
             forced = {} if step.verdict is None else {"verdict": dataclasses.replace(step.verdict, forced=empty)}
             first = dataclasses.replace(step, blocks=empty, moved=empty, **bare, **forced)

@@ -66,13 +66,14 @@ def step(record, part, length):
         **{f"{name}_ns": took.get(name) for name in PHASES},
         "pass_ns": [one.end_ns - one.start_ns for one in record.passes],
         "device_ns": list(record.device_ns),
-        "batch": len(record.requests),
+        "batch": len(record.requests) + (record.left_out.requests if record.left_out else 0),
         **{name: getattr(record, name) for name in ("running", "waiting", "blocks_used", "blocks_free")},
         "speculation": record.speculation,
         "speculation_off": record.speculation_off or None,
         "budget": record.budget,
         "context_len": part.context_len,
         "prefill_tokens": part.prefill_tokens,
+        "found": part.found,
         "output_position": part.context_len + part.prefill_tokens + 1 - length if known else None,
         "preceded": part.preceded.value if part.preceded else None,
         "drafter": part.drafter,
@@ -216,13 +217,17 @@ def request(name, info, end, branch, current, vocabulary, told):
             field: getattr(params, field)
             for field in (
                 *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-                *("frequency_penalty", "seed", "max_tokens", "ignore_eos"),
+                *("frequency_penalty", "seed", "max_tokens", "ignore_eos", "min_tokens", "logprobs"),
             )
         },
         "logit_bias": list(params.logit_bias.items()),
         "stop_strings": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+        "structured_outputs": params.structured_outputs and json.dumps(params.structured_outputs.to_dict()),
         "labels": list(info.labels.items()),
         "traceparent": info.traceparent or None,
+        "sampling": None if end is None or end.sampled is None else end.sampled.reason.value,
+        "sampling_ratio": None if end is None or end.sampled is None else end.sampled.ratio or None,
     }
 
 

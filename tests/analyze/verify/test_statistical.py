@@ -1,8 +1,15 @@
 """The sums over a run: a sampler with one mistake is convicted, healthy ones are not."""
 
+import dataclasses
+
 import pytest
 
 from specscope.analyze.findings import Result
+from specscope.analyze.verify.statistical import BY_OUTCOME
+from specscope.analyze.verify.trial import judge
+from specscope.trace.history import History
+from specscope.trace.sampling_sink import SamplingSink
+from specscope.trace.trace_sampling import read_sampling
 from specscope.trace.tree import Drawn
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
@@ -154,3 +161,20 @@ def test_coins_that_are_known_already_are_no_chance(engines):
     assert failed(history) == failed(once) == []
     first = next(iter(history.requests.values()))
     assert check(history, "acceptance").tested <= sum(len(step.tree) for step in first.steps)
+
+
+@pytest.mark.parametrize("by_outcome", [True, False])
+def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
+    """Requests with poor acceptance were chosen: their acceptance is poor, which is no fault of the sampler."""
+    whole = Synthetic(3, "2x2", WITHOUT).run(300, 6)
+    taus = sorted(request.acceptance.tau for request in whole.requests.values())
+    asked = read_sampling(None, f"tau < {taus[100]}") if by_outcome else read_sampling(0.3, None)
+    out = History(run=whole.run)
+    stage = SamplingSink(out.append, whole.run, asked)
+    for record in whole.steps:
+        stage(record)
+    assert 50 < len(out.requests) < 150
+    assert bool(failed(out)) == by_outcome  # as it would be judged if it did not say what it is
+    out.run = dataclasses.replace(whole.run, sampling=asked.text)
+    assert not failed(out)
+    assert (BY_OUTCOME in {one.note for one in judge(out, source="x").checks}) == by_outcome

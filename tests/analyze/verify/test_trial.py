@@ -25,6 +25,7 @@ TRACES = Path(__file__).parents[3] / "traces"
 SAMPLING = {
     "greedy": {"repetition_penalty": 1.3},
     "sampled": {"temperature": 1.2},
+    "form": {"temperature": 1.2, "structured_outputs": {"regex": "([!-@]|[a-z]{2}[A-Z])+"}, "min_tokens": 9},
     "all": {
         "temperature": 0.8,
         "top_k": 30,

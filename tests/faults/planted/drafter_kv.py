@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.model.decoder import Rotary
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.model_drafter import ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import TreeBuilder
@@ -72,11 +73,12 @@ def other_base(base: float):
 
     def install(patch, engine):
         runner = engine.drafter.runner
-        length, size = runner._cos.shape
-        half = torch.arange(size // 2) / (size // 2)
-        angle = torch.outer(torch.arange(length).float(), base**-half)
-        for name, table in (("_cos", angle.cos()), ("_sin", angle.sin())):
-            patch.setattr(runner, name, torch.cat([table, table], -1).to(runner._cos.dtype))
+        half, like = runner._cos.shape[-1], runner._cos
+        angle = torch.outer(torch.arange(len(like)).float(), base ** (torch.arange(half) / -half))
+        both = torch.cat([angle, angle], -1)[None].to(like.dtype)
+        for name, table in zip(("_cos", "_sin"), Rotary().tables(both.cos(), both.sin()), strict=True):
+            assert table.shape == like.shape
+            patch.setattr(runner, name, table)
 
     return install
 

@@ -20,7 +20,8 @@ def shifted_lookup(by: int):
     """Prompt lookup that goes on `by` tokens too late (too early where it is negative)."""
 
     def install(patch, engine):
-        def proceed(self, tokens, index):
+        def proceed(self, context, index):
+            tokens = context.tokens
             for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
                 ends = (end + by for end in index.ends(size) if end + by < len(tokens))
                 if found := distinct((tokens[end : end + self.depth] for end in ends), self.width):
@@ -48,8 +49,8 @@ def placeholders(patch, engine):
     """Drafts are padded to their full length with token 0, and the padding is verified."""
     proceed = NgramDrafter._continue
 
-    def padded(self, tokens, index):
-        draft = proceed(self, tokens, index)
+    def padded(self, context, index):
+        draft = proceed(self, context, index)
         chain = draft.tree.token.tolist()[: self.depth - 2]
         return Draft(DraftTree.build(chain + [0] * (self.depth - len(chain)), range(-1, self.depth - 1)))
 

@@ -62,8 +62,8 @@ def given_to_two(patch, engine):
     take, drop, asked = BlockPool.take, BlockPool.drop, [0]
     pool = engine.runner.cache.pool
 
-    def careless(self, count):
-        taken = take(self, count)
+    def careless(self, count, after=None):
+        taken = take(self, count, after)
         asked[0] += count if self is pool else 0
         held = [request.table.blocks[-1] for request in engine.scheduler.running if request.table.blocks]
         if self is pool and taken and asked[0] >= 5 and len(held) > 1:

@@ -81,7 +81,7 @@ def noise_again(patch, engine):
 
     def verify(batch):
         trees, found = batch.trees, BatchEvidence.empty(batch)
-        found.p[:] = host._p_of_nodes(batch)
+        found.p[:] = host.p_of_nodes(batch)
         children, at_row = trees.children(), host.target_rows(batch)
         for tree, root in enumerate(trees.root[:-1].tolist()):
             row, left = root, at_row[root]

@@ -78,7 +78,7 @@ def check_drafter(k, node, part, draft, raw):
         assert all(notes.q_rank[c] == 1 + (q > q[tree.token[c]]).sum() for c in children)
     row = draft.row([] if node == ROOT else tree.token[tree.path_to(node)].tolist())
     if row is None:
-        assert notes.draft_top.shape == (len(notes.node), 0)
+        assert not notes.draft_top_p[k].any()  # nothing, or zeros where the drafter looked at other parents
         return
     own, known = softmax(row.full()), np.isfinite(row.full().numpy())
     assert notes.draft_top[k, 0] == own.argmax()

@@ -140,7 +140,7 @@ def test_a_batch_is_made_for_the_device_without_a_read(monkeypatch, temperatures
     logits = torch.randn(6, VOCAB)
     asked = parts(logits, temperatures, logit_bias={3: 2.0}, repetition_penalty=1.2, frequency_penalty=0.5)
     monkeypatch.setattr(kernel, "probabilities", lambda rows, heat, min_p, out: out)  # the interpreter reads
-    monkeypatch.setattr(sampling, "_argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
+    monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
     reads = Reads(monkeypatch)
     batch = step_batch(asked, None, Backend.TRITON, Memory())
     assert reads.count == 0

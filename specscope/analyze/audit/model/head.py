@@ -23,10 +23,12 @@ from specscope.errors import UserError, first_line
 from specscope.trace.tree import ROOT
 
 STEPS = 64  # steps whose trees are run together
+CHUNK = 512  # rows of the text that are run together
+KV = tuple[Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each
 
 
 class Head:
-    """A head's weights, and one decoder layer over them."""
+    """A head's weights, and its decoder layers over them."""
 
     def __init__(self, source: Source, target: Any) -> None:  # noqa: ANN401
         """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses. Raises UserError."""
@@ -47,6 +49,8 @@ class Head:
         if "mask_hidden" not in self.weights:
             self.mask_token = None
         self.three = "midlayer.hidden_norm.weight" in self.weights
+        further = range(1, int(self.config.get("num_hidden_layers", 1)))
+        self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
         own = self.weights.get("embed_tokens.weight")
         self.embedding = target.get_input_embeddings().weight if own is None else own
         self.output = self.weights["lm_head.weight"] if self.three else target.get_output_embeddings().weight
@@ -82,24 +86,40 @@ class Head:
         both = torch.cat([self._norm("midlayer.input_layernorm", embedding), normed], dim=-1)
         return (normed if self.config.get("norm_before_residual") else hidden), both
 
-    def keys(self, projected: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values, [N, KV heads, size] each."""
-        key, value = self._split("k", projected), self._split("v", projected)
-        return self._turn(key, positions), value
+    def run(
+        self, prepared: tuple[Tensor, Tensor], positions: Tensor, seen: Tensor, before: Sequence[KV]
+    ) -> tuple[Tensor, list[KV]]:
+        """Hidden states [N, width] of N prepared rows, and each layer's keys and values with theirs behind `before`.
 
-    def layer(
-        self, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """The decoder layer: hidden states [N, width]. seen [N, K]: which of the K keys a row sees."""
-        query = self._turn(self._split("q", projected), positions)
+        seen bool [N, K]: which of these K a row sees, its own among them.
+        """
+        (x, projected), after = prepared, list[KV]()
+        for name, (keys, values) in zip(self.names, before, strict=True):
+            if after:
+                projected = self._norm(f"{name}.input_layernorm", x)
+            key = self._turn(self._split(f"{name}.self_attn.k_proj", projected), positions)
+            value = self._split(f"{name}.self_attn.v_proj", projected)
+            after.append((torch.cat([keys, key]), torch.cat([values, value])))
+            x = self._layer(name, x, projected, positions, seen, after[-1])
+        return x, after
+
+    def nothing(self) -> list[KV]:
+        """Of each layer: no keys and no values yet."""
+        heads = int(self.config.get("num_key_value_heads") or self.heads)
+        none = self.embedding.new_zeros(0, heads, self._size)
+        return [(none, none)] * len(self.names)
+
+    def _layer(self, name: str, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: KV) -> Tensor:
+        """One decoder layer: [N, width]."""
+        query = self._turn(self._split(f"{name}.self_attn.q_proj", projected), positions)
         key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in kv)
         scores = torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
         mixed = torch.einsum("hnk,khd->nhd", weights, value).flatten(1)
-        x = residual + self._linear("midlayer.self_attn.o_proj", mixed)
-        y = self._norm("midlayer.post_attention_layernorm", x)
-        gate, up = (self._linear(f"midlayer.mlp.{part}_proj", y) for part in ("gate", "up"))
-        return x + self._linear("midlayer.mlp.down_proj", self.act(gate) * up)
+        x = residual + self._linear(f"{name}.self_attn.o_proj", mixed)
+        y = self._norm(f"{name}.post_attention_layernorm", x)
+        gate, up = (self._linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
+        return x + self._linear(f"{name}.mlp.down_proj", self.act(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the target's whole vocabulary, float32 [N, V]: least where the head does not know a token."""
@@ -114,9 +134,13 @@ class Head:
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weights[name + ".weight"] * normed.to(x.dtype)
 
-    def _split(self, part: str, projected: Tensor) -> Tensor:
-        size = self.weights["midlayer.self_attn.q_proj.weight"].shape[0] // self.heads
-        split: Tensor = self._linear(f"midlayer.self_attn.{part}_proj", projected).unflatten(-1, (-1, size))
+    @property
+    def _size(self) -> int:
+        """Of a key."""
+        return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.heads
+
+    def _split(self, name: str, projected: Tensor) -> Tensor:
+        split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self._size))
         return split
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -130,15 +154,13 @@ class Head:
         """The logits at the parents that are asked for. features [L, F]: the target's, along the text."""
         text = torch.tensor(contexts.text[: len(features) + 1])
         pairs = min(len(features), len(text) - 1)
-        slots = torch.arange(pairs)
-        residual, projected = self.prepare(text[1 : pairs + 1], self.combine(features[:pairs].to(self.embedding.dtype)))
-        kv = self.keys(projected, slots)
-        out = torch.cat(
-            [
-                self.layer(residual[s], projected[s], slots[s], slots[None] <= slots[s][:, None], kv)
-                for s in (slice(at, at + 512) for at in range(0, pairs, 512))
-            ]
-        )
+        slots, kv, parts = torch.arange(pairs), self.nothing(), []
+        for at in range(0, pairs, CHUNK):
+            here = slots[at : at + CHUNK]
+            prepared = self.prepare(text[here + 1], self.combine(features[here].to(self.embedding.dtype)))
+            hidden, kv = self.run(prepared, here, slots[None, : at + len(here)] <= here[:, None], kv)
+            parts.append(hidden)
+        out = torch.cat(parts)
         by_step: dict[int, list[Ask]] = {}
         for ask in asked:
             if ask[0].rows[ROOT] >= 1:
@@ -147,9 +169,7 @@ class Head:
         for at in range(0, len(groups), STEPS):
             yield from self._trees([ask for group in groups[at : at + STEPS] for ask in group], out, kv)
 
-    def _trees(
-        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> Iterator[tuple[list[Ask], Tensor]]:
+    def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """Of some steps, level by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
         if self.mask_token is not None:
             yield from self._one_pass(asked, out, kv)
@@ -158,23 +178,19 @@ class Head:
         hidden = out[[_slot(step) for step, _ in roots]]
         yield roots, self.logits(hidden)
         place = {(id(step), ROOT): at for at, (step, _) in enumerate(roots)}
-        before, grown = len(kv[0]), list[Ask]()
+        before, grown = len(kv[0][0]), list[Ask]()
         depth = 1
         while level := [(step, node) for step, node in asked if node != ROOT and step.part.tree.depth[node] == depth]:
             above = [place[id(step), int(step.part.tree.parent[node])] for step, node in level]
             tokens = torch.tensor([int(step.part.tree.token[node]) for step, node in level])
             positions = torch.tensor([_slot(step) + depth for step, _ in level])
-            residual, projected = self.prepare(tokens, hidden[above])
-            kv = tuple(torch.cat([x, y]) for x, y in zip(kv, self.keys(projected, positions), strict=True))  # type: ignore[assignment]
             grown += level
-            hidden = self.layer(residual, projected, positions, _seen(level, grown, before), kv)
+            hidden, kv = self.run(self.prepare(tokens, hidden[above]), positions, _seen(level, grown, before), kv)
             yield level, self.logits(hidden)
             place = {(id(step), node): at for at, (step, node) in enumerate(level)}
             depth += 1
 
-    def _one_pass(
-        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> Iterator[tuple[list[Ask], Tensor]]:
+    def _one_pass(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """Of a P-EAGLE head: all nodes of a depth have the logits of its row, which sees the mask rows before it."""
         roots = [ask for ask in asked if ask[1] == ROOT]
         yield roots, self.logits(out[[_slot(step) for step, _ in roots]])
@@ -189,13 +205,12 @@ class Head:
         tokens = torch.full((len(rows),), self.mask_token or 0)
         hidden = self.combine(self.weights["mask_hidden"].view(1, -1)).expand(len(rows), -1)
         positions = torch.tensor([_slot(step) + depth for step, depth in rows])
-        residual, projected = self.prepare(tokens, hidden)
-        both = [torch.cat([x, y]) for x, y in zip(kv, self.keys(projected, positions), strict=True)]
-        seen = torch.zeros(len(rows), len(both[0]), dtype=torch.bool)
+        before = len(kv[0][0])
+        seen = torch.zeros(len(rows), before + len(rows), dtype=torch.bool)
         for row, (step, depth) in enumerate(rows):
             seen[row, : _slot(step) + 1] = True
-            seen[row, len(kv[0]) + row - depth + 1 : len(kv[0]) + row + 1] = True  # depths 1 to its own
-        logits = self.logits(self.layer(residual, projected, positions, seen, (both[0], both[1])))
+            seen[row, before + row - depth + 1 : before + row + 1] = True  # depths 1 to its own
+        logits = self.logits(self.run(self.prepare(tokens, hidden), positions, seen, kv)[0])
         place = {(id(step), depth): at for at, (step, depth) in enumerate(rows)}
         yield below, logits[[place[id(step), int(step.part.tree.depth[node])] for step, node in below]]
 
@@ -232,7 +247,11 @@ def _read(folder: Path) -> dict[str, Tensor]:
 def _config(folder: Path) -> dict[str, Any]:
     raw: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     flat = {**raw, **(raw.get("transformer_layer_config") or {})}
-    return {name: value for name, value in flat.items() if name not in ("architectures", "torch_dtype", "dtype")}
+    return {
+        name: value
+        for name, value in flat.items()
+        if name not in ("architectures", "torch_dtype", "dtype", "layer_types")
+    }
 
 
 def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:

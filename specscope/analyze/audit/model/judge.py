@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.model.form import Forms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
 from specscope.trace.method import TEXT
@@ -21,19 +22,19 @@ Ask = tuple[Judged, int]  # a step, and the parent whose children's probabilitie
 class _Judge:
     """Of one request. `slack`: how far rounding may move a logit against the others."""
 
-    def __init__(self, contexts: Contexts, slack: float) -> None:
+    def __init__(self, contexts: Contexts, slack: float, forms: Forms | None) -> None:
         self.contexts = contexts
         self.params = contexts.params
-        self.rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
+        self.rules = Rules(contexts.params, contexts.text[: contexts.prompt_len], forms)
         self.raw_slack = slack
         penalty = self.params.repetition_penalty
         self.slack = slack * max(penalty, 1 / penalty)
         self.sampled_slack = self.slack if self.params.greedy else self.slack / self.params.temperature
 
     def shaped(self, rows: Sequence[int], logits: Tensor) -> Tensor:
-        """After logit bias and penalties along each row's own context."""
-        penalised = self.params.penalised
-        return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if penalised else ())
+        """After logit bias, penalties and the form along each row's own context."""
+        counts = self.rules.counts_output
+        return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if counts else ())
 
     def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> tuple[float, float]:
         """What p of a token may have been, by rounding; of a row [V]. Borders are looked at where that decides."""
@@ -48,8 +49,8 @@ class _Judge:
 class TargetJudge(_Judge):
     """The target's part."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally]) -> None:
-        super().__init__(contexts, slack)
+    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: Forms | None = None) -> None:
+        super().__init__(contexts, slack, forms)
         self.tallies = tallies
         self.asks: dict[int, list[Ask]] = defaultdict(list)
         for step in contexts.steps:
@@ -170,9 +171,11 @@ def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
 class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens, and how likely it held them."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally], top: int = 0) -> None:
+    def __init__(
+        self, contexts: Contexts, slack: float, tallies: dict[str, Tally], top: int = 0, forms: Forms | None = None
+    ) -> None:
         """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
-        super().__init__(contexts, slack)
+        super().__init__(contexts, slack, forms)
         self.tallies, self.top = tallies, top
 
     def asks(self) -> dict[int, list[Ask]]:

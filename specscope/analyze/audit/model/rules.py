@@ -1,6 +1,6 @@
 """A request's sampling rules a second time, by transformers' own processors: independent of what the engine runs.
 
-The order is that of the captures: logit bias, penalties, temperature, min-p, top-k, top-p.
+The order is that of the captures: logit bias, penalties, the form, temperature, min-p, top-k, top-p.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specscope.analyze.audit.model.form import Forms
 from specscope.trace.params import SamplingParams
 
 
@@ -30,6 +31,12 @@ class Rules:
 
     params: SamplingParams
     prompt: Sequence[int]
+    forms: Forms | None = None  # where outputs are limited
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether an output shapes what follows it."""
+        return self.params.penalised or self.params.limited
 
     def shaped(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
         """Logits [R, V] after logit bias and penalties; `outputs`: what each row's penalties count as output."""
@@ -38,6 +45,17 @@ class Rules:
             rows = self._biased(rows)
         if params.penalised:
             rows = torch.cat([self._penalised(row[None], output) for row, output in zip(rows, outputs, strict=True)])
+        return self._limited(rows, outputs) if params.limited else rows
+
+    def _limited(self, rows: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
+        """With minus infinity where the request's form, or its least length, refuses a token."""
+        if self.forms is None:
+            return rows
+        rows = rows.clone()
+        for row, output in zip(rows, outputs, strict=True):
+            refused = self.forms.refused(self.params, output)
+            if refused is not None:
+                row[refused.to(row.device)] = -torch.inf
         return rows
 
     def _biased(self, rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.model.form import Forms
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
 from specscope.analyze.audit.options import Source
@@ -35,6 +36,7 @@ class Features:
     features: list[Tensor]  # of each plan
     short: list[Contexts]  # what rounding is measured on, with features in the capture's dtype
     rounded: list[Tensor | None]
+    forms: Forms
 
 
 def judge_target(
@@ -45,9 +47,11 @@ def judge_target(
     tallies: dict[str, Tally],
     done: Step,
     head: Source | None = None,
+    eos: Sequence[int] = (),
 ) -> tuple[float, Features | None]:
     """Judge the target at every plan's rows: how far rounding goes, and what an EAGLE head is judged over."""
     causal = Causal(source, dtype, device)
+    forms = Forms(source, causal.vocab, eos)
     below = None if head is None else Head(head, causal.model)
     layers = () if below is None else below.layers
     short = [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
@@ -55,7 +59,7 @@ def judge_target(
     slack = calibrate(causal, dtype, short)
     features = []
     for contexts in plans:
-        judge, found = TargetJudge(contexts, slack, tallies), []
+        judge, found = TargetJudge(contexts, slack, tallies, forms), []
         for (rows, logits), piece in causal.rows(contexts, layers):
             if rows:
                 judge.take(rows, logits.cpu())
@@ -63,17 +67,25 @@ def judge_target(
                 found.append(piece.cpu())
         features.append(torch.cat(found) if found else torch.zeros(0))
         done(len(contexts.steps))
-    return slack, None if below is None else Features(below, features, short, rounded)
+    return slack, None if below is None else Features(below, features, short, rounded, forms)
 
 
 def judge_draft_model(
-    source: Source, dtype: str, device: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step, top: int
+    source: Source,
+    dtype: str,
+    device: str,
+    plans: Sequence[Contexts],
+    tallies: dict[str, Tally],
+    done: Step,
+    top: int,
+    eos: Sequence[int] = (),
 ) -> float:
     """Judge a drafter that is a causal LM; returns how far rounding goes. `top`: as DrafterJudge has it."""
     causal = Causal(source, dtype, device)
+    forms = Forms(source, causal.vocab, eos)
     slack = calibrate(causal, dtype, [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]])
     for contexts in plans:
-        judge = DrafterJudge(contexts, slack, tallies, top)
+        judge = DrafterJudge(contexts, slack, tallies, top, forms)
         asks = judge.asks()
         for (rows, logits), _ in causal.rows(contexts):
             asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
@@ -89,7 +101,7 @@ def judge_head(
     """Judge an EAGLE head over the target's true features; returns how far rounding goes. `top`: as DrafterJudge."""
     slack = calibrate_head(over, dtype, plans)
     for contexts, along in zip(plans, over.features, strict=True):
-        judge = DrafterJudge(contexts, slack, tallies, top)
+        judge = DrafterJudge(contexts, slack, tallies, top, over.forms)
         asked = [ask for asks in judge.asks().values() for ask in asks]
         for some, logits in over.head.rows(contexts, along, asked):
             judge.take(some, logits)

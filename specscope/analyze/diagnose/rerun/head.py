@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
-from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.options import Source
 from specscope.analyze.diagnose.case import Step
@@ -194,9 +194,7 @@ class Moved(Head):
         cos, sin = (torch.cat([y, y], dim=-1) for y in (angle.cos(), angle.sin()))
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
-    def _trees(
-        self, asked: Sequence[Ask], out: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> Iterator[tuple[list[Ask], Tensor]]:
+    def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         self._off = self.further
         yield from super()._trees(asked, out, kv)
         self._off = 0

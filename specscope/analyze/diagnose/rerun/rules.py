@@ -88,8 +88,9 @@ MISTAKES = (
 def rule_mistakes(case: Case, audit: Audit, model: Causal) -> list[Suspect]:
     """Mistakes under which the recorded p of drafted tokens comes out."""
     wrong = set(differing(audit, ["target p"], STEPS))
-    others = [step for step in case.drafting if (step.request, step.part.index) not in wrong]
-    steps = [step for step in case.drafting if (step.request, step.part.index) in wrong]
+    free = [step for step in case.drafting if step.params is not None and not step.params.limited]  # of forms
+    others = [step for step in free if (step.request, step.part.index) not in wrong]
+    steps = [step for step in free if (step.request, step.part.index) in wrong]
     asked = ask(model, case, [*steps, *others[:: max(1, len(others) // STEPS)][:STEPS]])
     allowed = slack("" if case.history.run is None else case.history.run.dtype)
     right = _fits(asked, RIGHT, allowed)

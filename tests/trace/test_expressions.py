@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.debug.events import NODE_NAMES
-from specscope.debug.expressions import LONGEST, Expression, ExpressionError
 from specscope.errors import UserError
+from specscope.trace.expressions import LONGEST, Expression, ExpressionError
 
 NAMES = {name: kind for name, (kind, _) in NODE_NAMES.items()}
 VALUES = {"depth": 1, "p": 0.05, "q": 0.7, "request": "r3", "text": "def f", "tau": None, "node": 2, "accepted": 0}

@@ -1,0 +1,93 @@
+"""What a request's form and its least length allowed, a second time: a matcher made anew for every row, by hand.
+
+Independent of what the engine runs, which goes forward and back with one matcher: here each output is fed token by
+token from its beginning. Only xgrammar itself is common to both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.options import Source
+from specscope.errors import UserError, first_line
+from specscope.trace.params import SamplingParams
+from specscope.trace.tokens import read_vocabulary
+
+WHITESPACE = 8  # between JSON's tokens, as the engine has it
+
+
+class Forms:
+    """Of the requests of one capture."""
+
+    def __init__(self, source: Source, size: int, eos: Sequence[int]) -> None:
+        """`size`: the width of the logits."""
+        self.source, self.size, self.eos = source, size, [token for token in eos if token < size]
+        self._compiled: dict[Any, Any] = {}
+
+    @lru_cache(1)  # noqa: B019  # it lives as long as the audit
+    def _compiler(self) -> tuple[Any, Any, list[bytes]]:
+        """(xgrammar, its compiler, each token's bytes). Raises UserError."""
+        import xgrammar
+        from transformers import AutoTokenizer
+
+        try:
+            vocabulary = read_vocabulary(AutoTokenizer.from_pretrained(self.source.path, **self.source.arguments))
+        except Exception as error:
+            raise UserError(f"cannot load the tokenizer of {self.source.name}: {first_line(error)}") from error
+        silent = vocabulary.special | set(self.eos)
+        pieces = [b"" if token in silent else vocabulary.pieces.get(token, b"") for token in range(self.size)]
+        info = xgrammar.TokenizerInfo(
+            pieces, xgrammar.VocabType.RAW, vocab_size=self.size, stop_token_ids=self.eos, add_prefix_space=False
+        )
+        return xgrammar, xgrammar.GrammarCompiler(info, max_threads=1), pieces
+
+    def _grammar(self, params: SamplingParams) -> Any:  # noqa: ANN401
+        form, (_, compiler, _) = params.structured_outputs, self._compiler()
+        assert form is not None
+        if form not in self._compiled:
+            if form.kind == "regex":
+                made = compiler.compile_regex(form.text)
+            elif form.kind in ("grammar", "choice"):
+                rule = "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice or ())
+                made = compiler.compile_grammar(form.text if form.kind == "grammar" else rule)
+            else:
+                schema = form.text or '{"type": "object"}'
+                made = compiler.compile_json_schema(schema, any_whitespace=True, max_whitespace_cnt=WHITESPACE)
+            self._compiled[form] = made
+        return self._compiled[form]
+
+    def refused(self, params: SamplingParams, output: Sequence[int]) -> Tensor | None:
+        """bool [V] what may not follow an output; None where all may, and where nothing that is kept can follow."""
+        allowed = np.ones(self.size, np.bool_)
+        if params.structured_outputs is not None:
+            found = self._allowed(params, output)
+            if found is None:
+                return None
+            allowed = found
+        if len(output) < params.min_tokens:
+            early = allowed.copy()
+            early[[token for token in (*self.eos, *params.stop_token_ids) if token < self.size]] = False
+            allowed = early if early.any() else allowed
+        return None if allowed.all() else torch.from_numpy(~allowed)
+
+    def _allowed(self, params: SamplingParams, output: Sequence[int]) -> np.ndarray | None:
+        xgrammar, _, pieces = self._compiler()
+        stops = sorted({*self.eos, *(t for t in params.stop_token_ids if t < self.size and not pieces[t])})
+        matcher = xgrammar.GrammarMatcher(self._grammar(params), override_stop_tokens=stops)
+        for token in output:
+            silent = not pieces[token] and token not in stops
+            if silent or matcher.is_terminated() or not matcher.accept_token(token):
+                return None
+        if matcher.is_terminated():
+            return None
+        row = np.zeros((1, (self.size + 31) // 32), np.int32)
+        matcher.fill_next_token_bitmask(row, 0)
+        bits = np.unpackbits(row.view(np.uint8), count=self.size, bitorder="little").astype(np.bool_)
+        return bits if bits.any() else None

@@ -1,0 +1,164 @@
+"""`specscope serve`: an OpenAI-compatible server over an engine in this process, its sinks, and a screen beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.options import engine_config, engine_options, output_options, output_settings
+from specscope.cli.streams import warn
+from specscope.engine.config import EngineConfig
+from specscope.errors import UserError
+from specscope.interrupt import ends_at_once
+from specscope.lifetime import Lifetime
+from specscope.trace.outputs import OutputOptions
+
+if TYPE_CHECKING:
+    from specscope.serve.service import ServeOptions
+
+KEY = "SPECSCOPE_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServeRun:
+    """All that the flags ask for."""
+
+    config: EngineConfig
+    outputs: OutputOptions
+    options: ServeOptions
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve on.")
+@click.option(
+    "--port", type=whole_from(0, 65535), default=8000, show_default=True, metavar="PORT", help="0 takes any free one."
+)
+@click.option(
+    "--api-key",
+    envvar=KEY,
+    metavar="KEY",
+    help=f"Clients must give this key; other machines are let in with one only. Better in {KEY}.",
+)
+@click.option("--served-model-name", metavar="NAME", help="What clients call the model.  [default: the target's name]")
+@click.option(
+    "--max-queue",
+    type=whole_from(0, 100_000),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Requests that may wait beside the --max-batch that run; more get status 429.",
+)
+@click.option(
+    "--max-body", type=real_from(0.001, 1024), default=4.0, show_default=True, metavar="MIB", help="Largest request."
+)
+@click.option(
+    "--shutdown-timeout",
+    type=real_from(0, 86_400),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="On Ctrl-C or SIGTERM, let requests finish for so long. A second signal ends at once.",
+)
+@click.option(
+    "--per-request-spec-decode-metrics",
+    "spec_metrics",
+    type=click.Choice(["none", "summary", "detailed"]),
+    default="none",
+    show_default=True,
+    help="Acceptance figures in each answer, as vLLM has them.",
+)
+@click.option("--enable-per-request-metrics", "times", is_flag=True, help="Times in each answer, as vLLM has them.")
+@click.option("--seed", type=whole_from(0, 2**63 - 1), default=0, metavar="N", help="For requests without one.")
+@click.option("-o", "--output", metavar="FILE", help="Capture the run to this file.")
+@click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug --attach on this Unix socket.")
+@click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
+@engine_options
+@output_options
+@click.pass_obj
+def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Serve a model as OpenAI's API does, with speculation.
+
+    /v1/completions and /v1/chat/completions take OpenAI's and vLLM's fields, also as streams. /metrics, /health,
+    /v1/models, /version and /openapi.json are there too. Only this machine is let in, unless --host and --api-key say
+    otherwise. Ctrl-C lets requests finish.
+
+    \b
+      specscope serve --drafter suffix+eagle -o run.jsonl
+      curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "Once upon"}'
+    """
+    # The extra, where it is missing, is named before a model is loaded
+    import starlette  # noqa: F401
+    import uvicorn  # noqa: F401
+
+    if screen:
+        from specscope.cli.serve_screen import run_with_screen
+
+        sys.exit(run_with_screen(lifetime, flags["otlp_endpoint"], flags["shutdown_timeout"]))
+    sys.exit(run_server(_settings(flags, output), lifetime))
+
+
+def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
+    """The flags as objects. Raises UserError."""
+    from specscope.serve.reading import Limits
+    from specscope.serve.service import ServeOptions
+
+    options = ServeOptions(
+        host=flags.pop("host"),
+        port=flags.pop("port"),
+        api_key=flags.pop("api_key"),
+        name=flags.pop("served_model_name"),
+        max_queue=flags.pop("max_queue"),
+        shutdown_seconds=flags.pop("shutdown_timeout"),
+        seed=flags.pop("seed"),
+        speculation_level=flags.pop("spec_metrics"),
+        times=flags.pop("times"),
+        debug_socket=flags.pop("debug_socket"),
+        limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
+    )
+    if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
+        raise UserError("--api-key must be printable ASCII characters: it travels in a header")
+    if options.api_key == "":
+        raise UserError("--api-key is empty: give a key, or leave it out")
+    config = engine_config(flags)
+    return ServeRun(config, output_settings(flags, output, (config.target, config.draft_model)), options)
+
+
+def run_server(run: ServeRun, lifetime: Lifetime) -> int:
+    """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's. Raises UserError."""
+    from specscope.live.start import start_engine
+    from specscope.serve.server import Serving, bind
+    from specscope.trace.outputs import Outputs
+
+    bound = bind(run.options)
+    host, port = bound.getsockname()[:2]
+    with ends_at_once():
+        engine = start_engine(run.config, lambda stage: _say(f"{stage} ..."))
+    outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
+    gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
+
+    serving = Serving(engine, run.options, bound)
+    where = f"[{host}]" if ":" in host else host
+    name = run.options.name or engine.run_info.target
+    try:
+        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{where}:{port} (Ctrl-C ends it)")))
+    except UserError:
+        raise
+    except Exception as error:
+        if os.environ.get("SPECSCOPE_TRACEBACK"):
+            raise
+        raise UserError(f"the engine failed: {type(error).__name__}: {error}") from error
+    finally:
+        for line in outputs.close():
+            warn(line)
+    return 0
+
+
+def _say(line: str) -> None:
+    click.echo(f"specscope: {line}", err=True)

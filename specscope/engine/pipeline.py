@@ -1,0 +1,145 @@
+"""Async scheduling: the next step runs while the last one is still being accounted for.
+
+A worker thread plays the device. It takes launched steps in turn and runs each from schedule to commit, so that the
+next step knows all that a synchronous one would: tokens, lengths, drafter state and blocks change on this thread alone,
+in the order of the steps. What is left of a step then (what is noted beside its verdicts, its record, and whoever reads
+that) changes nothing; the caller's thread does it one step late, while the worker already runs the next one.
+
+What is noted reads the target's probabilities, which a step writes to memory that is used again. So there are two such
+memories, each in a slot that one step owns from its launch until it was accounted for:
+
+    Launched --worker--> Run --caller--> StepRecord, and the slot is free again
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from queue import SimpleQueue
+
+from specscope.engine.state import StepState
+from specscope.speculate.sampling import Memory
+from specscope.trace.records import StepRecord
+
+SLOTS = 2  # one step is accounted for while one runs
+
+
+class Owner(Enum):
+    """Who may touch a slot's memory."""
+
+    NOBODY = auto()
+    WORKER = auto()  # from launch until the step has run
+    CALLER = auto()  # until it was accounted for
+
+
+@dataclass
+class Slot:
+    """A place for one step in flight."""
+
+    memory: Memory = field(default_factory=Memory)
+    owner: Owner = Owner.NOBODY
+
+    def pass_on(self, giver: Owner, taker: Owner) -> None:
+        """Hand the slot over. What is handed over by somebody else is a fault of the pipeline, and not of a request."""
+        if self.owner is not giver:
+            raise RuntimeError(f"a slot of the pipeline belongs to {self.owner.name}, and not to {giver.name}")
+        self.owner = taker
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the worker will run, or runs. Made by the caller."""
+
+    slot: Slot
+    launched_ns: int
+    even_idle: bool  # whether it is run where there is nothing to do
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of it. Made by the worker."""
+
+    launched: Launched
+    state: StepState | None  # None: there was nothing to do
+    error: Exception | None = None
+
+
+Job = Callable[[Memory, bool], StepState | None]
+Account = Callable[[StepState, int, int], StepRecord]  # ... launched_ns, read_ns
+
+
+class Pipeline:
+    """Runs an engine's steps one ahead. One thread calls it."""
+
+    def __init__(self, job: Job, account: Account) -> None:
+        """`job` runs a step, on the worker; `account` makes its record, on the caller's thread."""
+        self._job, self._account = job, account
+        self._slots = [Slot() for _ in range(SLOTS)]
+        self._jobs: SimpleQueue[Launched | None] = SimpleQueue()
+        self._done: SimpleQueue[Run] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self.flying = 0  # launched, and not yet accounted for
+
+    def step(self) -> StepRecord:
+        """Account for the next step, with the one after it launched behind it."""
+        idle = False
+        while True:
+            if self.flying < SLOTS:
+                self._launch(even_idle=idle or not self.flying)
+            if self.flying < SLOTS:
+                self._launch(even_idle=False)
+            record = self._take()
+            if record is not None:
+                return record
+            idle = True  # what was launched ahead had nothing to do: an idle engine's step is an empty one
+
+    def drain(self) -> list[StepRecord]:
+        """Wait for what was launched, and account for it. No step runs when this returns."""
+        taken = [self._take() for _ in range(self.flying)]
+        return [record for record in taken if record is not None]
+
+    def close(self) -> None:
+        """Wait for what was launched and end the worker. What has run is not accounted for."""
+        self._jobs.put(None)
+        if self._worker is not None:
+            self._worker.join()
+        self._worker, self.flying = None, 0
+
+    def _launch(self, *, even_idle: bool) -> None:
+        slot = next(slot for slot in self._slots if slot.owner is Owner.NOBODY)
+        slot.pass_on(Owner.NOBODY, Owner.WORKER)
+        self.flying += 1
+        self._jobs.put(Launched(slot, time.time_ns(), even_idle))
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="specscope-steps", daemon=True)
+            self._worker.start()
+
+    def _work(self) -> None:
+        """The worker's loop. A step that fails is the caller's to know of, and no further one runs."""
+        error: Exception | None = None
+        while (launched := self._jobs.get()) is not None:
+            state = None
+            if error is None:
+                try:
+                    state = self._job(launched.slot.memory, launched.even_idle)
+                except Exception as raised:
+                    error = raised
+            launched.slot.pass_on(Owner.WORKER, Owner.CALLER)
+            self._done.put(Run(launched, state, error))
+
+    def _take(self) -> StepRecord | None:
+        """Account for the step that was launched first; None where there was nothing to do."""
+        run = self._done.get()
+        read_ns, slot = time.time_ns(), run.launched.slot
+        try:
+            if run.error is not None:
+                raise run.error
+            if run.state is None:
+                return None
+            return self._account(run.state, run.launched.launched_ns, read_ns)
+        finally:
+            self.flying -= 1
+            slot.pass_on(Owner.CALLER, Owner.NOBODY)

@@ -1,0 +1,52 @@
+"""PromptEncoder: prompts as tokens of a model, refused where it cannot run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specscope.engine.generate import Prompt, check_length
+from specscope.errors import UserError
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """A model's tokenizer, and what it can take."""
+
+    tokenizer: Any
+    vocab_size: int
+    max_context: int  # tokens
+    longest: int  # bytes of a token
+
+    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+        """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids.
+
+        Raises UserError.
+        """
+        check_length(prompt, self.max_context, self.longest)
+        if isinstance(prompt, str):
+            return prompt, list(self.tokenizer(prompt)["input_ids"])
+        if prompt and isinstance(prompt[0], Mapping):
+            if not self.tokenizer.chat_template:
+                raise UserError("chat messages need a model with a chat template: give the prompt as text")
+            try:
+                text = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+            except Exception as error:
+                raise UserError(f"the chat template rejects these messages: {error}") from error
+            return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
+        bad = next((t for t in tokens if not 0 <= t < self.vocab_size), None)
+        if bad is not None:
+            raise UserError(f"token id {bad} is outside the vocabulary ({self._ids()})")
+        return "", tokens
+
+    def check(self, tokens: list[int]) -> None:
+        """Raise UserError for a prompt without tokens, or with too many for an output."""
+        if not tokens:
+            raise UserError("the prompt is empty: it has no tokens")
+        if len(tokens) >= self.max_context:
+            raise UserError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
+
+    def _ids(self) -> str:
+        return f"0 to {self.vocab_size - 1}"

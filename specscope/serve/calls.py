@@ -1,0 +1,191 @@
+"""Calls on their way: the Router hands each step's records to the HTTP requests that wait for them.
+
+Everything here runs on the event loop, and knows of the engine what its records say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specscope.engine.generate import Encoded
+from specscope.serve.errors import ApiError
+from specscope.serve.figures import Figures
+from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
+from specscope.serve.responses import Finish
+from specscope.serve.text import TextStream
+from specscope.trace.records import FinishReason, RequestEnd, RequestStep, StepRecord
+
+# Ends that are answers; the others become errors
+ANSWERS: Mapping[FinishReason, Finish] = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+
+@dataclass
+class Piece:
+    """What a step adds to a choice."""
+
+    choice: Choice
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: Finish | None  # on the last one
+
+
+@dataclass
+class Choice:
+    """One output."""
+
+    name: str  # the engine's request
+    index: int
+    prompt: Encoded
+    stream: TextStream
+    echo: str = ""  # the prompt's text, where the output begins with it
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each of them, where they were asked for
+    finish: Finish | None = None
+    stop: str | int | None = None  # the stop string or token that ended it
+    figures: Figures = field(default_factory=Figures)
+
+    def take(self, part: RequestStep, record: StepRecord, end: RequestEnd | None) -> Piece | None:
+        """What a step adds; None where that is nothing. A step that a debugger ran twice adds nothing the second time.
+
+        The first output token of a step has the place after the root's.
+        """
+        begins = part.position + 1 - len(self.prompt.tokens)
+        new = part.output()[max(len(self.tokens) - begins, 0) :] if part.verdict is not None else []
+        if new or not part.emitted:
+            self.figures.add(part, record)
+        self.tokens += new
+        self.logprobs += emitted_logprobs(part, self.stream.vocabulary)[len(part.output()) - len(new) :]
+        return self.end(end, new) if end is not None else self._add(self.stream.feed(new), new)
+
+    def end(self, end: RequestEnd, new: Sequence[int] = ()) -> Piece | None:
+        """The last piece. Raises ApiError where the request did not end well."""
+        if end.reason not in ANSWERS:
+            error = end.reason is FinishReason.ERROR
+            raise ApiError(500, end.error) if error else ApiError(503, "the request was cancelled")
+        self.finish, self.stop = ANSWERS[end.reason], end.stop or None
+        if end.reason is FinishReason.STOP and not end.stop and self.tokens:
+            self.stop = self.tokens[-1]  # one of stop_token_ids
+        return self._add(self.stream.end(new, end.stop), new)
+
+    def _add(self, text: str, new: Sequence[int]) -> Piece | None:
+        self.text += text
+        if not (new or text or self.finish):
+            return None
+        logprobs = self.logprobs[len(self.logprobs) - len(new) :] if self.logprobs else []
+        return Piece(self, text, list(new), logprobs, self.finish)
+
+
+class Call:
+    """One HTTP request: its choices, and the pieces that were not sent yet."""
+
+    def __init__(self, name: str, choices: Sequence[Choice], cancel: Callable[[str], None]) -> None:
+        self.name, self.choices, self._cancel = name, choices, cancel
+        self._left = {choice.name for choice in choices}
+        self._pieces: deque[Piece] = deque()
+        self._news = asyncio.Event()
+        self._failure: ApiError | None = None
+        self._closed = False
+
+    def put(self, piece: Piece) -> None:
+        """Something new."""
+        if not self._closed:
+            self._pieces.append(piece)
+            self._news.set()
+
+    def done(self, name: str) -> None:
+        """A choice has ended."""
+        self._left.discard(name)
+        self._news.set()
+
+    def fail(self, error: ApiError) -> None:
+        """The rest will not come."""
+        self._failure = self._failure or error
+        self.close()
+
+    def close(self) -> None:
+        """Nobody waits any more: what still runs is cancelled."""
+        self._closed = True
+        for name in self._left:
+            self._cancel(name)
+        self._news.set()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Each as it comes, until all choices have ended. Raises ApiError."""
+        while True:
+            self._news.clear()
+            while self._pieces:
+                yield self._pieces.popleft()
+            if self._failure is not None:
+                raise self._failure
+            if not self._left or self._closed:
+                return
+            await self._news.wait()
+
+
+class Router:
+    """Which call each of the engine's requests belongs to."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[Call, Choice]] = {}
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def __len__(self) -> int:
+        """Requests that have not ended, cancelled ones among them until the engine has let go of them."""
+        return len(self._places)
+
+    def add(self, call: Call) -> None:
+        """From now on records are handed to this call."""
+        self._places |= {choice.name: (call, choice) for choice in call.choices}
+        self.empty.clear()
+
+    def drop(self, names: Sequence[str]) -> None:
+        """These requests have ended, or never came to be."""
+        for name in names:
+            self._places.pop(name, None)
+        if not self._places:
+            self.empty.set()
+
+    def take(self, record: StepRecord) -> None:
+        """Hand one step's parts to their calls."""
+        ends = {end.info.id: end for end in record.finished}
+        for info in (*record.admitted, *(end.info for end in record.finished)):
+            if info.id in self._places:
+                figures = self._places[info.id][1].figures
+                figures.arrival_ns, figures.admitted_ns = info.arrival_ns, info.admitted_ns
+        for part in record.requests:
+            self._tell(part.request, part, record, ends.get(part.request))
+        for name, end in ends.items():
+            self._tell(name, None, record, end)
+        self.drop(list(ends))
+
+    def _tell(self, name: str, part: RequestStep | None, record: StepRecord, end: RequestEnd | None) -> None:
+        if name not in self._places:
+            return
+        call, choice = self._places[name]
+        try:
+            piece = choice.take(part, record, end) if part is not None else choice.end(end) if end is not None else None
+        except ApiError as error:
+            self.drop([name])
+            call.done(name)
+            call.fail(error)
+            return
+        if piece is not None:
+            call.put(piece)
+        if end is not None:
+            self.drop([name])
+            call.done(name)
+
+    def fail_all(self, error: ApiError) -> None:
+        """Hand back everything that is on its way."""
+        for call, _ in list(self._places.values()):
+            call.fail(error)

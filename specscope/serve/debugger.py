@@ -1,0 +1,174 @@
+"""A debugger of the served engine: it stands between two steps, and clients wait. The socket is vllm/debug_server.py's.
+
+While nobody is attached the engine keeps its last records and nothing else. An attached debugger lets it run until the
+first command that moves or looks; `continue` goes on to a breakpoint or Ctrl-C; when it leaves, the engine runs on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.debug.stops import Stop, StopReason
+from specscope.serve.engine_thread import EngineThread
+from specscope.trace.history import KEPT, History
+from specscope.trace.records import StepRecord
+from specscope.vllm.debug_server import DebugServer
+
+if TYPE_CHECKING:
+    from specscope.engine.timeline import Timeline
+
+
+class ServedEngine:
+    """The engine as a debugger steps it (debug.stepper.Steppable): requests come and answers go meanwhile."""
+
+    def __init__(self, debugger: ServedDebugger) -> None:
+        self._debugger, self._thread = debugger, debugger.thread
+
+    @property
+    def steps(self) -> int:
+        """The next step's number."""
+        return self._thread.engine.steps
+
+    @property
+    def current(self) -> Any:  # noqa: ANN401
+        """What there is of a step that was begun."""
+        return self._thread.engine.current
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to run: it waits for a request until it is interrupted."""
+        return self._thread.wait_for_work(lambda: self._debugger.interrupted)
+
+    def step(self) -> StepRecord:
+        """One step; its clients hear of it."""
+        return self._thread.advance()
+
+    def phase(self) -> StepRecord | None:
+        """One phase."""
+        record = self._thread.engine.phase()
+        if record is not None:
+            self._thread.tell(record)
+        return record
+
+    def rewind(self, step: int) -> None:
+        """Back. What clients have been sent stays sent; what comes again is not sent again."""
+        self._thread.engine.rewind(step)
+
+    def keep_timeline(self) -> Timeline:
+        """Keep what going back takes."""
+        return self._thread.engine.keep_timeline()
+
+
+class ServedSession(Session):
+    """A session that begins while the engine runs."""
+
+    def pause(self) -> Stop:
+        """Stand where it is."""
+        return self._stop(StopReason.STEP)
+
+
+class ServedCommands(Commands):
+    """A debugger's lines, each run on the engine's thread."""
+
+    def __init__(self, debugger: ServedDebugger) -> None:
+        from specscope.live.whatif import EngineWhatIf
+
+        engine = debugger.thread.engine
+        history = History(run=engine.run_info, vocabulary=engine.vocabulary, limit=KEPT)
+        for record in debugger.recent:
+            history.append(record)
+        session = ServedSession(history, ServedEngine(debugger))
+        super().__init__(session, EngineWhatIf(engine))
+        session.interrupted = lambda: debugger.interrupted
+        self._debugger = debugger
+
+    def run(self, line: str) -> str:
+        """What it prints. The engine stands from the first line on that is more than a question."""
+        return self._debugger.thread.call(lambda: self._run_here(line)).result()
+
+    def _run_here(self, line: str) -> str:
+        debugger = self._debugger
+        debugger.asked = False
+        if not self.reading and line.split() and (not self.is_passive(line) or line.split()[0] == "pause"):
+            debugger.thread.held = True
+        debugger.driven = True
+        try:
+            return super().run(line)
+        finally:
+            debugger.driven = False
+
+
+class ServedDebugger:
+    """What vllm/debug_server.py asks of a debugger and of its gate."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self.thread = thread
+        self.gate, self.lock = self, threading.RLock()
+        self.recent: deque[StepRecord] = deque(maxlen=KEPT)
+        self.asked = False  # whether the command that runs shall end
+        self.driven = False  # whether a command runs: it appends to its history itself
+        self._closed = True
+        self._session: Session | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a command shall wait no longer."""
+        return self.asked or self._closed
+
+    def told(self, record: StepRecord) -> None:
+        """A step has run. On the engine's thread."""
+        self.recent.append(record)
+        if self._session is not None and not self.driven:
+            self._session.history.append(record)
+
+    def catch_up(self) -> None:
+        """It is told of each step as it runs."""
+
+    def commands(self) -> Commands:
+        """For one client, from now on."""
+
+        def made() -> Commands:
+            commands = ServedCommands(self)
+            self._session = commands.session
+            return commands
+
+        return self.thread.call(made).result()
+
+    def open(self) -> None:
+        """A client has come."""
+        self._closed = self.asked = False
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.asked = True
+
+    def close(self) -> None:
+        """The client has gone: the engine runs on by itself."""
+        self._closed = True
+        self.thread.call(self._release)
+
+    def _release(self) -> None:
+        if not self._closed:
+            return  # another one has come
+        self.thread.held, self._session = False, None
+        engine = self.thread.engine
+        timeline = engine.timeline
+        if timeline is not None and not (timeline.undone or timeline.ahead or timeline.rewound or timeline.branch):
+            engine.timeline = engine.last = None  # nothing hangs on it, and it grows
+
+
+def listen(path: str, thread: EngineThread) -> tuple[ServedDebugger, DebugServer]:
+    """Accept debuggers on a Unix socket that only this user can open. Raises OSError."""
+    debugger = ServedDebugger(thread)
+
+    def greeting() -> str:
+        engine = thread.engine
+        return f"{engine.run_info.target} is served, and runs: step {engine.steps} is next; pause stops it"
+
+    server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands, forks=True)
+    return debugger, server

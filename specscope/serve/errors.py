@@ -1,0 +1,71 @@
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}, for every status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+JSON = "application/json"
+
+# By status, as vLLM calls them
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ErrorInfo(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None  # the field of the request that it is about
+    code: int  # the HTTP status
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is no success, and the data of an error event in a stream."""
+
+    error: ErrorInfo
+
+
+class ApiError(Exception):
+    """A refusal, or a failure, as the client is told of it."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.headers = status, message, param, dict(headers or {})
+
+    @property
+    def body(self) -> ErrorBody:
+        """As it is sent."""
+        kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
+        return ErrorBody(ErrorInfo(self.message, kind, self.param, self.status))
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(msgspec.json.encode(self.body), self.status, self.headers, JSON)
+
+
+def full(seconds: int = 1) -> ApiError:
+    """The queue has no room: clients try again after so many seconds."""
+    return ApiError(
+        429, "the queue is full: try again later, or raise --max-queue", headers={"retry-after": str(seconds)}
+    )
+
+
+def stopping() -> ApiError:
+    """The server ends: nothing new is taken, and what did not finish in time is handed back."""
+    return ApiError(503, "the server is stopping: send the request again", headers={"retry-after": "1"})

@@ -1,0 +1,212 @@
+"""The HTTP side: routes, the key, streams, and errors in one shape."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import specscope
+from specscope.serve.calls import Call
+from specscope.serve.errors import JSON, ApiError, stopping
+from specscope.serve.forms import Form
+from specscope.serve.openapi import page
+from specscope.serve.reading import decode, read_body
+from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
+from specscope.serve.responses import Model, ModelList, Version
+from specscope.serve.service import Service
+
+T = TypeVar("T")
+GUARDED = "/v1/"  # paths that need the key; health and metrics are for those who watch
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(service: Service) -> Starlette:
+    """The application."""
+
+    def generate(kind: type[Sampling]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            asked = decode(await read_body(request, service.options.limits), kind)
+            return await _answer(service, request, asked)
+
+        return endpoint
+
+    async def models(request: Request) -> Response:
+        run = service.engine.run_info
+        one = Model(id=service.model, created=service.created, root=run.target, max_model_len=run.max_context)
+        return _json(ModelList([one]))
+
+    async def health(request: Request) -> Response:
+        if not service.healthy:
+            raise stopping()
+        return Response()
+
+    async def version(request: Request) -> Response:
+        return _json(Version(specscope.__version__))
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(service.observed.text(), headers={"content-type": PROMETHEUS})
+
+    async def openapi(request: Request) -> Response:
+        return Response(shown, media_type=JSON)
+
+    shown = page(service.model, service.engine.run_info.max_context, service.engine.runner.loaded.vocab_size)
+    routes = [
+        Route("/v1/completions", generate(CompletionRequest), methods=["POST"]),
+        Route("/v1/chat/completions", generate(ChatRequest), methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
+    ]
+    handlers: dict[Any, Any] = {
+        ApiError: _refused,
+        HTTPException: _no_route,
+        ClientDisconnect: _left,
+        Exception: _broken,
+    }
+    return Starlette(
+        routes=routes, middleware=[Middleware(Doorman, key=service.options.api_key)], exception_handlers=handlers
+    )
+
+
+class Doorman:
+    """Lets in who has the key, and gives each answer its x-request-id."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app, self._key = app, None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        known = headers.get(b"x-request-id", b"")[:200]
+
+        async def send_known(message: Message) -> None:
+            if message["type"] == "http.response.start" and known:
+                message["headers"] = [*message["headers"], (b"x-request-id", known)]
+            await send(message)
+
+        if self._key is not None and scope["path"].startswith(GUARDED):
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._key):
+                told = {"www-authenticate": "Bearer"}
+                await ApiError(401, "give the server's key: Authorization: Bearer KEY", headers=told).response()(
+                    scope, receive, send_known
+                )
+                return
+        await self._app(scope, receive, send_known)
+
+
+async def _answer(service: Service, request: Request, asked: Sampling) -> Response:
+    """Whole, or as a stream; a client that goes takes its requests with it."""
+    form = await _while_there(request, service.start(asked, request.headers))
+    if asked.stream:
+        options = asked.stream_options or StreamOptions()
+        return EventStream(form.call, _events(service, form, options))
+    try:
+        await _while_there(request, _finish(form.call))
+    finally:
+        form.call.close()
+    return _json(form.whole(service.metrics(form.call)))
+
+
+async def _finish(call: Call) -> None:
+    async for _ in call.pieces():
+        pass
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work for as long as the client is there. Raises ClientDisconnect."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(service: Service, form: Form, options: StreamOptions) -> AsyncIterator[bytes]:
+    """Server-sent events: the pieces, then the usage where it was asked for; or how it failed."""
+    for event in form.begin():
+        yield _event(event)
+    try:
+        continuous = options.include_usage and options.continuous_usage_stats
+        async for piece in form.call.pieces():
+            yield _event(form.piece(piece, form.usage() if continuous else UNSET))
+        if options.include_usage:
+            yield _event(form.last(service.metrics(form.call)))
+    except ApiError as error:
+        yield _event(error.body)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(body: msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """A stream whose end, however it comes, ends the call."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, call: Call, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache"})
+        self._call = call
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().stream_response(send)
+        finally:
+            self._call.close()
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type=JSON)
+
+
+async def _refused(request: Request, error: ApiError) -> Response:
+    return error.response()
+
+
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    allowed = (error.headers or {}).get("Allow")
+    if error.status_code == 405:
+        told = f"{request.url.path} takes {allowed}, not {request.method}"
+        return ApiError(405, told, headers={"allow": allowed or ""}).response()
+    told = f"there is no {request.url.path[:200]} here: /openapi.json says what there is"
+    return ApiError(error.status_code, told).response()
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Nobody hears this."""
+    return Response(status_code=499)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A fault of ours: its name alone is told."""
+    return ApiError(500, f"internal error: {type(error).__name__}").response()

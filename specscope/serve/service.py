@@ -1,0 +1,202 @@
+"""Service: turns requests into calls on the engine, and answers what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from starlette.datastructures import Headers
+
+from specscope.engine.generate import Encoded, Prompt, title_of
+from specscope.errors import UserError
+from specscope.serve.asked import params_of, prompts_of
+from specscope.serve.calls import Call, Choice, Router
+from specscope.serve.engine_thread import EngineThread
+from specscope.serve.errors import ApiError, full, stopping
+from specscope.serve.figures import RequestMetrics
+from specscope.serve.forms import ChatForm, CompletionForm, Form
+from specscope.serve.observed import Observed
+from specscope.serve.reading import Limits
+from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
+from specscope.serve.text import TextStream
+from specscope.serve.trace_context import caller_of
+from specscope.trace.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
+
+ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)  # an x-request-id that may become a part of our id
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve. Filled from flags."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    name: str | None = None  # of the model; None: the target's own
+    max_queue: int = 256  # requests that may wait beside --max-batch that run
+    shutdown_seconds: float = 30.0
+    seed: int = 0
+    speculation_level: str = "none"  # none, summary or detailed
+    times: bool = False  # whether answers tell their times
+    debug_socket: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class Service:
+    """Lives on the event loop; the engine lives on its thread."""
+
+    def __init__(
+        self, engine: Engine, thread: EngineThread, router: Router, observed: Observed, options: ServeOptions
+    ) -> None:
+        self.engine, self.thread, self.router, self.observed, self.options = engine, thread, router, observed, options
+        self.model = options.name or engine.run_info.target
+        self.created = int(time.time())
+        self.draining = False
+        self._ordinal = count()  # of requests without a seed
+        self._compilers = ThreadPoolExecutor(2, "specscope-grammars")  # they wait for a process
+        self._tokenizer = ThreadPoolExecutor(1, "specscope-tokenizer")  # one: tokenizers are not made for several
+
+    @property
+    def healthy(self) -> bool:
+        """Whether new requests are taken."""
+        return not (self.draining or self.thread.stopping)
+
+    async def start(self, asked: Sampling, headers: Headers) -> Form:
+        """A call on the engine. Raises ApiError where the request cannot run, or there is no room for it."""
+        self._check_model(asked.model)
+        prompts, n = prompts_of(asked), asked.n or 1
+        self._check_room(len(prompts) * n)
+        encoded = [await self._encode(prompt) for prompt in prompts]
+        self._check_room(len(prompts) * n)  # others may have come meanwhile
+        room = self.engine.max_context - max(len(one.tokens) for one in encoded)
+        params = params_of(asked, (self.options.seed + next(self._ordinal)) % 2**63, room)
+        await self._compile(params)
+        call = self._call(asked, encoded, params, n, headers)
+        await self._add(call, params, headers)
+        form = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
+        prompt_tokens = sum(len(one.tokens) for one in encoded)
+        return form(call, self.model, prompt_tokens, logprobs=params.logprobs is not None)
+
+    def _check_model(self, name: str | None) -> None:
+        if name and name != self.model:
+            raise ApiError(404, f"there is no model {name[:200]!r} here: use {self.model!r}", "model")
+
+    def _check_room(self, wanted: int) -> None:
+        if not self.healthy:
+            raise stopping()
+        most = self.engine.config.max_batch + self.options.max_queue
+        if wanted > most:
+            raise ApiError(400, f"n times the prompts is {wanted}; this server runs and queues {most}", "n")
+        if len(self.router) + wanted > most:
+            self.observed.refused()
+            raise full()
+
+    async def _encode(self, prompt: Prompt) -> Encoded:
+        """The prompt's tokens, worked out beside the event loop. Raises ApiError."""
+        most = self.engine.max_context
+
+        def encode() -> Encoded:
+            text, tokens = self.engine.encode(prompt)
+            return Encoded(text, tokens, title_of(prompt))
+
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self._tokenizer, encode)
+        except UserError as error:
+            raise ApiError(400, str(error), "prompt") from None
+        if len(done.tokens) >= most:
+            text = (
+                f"This model's maximum context length is {most} tokens; the prompt has {len(done.tokens)}: shorten it"
+            )
+            raise ApiError(400, text, "prompt")
+        return done
+
+    async def _compile(self, params: SamplingParams) -> None:
+        """The grammar of the output, beside the event loop and the engine: others go on. Raises ApiError."""
+        form = params.structured_outputs
+        if form is None:
+            return
+        compiled = self.engine.forms.grammars.compile
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._compilers, compiled, form)
+        except UserError as error:
+            raise ApiError(400, str(error), "structured_outputs") from None
+
+    def _call(
+        self, asked: Sampling, prompts: Sequence[Encoded], params: SamplingParams, n: int, headers: Headers
+    ) -> Call:
+        kind, given = "chatcmpl" if isinstance(asked, ChatRequest) else "cmpl", headers.get("x-request-id", "")
+        unique = uuid4().hex
+        name = f"{kind}-{given}-{unique[:8]}" if ID.fullmatch(given) else f"{kind}-{unique}"
+        many = len(prompts) * n > 1
+        vocabulary = self.engine.vocabulary
+        echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
+        choices = [
+            Choice(
+                f"{name}-{index}" if many else name,
+                index,
+                prompt,
+                TextStream(vocabulary, params.stop, keep_stop=bool(asked.include_stop_str_in_output)),
+                echo=(prompt.text or vocabulary.text(prompt.tokens)) if echo else "",
+            )
+            for index, prompt in enumerate(one for one in prompts for _ in range(n))
+        ]
+        return Call(name, choices, self._cancel)
+
+    def _cancel(self, name: str) -> None:
+        if not self.thread.stopping:
+            self.thread.call(lambda: self.engine.cancel(name))
+
+    async def _add(self, call: Call, params: SamplingParams, headers: Headers) -> None:
+        """Queue the call's requests, all or none. Raises ApiError."""
+        traceparent, labels = caller_of(headers)
+
+        def add() -> None:
+            added: list[str] = []
+            try:
+                for choice in call.choices:
+                    one = replace(params, seed=(params.seed + choice.index) % 2**63)
+                    self.engine.add(choice.prompt, one, name=choice.name, labels=labels, traceparent=traceparent)
+                    added.append(choice.name)
+            except UserError:
+                for name in added:
+                    self.engine.cancel(name)
+                raise
+
+        self.router.add(call)
+        added = asyncio.wrap_future(self.thread.call(add))
+        added.add_done_callback(lambda done: self._drop_refused(call, done))
+        try:
+            await asyncio.shield(added)
+        except UserError as error:
+            if self.thread.stopping:
+                raise stopping() from None
+            raise ApiError(400, str(error), str(error).split(maxsplit=1)[0].rstrip(":")) from None
+        except asyncio.CancelledError:
+            call.close()  # the client has gone while the engine was busy
+            raise
+
+    def _drop_refused(self, call: Call, added: asyncio.Future[None]) -> None:
+        if added.cancelled() or added.exception() is not None:
+            self.router.drop([choice.name for choice in call.choices])
+
+    def metrics(self, call: Call) -> RequestMetrics | None:
+        """What the answer tells of its own cost; nothing for several outputs."""
+        if len(call.choices) > 1:
+            return None
+        figures, level = call.choices[0].figures, self.options.speculation_level
+        return figures.metrics(level, self.engine.drafter.max_depth, times=self.options.times)
+
+    def close(self) -> None:
+        """No more tokenizing, and no more grammars."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,93 @@
+"""What drafters that look into the text alone have in common: an index of each request's tokens, and no model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from specscope.model.features import AuxLayer
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.pruning import pruned
+from specscope.speculate.drafters.suffix_index import Shelf
+from specscope.trace.records import Phase, Verdict
+from specscope.trace.tree import DraftTree
+
+
+class TextIndex(Protocol):
+    """Finds earlier occurrences in one request's text."""
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Take in the tokens after those it knows; `tokens` is the whole text."""
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+
+
+Index = TypeVar("Index", bound=TextIndex)
+
+
+@dataclass
+class _Seen(Generic[Index]):
+    """A request's text as it was seen last."""
+
+    index: Index
+    length: int = -1  # of the text that `draft` continues; -1 before the first
+    draft: Draft = NO_DRAFT
+
+
+class TextDrafter(ABC, Generic[Index]):
+    """Drafts what followed when the text's end occurred before. Deterministic: q is a point mass."""
+
+    aux_layers: tuple[AuxLayer, ...] = ()
+    passes: tuple[Phase, ...] = ()
+    shelf: Shelf | None = None
+
+    def __init__(self, nodes: int, depth: int) -> None:
+        self.max_nodes, self.max_depth = nodes, depth
+        self._seen: dict[str, _Seen[Index]] = {}
+
+    @abstractmethod
+    def _new_index(self) -> Index:
+        """An index of an empty text."""
+
+    @abstractmethod
+    def _continue(self, context: Context, index: Index) -> Draft:
+        """What followed the end of a text that the index has taken in."""
+
+    def most_nodes(self, context: Context) -> int:
+        """As many as it will propose: they are looked up here, and kept."""
+        return len(self._draft(context).tree)
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """A tree of continuations for each request."""
+        return [self._draft(context) for context in contexts]
+
+    def _draft(self, context: Context) -> Draft:
+        seen = self._seen.get(context.request)
+        if seen is None:
+            self._seen[context.request] = seen = _Seen(self._new_index())
+        if seen.length != len(context.tokens):
+            seen.index.grow(context.tokens)
+            seen.length, seen.draft = len(context.tokens), pruned(self._continue(context, seen.index), context)
+        return seen.draft
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """What was committed is seen when the request comes again."""
+
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """It asks for no features."""
+
+    def rewind(self, request: str, tokens: int) -> None:
+        """Forget the end of a request's text."""
+        seen = self._seen.get(request)
+        if seen is not None:
+            seen.index.cut(tokens)
+            seen.length = -1
+
+    def release(self, request: str) -> None:
+        """Forget a request's text."""
+        self._seen.pop(request, None)

@@ -1,0 +1,127 @@
+"""What xgrammar would silently leave out of a JSON schema or a regular expression: refused in one line.
+
+Found by trying each keyword on xgrammar 0.2.8; vLLM (v1/structured_output/backend_xgrammar.py) and SGLang
+(constrained/json_schema_validation.py) refuse most of the same. Nothing here needs xgrammar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from specscope.errors import UserError
+from specscope.trace.checked import short
+from specscope.trace.structured import StructuredOutputs
+
+# Keywords whose value is a schema, a list of schemas, or a mapping to schemas.
+_ONE = ("additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties")
+_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("$defs", "definitions", "patternProperties", "properties")
+_IGNORED = (
+    *("not", "if", "then", "else", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef"),
+)
+_FORMATS = {
+    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "relative-json-pointer"),
+    *("time", "uri", "uri-reference", "uri-template", "uuid"),
+}
+_TYPED = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format")
+_OF_OBJECTS = ("required", "minProperties", "maxProperties", "propertyNames", "patternProperties")
+_SAYS_NOTHING = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "nullable"),
+}
+_ESCAPES = set("dDwWsSnrtfvxucbBpPk")  # of letters; for another one xgrammar takes the letter itself
+
+
+def check_form(form: StructuredOutputs) -> None:
+    """Raises UserError, in one line, for what a grammar made of it would not hold to."""
+    if form.kind == "regex":
+        if why := _unheld_regex(form.text):
+            raise UserError(f"structured_outputs: regex: {why}")
+    elif form.kind == "json":
+        for schema, where in _schemas(orjson.loads(form.text), "#"):
+            if why := _unheld(schema):
+                raise UserError(f"structured_outputs: json: {why}, at {where[:80]}")
+
+
+def _schemas(schema: object, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The schema and all within it. Values that are data (enum, default, ...) are not looked into."""
+    if not isinstance(schema, dict):
+        return
+    yield schema, where
+    for name in _ONE:
+        yield from _schemas(schema.get(name), f"{where}/{name}")
+    for name in _LIST:
+        inside = schema.get(name)
+        for at, one in enumerate(inside if isinstance(inside, list) else ()):
+            yield from _schemas(one, f"{where}/{name}/{at}")
+    for name in _NAMED:
+        named = schema.get(name)
+        for key, one in named.items() if isinstance(named, dict) else ():
+            yield from _schemas(one, f"{where}/{name}/{key}")
+
+
+def _unheld(schema: dict[str, Any]) -> str:
+    """Why the grammar of a schema would allow what the schema forbids; "" where it would not."""
+    ignored = next((name for name in _IGNORED if schema.get(name, False) is not False), "")
+    if ignored:
+        return f"{ignored} cannot be enforced: leave it out"
+    if len(schema.get("allOf") or ()) > 1:
+        return "allOf of several schemas cannot be enforced: write them as one"
+    for name in ("$ref", "anyOf", "oneOf", "allOf"):
+        beside = set(schema) - {name} - _SAYS_NOTHING
+        if name in schema and beside:
+            return f"what stands beside {name} cannot be enforced: move {short(min(beside))} into it"
+    if "$ref" in schema and not str(schema["$ref"]).startswith("#"):
+        return f"only references within the schema can be followed, not {short(schema['$ref'])}"
+    if "enum" in schema or "const" in schema:
+        return ""
+    return _unheld_strings(schema) or _unheld_objects(schema)
+
+
+def _unheld_strings(schema: dict[str, Any]) -> str:
+    untyped = next((name for name in _TYPED if name in schema and "type" not in schema), "")
+    if untyped:
+        return f"{untyped} cannot be enforced without a type: add one"
+    if "format" in schema and schema["format"] not in _FORMATS:
+        return f"format {short(schema['format'])} is not known: leave it out"
+    groups = ["format" in schema, "pattern" in schema, "minLength" in schema or "maxLength" in schema]
+    if sum(groups) > 1:
+        return "format, pattern and minLength or maxLength cannot be enforced together: keep one of them"
+    if "pattern" in schema and (why := _unheld_regex(str(schema["pattern"]), in_schema=True)):
+        return f"pattern: {why}"
+    return ""
+
+
+def _unheld_objects(schema: dict[str, Any]) -> str:
+    known = schema.get("properties", {})
+    untyped = next((name for name in _OF_OBJECTS if name in schema and "type" not in schema and not known), "")
+    if untyped:
+        return f"{untyped} cannot be enforced without a type: add one"
+    missing = [name for name in schema.get("required") or () if isinstance(known, dict) and name not in known]
+    if missing:
+        return f"required names {short(missing[0])}, which properties does not describe: add it there"
+    patterns = schema.get("patternProperties") or {}
+    if patterns and (known or len(patterns) > 1 or "propertyNames" in schema):
+        return "patternProperties cannot be enforced beside properties, propertyNames or another pattern"
+    if "propertyNames" in schema and known:
+        return "propertyNames cannot be enforced beside properties"
+    return ""
+
+
+def _unheld_regex(text: str, *, in_schema: bool = False) -> str:
+    """Why a grammar of a regular expression would match something else; "" where it would not."""
+    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", lambda m: " " * len(m[0]), text, flags=re.DOTALL)
+    body = plain.strip("^$") if plain.startswith("^") or plain.endswith("$") else plain
+    if "^" in body or "$" in body:
+        return "^ and $ can stand at the ends alone: the expression matches the whole text anyway"
+    odd = next((m[1] for m in re.finditer(r"\\([A-Za-z])", text.replace("\\\\", "  ")) if m[1] not in _ESCAPES), "")
+    if odd:
+        return f"\\{odd} is not known"
+    if in_schema and (special := re.search(r"\(\?(?!:|<[A-Za-z])|\\[bBpPk1-9]", text)):
+        return f"{short(special[0])} cannot be enforced: leave it out"
+    return ""

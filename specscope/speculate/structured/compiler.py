@@ -1,0 +1,181 @@
+"""Compiled grammars: made by a process of its own within a limit of time and memory, and kept.
+
+That process is the only true bound: xgrammar has no limit of time, its C++ cannot be cancelled, and a thread that was
+given up would keep a core busy (with `.{0,100000}` for minutes). It starts with the first grammar, in about two
+seconds, and serves every engine of this program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.speculate.structured.checks import check_form
+from specscope.speculate.structured.matcher import GrammarState
+from specscope.speculate.structured.worker import SECONDS, token_info
+from specscope.trace.checked import short
+from specscope.trace.structured import StructuredOutputs
+from specscope.trace.vocabulary import Vocabulary
+
+KEPT, KEPT_BYTES = 256, 256 * 2**20  # compiled grammars, of all engines
+WALL = 300.0  # seconds that an answer may take on a machine that is busy with other things
+
+
+def library() -> Any:  # noqa: ANN401
+    """The module xgrammar. Raises UserError where it is not installed."""
+    try:
+        import xgrammar
+    except ImportError:
+        raise UserError("structured output needs xgrammar: pip install 'specscope[serve]'") from None
+    return xgrammar
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A model's vocabulary as grammars see it."""
+
+    digest: str
+    pieces: tuple[bytes, ...]  # each token's bytes; empty for special tokens and padding, which are no text
+    eos: tuple[int, ...]
+    never: frozenset[int]  # those without bytes
+
+    @staticmethod
+    def of(vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> Tokens:
+        """`size`: the width of the logits. Special tokens have no bytes: `.*` would allow <|im_start|> as text."""
+        known, special = vocabulary.pieces, vocabulary.special | set(eos)
+        pieces = tuple(b"" if token in special else known.get(token, b"") for token in range(size))
+        stops = tuple(token for token in eos if token < size)
+        digest = blake2b(repr((pieces, stops)).encode(), digest_size=16).hexdigest()
+        return Tokens(digest, pieces, stops, frozenset(token for token, piece in enumerate(pieces) if not piece))
+
+
+@lru_cache(4)
+def _info(tokens: Tokens) -> Any:  # noqa: ANN401
+    return token_info(library(), list(tokens.pieces), list(tokens.eos))
+
+
+class _Worker:
+    """The process. One job at a time: whoever calls waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._knows = ""  # the vocabulary that it was told
+
+    def compile(self, tokens: Tokens, form: StructuredOutputs) -> tuple[str, str]:
+        """Its answer. Raises UserError where it was ended by its limits."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                command = [sys.executable, "-P", "-m", "specscope.speculate.structured.worker"]
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+                self._knows = ""
+            process = self._process
+            assert process.stdin is not None
+            assert process.stdout is not None
+            pieces = None if self._knows == tokens.digest else list(tokens.pieces)
+            job = (tokens.digest, pieces, list(tokens.eos), form.kind, getattr(form, form.kind))
+            watch = threading.Timer(WALL, process.kill)
+            watch.start()
+            try:
+                pickle.dump(job, process.stdin)
+                process.stdin.flush()
+                answer: tuple[str, str] = pickle.load(process.stdout)
+            except (EOFError, OSError, pickle.UnpicklingError):
+                process.kill()
+                process.wait()
+                self._process = None
+                raise UserError(
+                    f"structured_outputs: {form.kind} takes more than {SECONDS} s or too much memory to compile: "
+                    "make it simpler"
+                ) from None
+            finally:
+                watch.cancel()
+            self._knows = tokens.digest
+            return answer
+
+
+_WORKER = _Worker()
+_CACHE: OrderedDict[tuple[str, StructuredOutputs], Any] = OrderedDict()
+_CACHE_LOCK = threading.Lock()
+
+
+class Grammars:
+    """The grammars of one model. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> None:
+        self._about = (vocabulary, size, tuple(eos))
+        self._tokens: Tokens | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def tokens(self) -> Tokens:
+        """The vocabulary, read when it is first asked for."""
+        if self._tokens is None:
+            self._tokens = Tokens.of(*self._about)
+        return self._tokens
+
+    def check(self, form: StructuredOutputs) -> None:
+        """What can be said at once. Raises UserError."""
+        library()
+        if not self.tokens.eos:
+            raise UserError("structured_outputs needs a model with an end-of-sequence token; this one has none")
+        check_form(form)
+
+    def find(self, form: StructuredOutputs) -> Any | None:  # noqa: ANN401
+        """The compiled grammar, where it is at hand."""
+        with _CACHE_LOCK:
+            found = _CACHE.get((self.tokens.digest, form))
+            if found is not None:
+                _CACHE.move_to_end((self.tokens.digest, form))
+            return found
+
+    def compile(self, form: StructuredOutputs) -> Any:  # noqa: ANN401
+        """The compiled grammar. Takes seconds at worst. Raises UserError for what is none."""
+        self.check(form)
+        found = self.find(form)
+        if found is None:
+            outcome, text = _WORKER.compile(self.tokens, form)
+            if outcome != "ok":
+                raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
+            found = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
+            self._keep(form, found)
+        return found
+
+    def _keep(self, form: StructuredOutputs, grammar: Any) -> None:  # noqa: ANN401
+        with _CACHE_LOCK:
+            _CACHE[self.tokens.digest, form] = grammar
+            while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in _CACHE.values()) > KEPT_BYTES:
+                if len(_CACHE) == 1:
+                    break
+                _CACHE.popitem(last=False)
+
+    def submit(self, form: StructuredOutputs) -> Future[Any]:
+        """The same on a thread of its own."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        return self._pool.submit(self.compile, form)
+
+    def state(self, grammar: Any, stops: Iterable[int]) -> GrammarState:  # noqa: ANN401
+        """Where a new request stands. `stops`: its stop tokens; those that are text are text to the grammar."""
+        silent = {*self.tokens.eos, *stops} & self.tokens.never
+        return GrammarState(library(), grammar, sorted(silent), len(self.tokens.pieces), self.tokens.never)
+
+
+def _reason(text: str) -> str:
+    """A line for people, of xgrammar's own: without its file and line."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    if line.startswith("["):
+        line = line.partition("] ")[2]
+        line = line.partition(": ")[2] or line
+    return short(line)[1:-1] if len(line) > 150 else line.strip().rstrip(".")

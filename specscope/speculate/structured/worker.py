@@ -1,0 +1,89 @@
+"""The process that compiles grammars: a compilation in C++ cannot be cancelled, a process can be ended.
+
+Each job may take SECONDS of processor time and MEMORY; the system ends the process that takes more, and the engine
+starts another. Jobs and answers are pickles over standard input and output; both ends are this program.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from typing import Any
+
+SECONDS = 5  # of processor time, for one grammar
+MEMORY = 3 * 2**30  # bytes
+LARGEST = 64 * 2**20  # of a compiled grammar, as text
+MAX_WHITESPACE = 8  # spaces and line ends in a row between JSON's tokens: without a bound models loop on them
+
+
+def escaped(text: str) -> str:
+    """Inside the quotes of EBNF."""
+    return "".join(
+        "\\" + c if c in '"\\' else f"\\u{ord(c):04x}" if ord(c) < 0x20 or ord(c) == 0x7F else c for c in text
+    )
+
+
+def compiled(xgr: Any, info: Any, kind: str, value: Any) -> Any:  # noqa: ANN401
+    """A form's grammar. Raises RuntimeError for what is none."""
+    compiler = xgr.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    if kind == "regex":
+        return compiler.compile_regex(value)
+    if kind == "choice":
+        return compiler.compile_grammar("root ::= " + " | ".join(f'"{escaped(text)}"' for text in value))
+    if kind == "grammar":
+        return compiler.compile_grammar(value)
+    schema = '{"type": "object"}' if kind == "json_object" else value
+    return compiler.compile_json_schema(schema, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE)
+
+
+def _answer(xgr: Any, info: Any, kind: str, value: Any) -> tuple[str, str]:  # noqa: ANN401
+    """("ok", the grammar as text) or ("refused", why)."""
+    try:
+        grammar = compiled(xgr, info, kind, value)
+        row = xgr.allocate_token_bitmask(1, info.vocab_size)
+        xgr.GrammarMatcher(grammar).fill_next_token_bitmask(row)
+        if not bool((row != 0).any()):
+            return "refused", "it allows no first token"
+        text = grammar.serialize_json()
+    except MemoryError:
+        return "refused", "it takes too much memory"
+    except Exception as error:
+        return "refused", str(error)
+    return ("ok", text) if len(text) <= LARGEST else ("refused", "its compiled form is too large: make it smaller")
+
+
+def main() -> None:
+    """Answer jobs until standard input ends."""
+    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)  # xgrammar warns on stderr
+    import xgrammar as xgr
+
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of one that is ended by its limit there is nothing to learn
+    infos: dict[str, Any] = {}
+    while True:
+        try:
+            name, pieces, stops, kind, value = pickle.load(jobs)
+        except EOFError:
+            return
+        if pieces is not None:
+            infos = {name: token_info(xgr, pieces, stops)}
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        pickle.dump(_answer(xgr, infos[name], kind, value), answers)
+        answers.flush()
+
+
+def token_info(xgr: Any, pieces: list[bytes], stops: list[int]) -> Any:  # noqa: ANN401
+    """xgrammar's view of a vocabulary: each token's bytes, none for tokens that are no text and never allowed."""
+    return xgr.TokenizerInfo(
+        pieces, vocab_type=xgr.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=stops, add_prefix_space=False
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What a span says of a request's form and of log-probabilities, as JSON. As schema_method.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+from msgspec import Meta, Struct, field
+
+from specscope.trace.form import FormNotes
+from specscope.trace.logprobs import Logprobs
+from specscope.trace.records import RequestStep
+from specscope.trace.schema import Count, DamagedError, LogProbability, Parent, PerNode, Probability, Token, read_json
+from specscope.trace.tree import ROOT
+
+FORM, LOGPROBS = "specscope.form", "specscope.logprobs"
+
+
+class Form(Struct, frozen=True, kw_only=True):
+    """FormNotes."""
+
+    node: PerNode[Parent] = field(default_factory=list)
+    removed: PerNode[Probability] = field(default_factory=list)
+    pruned: Count = 0
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """Logprobs: m tokens, N likeliest of each."""
+
+    logprob: PerNode[LogProbability]
+    top: PerNode[Annotated[list[Token], Meta(max_length=20)]]
+    top_logprob: PerNode[Annotated[list[LogProbability], Meta(max_length=20)]]
+
+
+def written(part: RequestStep) -> dict[str, Any]:
+    """The attributes; nothing where nothing is told."""
+    both = {FORM: part.form, LOGPROBS: part.logprobs}
+    return {
+        name: orjson.dumps(vars(notes), default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        for name, notes in both.items()
+        if notes is not None
+    }
+
+
+def read_form(text: str, n: int) -> FormNotes | None:
+    """Of a tree of n nodes. Raises DamagedError."""
+    if not text:
+        return None
+    told = read_json(text, Form, FORM)
+    if len(told.node) != len(told.removed) or max(told.node, default=ROOT) >= n:
+        raise DamagedError(f"`{FORM}` does not belong to a tree of {n} nodes")
+    return FormNotes(np.asarray(told.node, np.int32), np.asarray(told.removed, np.float32), told.pruned)
+
+
+def read_logprobs(text: str, emitted: int) -> Logprobs | None:
+    """Of a step that emitted so many tokens. Raises DamagedError."""
+    if not text:
+        return None
+    told = read_json(text, Told, LOGPROBS)
+    widths = {len(row) for rows in (told.top, told.top_logprob) for row in rows}
+    if not len(told.logprob) == len(told.top) == len(told.top_logprob) == emitted or len(widths) > 1:
+        raise DamagedError(f"`{LOGPROBS}` does not belong to {emitted} tokens")
+    shape = (emitted, widths.pop() if widths else 0)
+    return Logprobs(
+        np.asarray(told.logprob, np.float32),
+        np.asarray(told.top, np.int32).reshape(shape),
+        np.asarray(told.top_logprob, np.float32).reshape(shape),
+    )

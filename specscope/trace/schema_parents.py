@@ -1,0 +1,54 @@
+"""What a step's notes on its parents must look like: the JSON of an attribute of decode_step. As schema.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from specscope.trace.schema import Count, DamagedError, Nats, Parent, PerNode, Probability, T, Token
+from specscope.trace.tree import ROOT
+
+MOST_TOP = 16  # likeliest tokens of a parent
+PER_TREE_NODE = ("raw_p", "rank", "q_rank")
+Likeliest = Annotated[list[T], Meta(max_length=MOST_TOP)]
+
+
+class Parents(Struct, frozen=True, kw_only=True):
+    """What target and drafter gave at the parents that were tried (ParentNotes): k parents, in a tree of any size."""
+
+    node: PerNode[Parent]
+    top: PerNode[Likeliest[Token]]
+    top_p: PerNode[Likeliest[Probability]]
+    choice: PerNode[Token]
+    choice_p: PerNode[Probability]
+    entropy: PerNode[Nats]
+    varentropy: PerNode[Nats]
+    q_entropy: PerNode[Nats]
+    q_varentropy: PerNode[Nats]
+    draft_top: PerNode[Likeliest[Token]]
+    draft_top_p: PerNode[Likeliest[Probability]]
+    choice_rank: PerNode[Count]
+    choice_q: PerNode[Probability]
+    outside: PerNode[Probability]
+    raw_p: PerNode[Probability]  # this and what follows over the nodes
+    rank: PerNode[Count]
+    q_rank: PerNode[Count]
+    final_entropy: Nats
+    final_varentropy: Nats
+    final_target_p: Probability
+
+    def check(self, n: int) -> None:
+        """That it belongs to a tree of n nodes. Raises DamagedError."""
+        for name in self.__struct_fields__:
+            values = getattr(self, name)
+            wanted = n if name in PER_TREE_NODE else len(self.node)
+            if isinstance(values, list) and len(values) != wanted:
+                raise DamagedError(f"`specscope.parents`: {name} holds {len(values)} values, not {wanted}")
+            if name in ("top", "top_p", "draft_top", "draft_top_p") and len({len(row) for row in values}) > 1:
+                raise DamagedError(f"`specscope.parents`: {name} has rows of several lengths")
+        for tokens, probs in ((self.top, self.top_p), (self.draft_top, self.draft_top_p)):
+            if [len(row) for row in tokens] != [len(row) for row in probs]:
+                raise DamagedError("`specscope.parents`: likeliest tokens without their probabilities")
+        if max(self.node, default=ROOT) >= n:
+            raise DamagedError(f"`specscope.parents` names node {max(self.node)} of {n}")

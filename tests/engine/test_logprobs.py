@@ -1,0 +1,79 @@
+"""Log-probabilities of output tokens: the model's own, of the context that each was drawn in, with any drafter."""
+
+import numpy as np
+import pytest
+import torch
+
+from specscope import SamplingParams
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.reading import read_capture
+from tests.engines import DRAFTERS, PROMPTS, build_engines
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="module")
+def model(deep):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(deep).eval()
+
+
+def afresh(model, prompt, output):
+    """[m, V] of a plain pass over prompt and output."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *output]])).logits[0]
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, temperature):
+    """Before bias, penalties, form, temperature and top-k: vLLM's raw_logprobs."""
+    shaping = {"logit_bias": {70: 3.0}, "presence_penalty": 1.0, "top_k": 50, "min_tokens": 3}
+    engine, asked = engines[name], SamplingParams(temperature=temperature, logprobs=3, max_tokens=16, **shaping)
+    for prompt, result in zip(PROMPTS, engine.generate(PROMPTS, [asked] * len(PROMPTS)), strict=True):
+        wanted = afresh(model, engine.tokenizer(prompt)["input_ids"], result.token_ids)
+        assert [one.token for one in result.logprobs] == result.token_ids
+        for row, one in zip(wanted, result.logprobs, strict=True):
+            assert one.logprob == pytest.approx(float(row[one.token]), abs=1e-4)
+            best = row.topk(3)
+            assert [p for _, p in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert all(p == pytest.approx(float(row[token]), abs=1e-4) for token, p in one.top)
+
+
+def test_chunks_have_them_piece_by_piece_and_n_may_be_0(engines):
+    engine = engines["draft tree"]
+    params = SamplingParams(logprobs=0, max_tokens=12, ignore_eos=True)
+    chunks = list(engine.stream("abcabcabc", params))
+    (whole,) = engine.generate("abcabcabc", params)
+    told = [one for chunk in chunks for one in chunk.logprobs]
+    assert [one.token for one in told] == whole.token_ids == [one.token for one in whole.logprobs]
+    assert all(one.top == () for one in told)
+    assert max(len(chunk.logprobs) for chunk in chunks) > 1  # of an accepted path
+
+
+def test_they_cost_nothing_where_nobody_asks(engines, monkeypatch):
+    from specscope.engine import phases as module
+
+    monkeypatch.setattr(module, "raw_logprobs", None)  # calling it would raise
+    (result,) = engines["draft tree"].generate("abc", SamplingParams(max_tokens=4))
+    assert result.logprobs is None
+    assert all(step.logprobs is None for step in result.steps)
+
+
+def test_a_capture_holds_them(engines, tmp_path):
+    engine, path = engines["ngram"], tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    subscription = engine.subscribe(writer, lossless=True)
+    form = {"regex": "[a-c]+"}
+    (result,) = engine.generate("abcabc", SamplingParams(logprobs=2, max_tokens=6, structured_outputs=form))
+    subscription.close()
+    writer.close()
+    read = [part for record in read_capture(path).history.steps for part in record.requests]
+    assert [part.logprobs for part in read] == [part.logprobs for part in result.steps]
+    assert [part.form for part in read] == [part.form for part in result.steps]
+    assert any(part.form is not None and np.all(part.form.removed > 0) for part in read)

@@ -1,0 +1,268 @@
+"""Async scheduling: the same steps, one ahead; and what goes wrong where somebody does not wait for whom he must."""
+
+import dataclasses
+import threading
+import time
+from itertools import count, pairwise
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.engine.pipeline import Owner, Slot
+from specscope.errors import UserError
+from specscope.speculate.verify.verifier import Judged
+from specscope.trace.records import FinishReason
+from tests.engines import DRAFTERS, PROMPTS, each
+from tests.heads import head_tensors, write_head, write_parallel_head
+
+FEW = 7  # blocks: somebody is preempted
+KINDS = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9},
+    "penalties": {"temperature": 0.7, "frequency_penalty": 0.6, "repetition_penalty": 1.2},
+    "bias and min-p": {"temperature": 1.1, "min_p": 0.02, "logit_bias": {40: 2.0, 41: -3.0}},
+    "stop": {"temperature": 0.9, "stop": ("a", "e")},
+}
+
+
+@pytest.fixture(scope="module")
+def make(deep, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
+
+    def built(name, **more):
+        how = DRAFTERS[name]
+        head = heads.get(name.split()[0], heads["eagle"])
+        extra = {"draft_model": str(head)} if how["drafter"].endswith("eagle") else {}
+        same = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}
+        return Engine(target=str(deep), **{**same, **how, **extra, **more})
+
+    return built
+
+
+def limit(engine, blocks):
+    engine.runner.cache.pool.__init__(blocks)
+    engine.runner.cache.pool.keep_apart(engine.config.max_batch)
+
+
+def fill(engine, tokens=24):
+    for i, (prompt, kind) in enumerate(zip(PROMPTS, KINDS.values(), strict=True)):
+        engine.add(prompt, SamplingParams(max_tokens=tokens, seed=i, ignore_eos=True, **kind))
+
+
+def run(engine):
+    records = []
+    while engine.busy:
+        records.append(engine.step())
+    return records
+
+
+def timeless(record):
+    """A record without what a clock said."""
+    parts = tuple(dataclasses.replace(part, sizing="") for part in record.requests)
+    ends = tuple((end.info.id, end.reason, end.stop, end.output.tolist()) for end in record.finished)
+    admitted = tuple(info.id for info in record.admitted)
+    return dataclasses.replace(
+        record, phases=(), passes=(), device_ns=(), flight=None, requests=parts, finished=ends, admitted=admitted
+    )
+
+
+@pytest.mark.parametrize("blocks", [400, FEW], ids=["plenty", "pressure"])
+@pytest.mark.parametrize("name", each(DRAFTERS))
+def test_the_steps_are_those_of_a_synchronous_engine(make, name, blocks):
+    """Records with all their evidence, equal bit for bit: tokens, verdicts, coins, blocks, who ran and who waited."""
+    want, got = make(name), make(name, async_scheduling=True)
+    for engine in (want, got):
+        limit(engine, blocks)
+        fill(engine, 40)
+    a, b = run(want), run(got)
+    got.close()
+    assert [timeless(one) for one in b] == [timeless(one) for one in a]
+    noted = [p.parents for one in a for p in one.requests if p.parents is not None and len(p.parents.node)]
+    assert bool(noted) == (name != "none")
+    assert any(one.preempted for one in a) == (blocks == FEW)
+    assert all(one.flight is not None for one in b)
+    assert all(one.flight is None for one in a)
+    assert got.runner.cache.pool.used == 0
+
+
+def test_the_next_step_runs_while_one_is_accounted_for(make):
+    engine = make("eagle", async_scheduling=True)
+    engine.subscribe(lambda record: None)
+    fill(engine)
+    account = engine.pipeline._account
+    engine.pipeline._account = lambda *args: (time.sleep(0.02), account(*args))[1]
+    records = run(engine)
+    engine.close()
+    for one, after in pairwise(records):
+        assert one.flight.launched_ns < one.flight.read_ns < one.flight.committed_ns
+        assert after.flight.launched_ns < one.flight.read_ns  # before the verdicts of the one before were read
+        assert after.start_ns < one.flight.committed_ns
+        assert one.end_ns <= after.start_ns  # but a step begins with all that the one before has done
+
+
+def held_back(engine, monkeypatch):
+    """What is noted of a step is noted when the next one has been judged: the worst that a busy host can do."""
+    judged, notes, judge = threading.Semaphore(0), Judged.notes, engine.verifier.judge
+
+    def wait(self):
+        judged.acquire(timeout=0.3)
+        judged.acquire(timeout=0.3)
+        judged.release()
+        return notes(self)
+
+    def tell(*args):
+        found = judge(*args)
+        judged.release()
+        return found
+
+    monkeypatch.setattr(Judged, "notes", wait)
+    monkeypatch.setattr(engine.verifier, "judge", tell)
+
+
+def evidence(make, monkeypatch, *, planted):
+    """The entropies noted in an asynchronous run. `planted`: both slots have one memory."""
+    engine = make("draft tree", async_scheduling=True, max_batch=1)
+    for i in range(2):
+        engine.add("hello hello hel", SamplingParams(max_tokens=12, seed=i, ignore_eos=True, temperature=1.0))
+    if planted:
+        one, other = engine.pipeline._slots
+        other.memory = one.memory
+    with monkeypatch.context() as patch:
+        held_back(engine, patch)
+        records = run(engine)
+    engine.close()
+    return [(part.tokens(), part.parents) for record in records for part in record.requests if part.parents is not None]
+
+
+def test_a_step_that_overwrites_what_the_last_one_reads_is_caught(make, monkeypatch):
+    """vLLM 24799's kind: the text is right and nothing fails, but what is read of a step is partly the next one's."""
+    synchronous = make("draft tree", max_batch=1)
+    for i in range(2):
+        synchronous.add("hello hello hel", SamplingParams(max_tokens=12, seed=i, ignore_eos=True, temperature=1.0))
+    want = [(p.tokens(), p.parents) for one in run(synchronous) for p in one.requests if p.parents is not None]
+    assert evidence(make, monkeypatch, planted=False) == want
+    wrong = evidence(make, monkeypatch, planted=True)
+    assert [tokens for tokens, _ in wrong] == [tokens for tokens, _ in want]
+    assert wrong != want
+
+
+def test_a_slot_is_handed_on_by_its_owner_alone():
+    slot = Slot()
+    slot.pass_on(Owner.NOBODY, Owner.WORKER)
+    with pytest.raises(RuntimeError, match="belongs to WORKER, and not to NOBODY"):
+        slot.pass_on(Owner.NOBODY, Owner.WORKER)
+    with pytest.raises(RuntimeError, match="and not to CALLER"):
+        slot.pass_on(Owner.CALLER, Owner.NOBODY)
+
+
+def test_requests_come_and_go_while_steps_run(make):
+    """From other threads, at any moment: every request ends once, and no block is lost."""
+    engine = make("eagle", async_scheduling=True, max_batch=3)
+    names, done = [], threading.Event()
+
+    def customer(seed):
+        for i in range(6):
+            name = f"c{seed}-{i}"
+            engine.add(PROMPTS[(seed + i) % len(PROMPTS)], SamplingParams(max_tokens=8, seed=i), name=name)
+            names.append(name)
+            if i % 3 == seed % 3:
+                engine.cancel(name)
+            time.sleep(0.003)
+
+    threads = [threading.Thread(target=customer, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    watcher = threading.Thread(target=lambda: ([t.join() for t in threads], done.set()))
+    watcher.start()
+    ends = []
+    while engine.busy or not done.is_set():
+        ends += [(end.info.id, end.reason) for end in engine.step().finished]
+    engine.close()
+    assert sorted(name for name, _ in ends) == sorted(names)
+    assert engine.runner.cache.pool.used == 0 == engine.drafter.cache.pool.used
+    assert {reason for _, reason in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH, FinishReason.EOS}
+
+
+def test_a_step_of_an_idle_engine_is_an_empty_one(make):
+    engine = make("ngram", async_scheduling=True)
+    assert not engine.busy
+    first, second = engine.step(), engine.step()
+    assert (first.step, second.step) == (0, 1)
+    assert first.requests == () == second.requests
+    fill(engine)
+    assert [record.step for record in run(engine)][:2] == [2, 3]
+    engine.close()
+
+
+def test_what_was_launched_is_drained_before_a_debugger_looks(make):
+    engine = make("eagle", async_scheduling=True)
+    fill(engine)
+    seen = [engine.step().step for _ in range(3)]
+    published = []
+    engine.bus.follow(published.append, lossless=True)
+    engine.keep_timeline()
+    engine.bus.flush()
+    assert [record.step for record in published] == [seen[-1] + 1]
+    assert engine.pipeline.flying == 0
+    before = engine.steps
+    rest = run(engine)
+    assert rest[0].step == before
+    assert all(record.flight is None for record in rest)
+    engine.rewind(before)
+    assert [timeless(one) for one in run(engine)] == [timeless(one) for one in rest]
+    engine.close()
+
+
+def test_steps_and_phases_mix(make):
+    """A phase is run when what was launched has ended: nothing is done twice, or left out."""
+    want = make("eagle")
+    fill(want)
+    engine = make("eagle", async_scheduling=True)
+    fill(engine)
+    records = []
+    engine.bus.follow(records.append, lossless=True)
+    for turn in count():
+        if not engine.busy:
+            break
+        engine.step() if turn % 9 < 4 else engine.phase()
+    engine.bus.flush()
+    engine.close()
+    assert [timeless(one) for one in records] == [timeless(one) for one in run(want)]
+
+
+def test_a_step_that_fails_is_the_callers_to_know(make, monkeypatch):
+    engine = make("ngram", async_scheduling=True)
+    fill(engine)
+    engine.step()
+    forward = engine.runner.forward_with_features
+    calls = iter((False, True))
+
+    def fail(segments):
+        if next(calls):
+            raise ValueError("the device is gone")
+        return forward(segments)
+
+    monkeypatch.setattr(engine.runner, "forward_with_features", fail)
+    with pytest.raises(ValueError, match="the device is gone"):
+        run(engine)
+    with pytest.raises(ValueError, match="the device is gone"):
+        engine.step()
+    engine.close()
+
+
+def test_closing_waits_for_what_was_launched(make):
+    engine = make("eagle", async_scheduling=True)
+    fill(engine)
+    engine.step()
+    engine.close()
+    assert not any(thread.name == "specscope-steps" for thread in threading.enumerate())
+
+
+def test_a_name_is_given_once(make):
+    engine = make("ngram", async_scheduling=True)
+    engine.add("abc", name="one")
+    with pytest.raises(UserError, match="already running"):
+        engine.add("abc", name="one")
+    run(engine)
+    engine.close()

@@ -1,0 +1,463 @@
+"""A grammar, min_tokens and stop tokens inside drafted trees: the same output as without drafts, whatever happens."""
+
+import dataclasses
+import json
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.live.fork import forked
+from specscope.speculate.allowed import allows
+from specscope.trace.changes import Changes
+from specscope.trace.records import FinishReason
+from specscope.trace.rules import RULES
+from specscope.trace.tree import ROOT, Drawn
+from tests.engines import DRAFTERS, PROMPTS, build_engines, fresh
+
+pytest.importorskip("xgrammar")
+BYTES, EOS = 3, 2  # of the tiny tokenizer: its byte-level tokens begin there, in the order of its alphabet
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}, "c": {"type": "array", "maxItems": 2}},
+    "required": ["a", "b"],
+}
+FORMS = {
+    "json": {"json": SCHEMA},
+    "json object": {"json_object": True},
+    "regex": {"regex": "[a-c]{3,20}x?"},
+    "choice": {"choice": ("abcabc", "hello world", "abd")},
+    "grammar": {"grammar": 'root ::= ("ab" | "cd" root)+'},
+}
+PARAMS = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    "bias": {"logit_bias": {70: 4.0, 71: -2.0}},
+    "min tokens": {"min_tokens": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def engines(deep, tmp_path_factory):
+    return build_engines(deep, tmp_path_factory.mktemp("head"))
+
+
+def each(form, params=None, **more):
+    return [
+        SamplingParams(max_tokens=24, structured_outputs=form, seed=i, **(params or {}), **more)
+        for i in range(len(PROMPTS))
+    ]
+
+
+def outputs(engine, prompts, params):
+    return [(r.token_ids, r.finish, r.error) for r in engine.generate(prompts, params)]
+
+
+def ids(engine, text):
+    return engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def is_legal(engine, params, tokens):
+    """Whether a grammar made anew allows these output tokens."""
+    state = engine.forms.allowed(params).grammar
+    state.follow(tokens)
+    return not state.refused
+
+
+@pytest.mark.parametrize(
+    ("form", "params"),
+    [*((form, "greedy") for form in FORMS), *(("choice", p) for p in PARAMS), ("json", "min tokens")],
+)
+def test_greedy_output_with_any_drafter_is_plain_decodings(engines, form, params):
+    asked = each(FORMS[form], PARAMS[params])[:3]
+    plain = outputs(engines["none"], PROMPTS[:3], asked)
+    assert all(is_legal(engines["none"], asked[0], tokens) for tokens, _, _ in plain)
+    for name, engine in engines.items():
+        assert outputs(engine, PROMPTS[:3], asked) == plain, name
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_every_drafted_token_is_allowed_behind_its_own_path(engines, name, temperature):
+    """Flat (chain) rows in a tree would let siblings' children through; and nothing is drafted behind the end."""
+    engine, drafted = engines[name], 0
+    params = each({"regex": "([!-@]|[a-z]{2}[A-Z])*"}, temperature=temperature)[:3]
+    for result, own in zip(engine.generate(PROMPTS[:3], params), params, strict=True):
+        output = []
+        for step in result.steps:
+            tree = step.tree
+            for node, above in enumerate(tree.parent.tolist()):
+                path = tree.token[tree.path_to(above)].tolist() if above != ROOT else []
+                rows = engine.forms.allowed(own).rows(output, [path])
+                assert allows(rows[0], int(tree.token[node])), (result.id, step.index, node)
+                drafted += 1
+            output += step.output()
+    assert drafted or name in ("none", "eagle adaptive")  # that one finds drafting too dear here
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_seed_gives_legal_output_with_each_drafter_sampled(engines, name):
+    for form in FORMS.values():
+        params = each(form, temperature=1.2, top_p=0.95)[:2]
+        for result, own in zip(engines[name].generate(PROMPTS[:2], params), params, strict=True):
+            assert is_legal(engines[name], own, result.token_ids)
+            assert result.finish in (FinishReason.EOS, FinishReason.LENGTH)
+
+
+CHOICES = ("ab", "ac", "bca", "bcb", "c")
+
+
+def exact(folder, prompt, temperature):
+    """The distribution over CHOICES by the masked softmax of a model run apart, token by token."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    before, found = tokenizer(prompt)["input_ids"], []
+    texts = [[*tokenizer(text)["input_ids"], EOS] for text in CHOICES]
+    for text in texts:
+        p = 1.0
+        for at, token in enumerate(text):
+            can = sorted({other[at] for other in texts if other[:at] == text[:at]})
+            with torch.no_grad():
+                logits = model(torch.tensor([[*before, *text[:at]]])).logits[0, -1].double() / temperature
+            p *= float(logits[can].softmax(0)[can.index(token)])
+        found.append(p)
+    assert sum(found) == pytest.approx(1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("draft tree", "standard"), ("draft tree", "traversal"), ("ngram", "match")]
+)
+def test_sampled_output_has_the_masked_targets_distribution(engines, deep, name, rule):
+    """300 seeds against the exact probabilities of five texts."""
+    engine = engines[name]
+    old = engine.verifier.rule
+    engine.verifier.rule = rule
+    try:
+        params = [
+            SamplingParams(structured_outputs={"choice": CHOICES}, temperature=1.5, seed=i, max_tokens=9)
+            for i in range(300)
+        ]
+        results = engine.generate(["abcabcabcab"] * len(params), params)
+    finally:
+        engine.verifier.rule = old
+    counts = Counter(result.text for result in results)
+    assert set(counts) <= set(CHOICES)
+    wanted = np.array(exact(deep, "abcabcabcab", 1.5)) * len(params)
+    assert chisquare([counts[text] for text in CHOICES], wanted).pvalue > 1e-3
+    if name == "draft tree":
+        assert any((step.tree.drawn != Drawn.DETERMINISTIC).any() for step in results[0].steps if len(step.tree))
+
+
+@pytest.mark.parametrize("name", ["draft tree", "suffix+eagle", "eagle dynamic", "ngram"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_preemption_changes_nothing(engines, name, temperature):
+    engine = engines[name]
+    params = each(FORMS["json"], temperature=temperature, min_tokens=4)
+    fresh(engine, 60)
+    plenty = outputs(engine, PROMPTS, params)
+    fresh(engine, 6)
+    seen = []
+    engine.subscribe(seen.append, lossless=True)
+    few = outputs(engine, PROMPTS, params)
+    fresh(engine, 60)
+    assert few == plenty
+    engine.bus.close()
+    assert any(getattr(record, "preempted", ()) for record in seen)
+
+
+@pytest.mark.parametrize("name", ["draft tree", "suffix+eagle", "eagle dynamic"])
+def test_going_back_gives_the_same_steps_again(engines, name):
+    engine = engines[name]
+    fresh(engine, 60)
+    for i, prompt in enumerate(PROMPTS[:3]):
+        engine.add(prompt, each(FORMS["json"], temperature=1.0)[i])
+    records = []
+    while engine.busy:
+        records.append(engine.step())
+    for back in (len(records) - 2, 3, 1, 0):
+        engine.rewind(records[back].step)
+        for known in records[back:]:
+            again = engine.step()
+            assert again is known  # it came out as it was: the known record stands
+    assert engine.timeline.branches == 1
+    fresh(engine, 60)
+
+
+def test_a_fork_follows_the_form_and_a_token_that_breaks_it_ends_it(engines):
+    engine = engines["draft tree"]
+    fresh(engine, 60)
+    name = engine.add(PROMPTS[0], each(FORMS["json"])[0])
+    request, steps = engine.requests[name], []
+    while engine.busy:
+        steps += [part for part in engine.step().requests if part.verdict is not None]
+    output = request.output
+    middle = next(step for step in steps if step.index > 2)
+
+    def run(changes):
+        ends = []
+        with forked(engine, request, middle, changes) as beside:
+            while beside.busy:
+                ends += beside.step().finished
+        return ends[0]
+
+    assert run(Changes()).output.tolist() == output
+    assert is_legal(engine, request.params, run(Changes(params={"temperature": 1.3})).output.tolist())
+    broken = run(Changes(tokens={middle.position: 0}))
+    assert broken.reason is FinishReason.ERROR
+    assert "does not allow" in broken.error
+    fresh(engine, 60)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_near_a_dead_end_the_request_ends_with_an_error_and_never_nan(engines, name):
+    """The grammar wants a character in the end that no token has: the token of its byte is taken away."""
+    engine = engines[name]
+    grammars = engine.forms.grammars
+    pieces = list(grammars.tokens.pieces)
+    pieces[ids(engine, "z")[0]] = b""
+    kept = grammars._tokens
+    never = frozenset(token for token, piece in enumerate(pieces) if not piece)
+    grammars._tokens = dataclasses.replace(kept, digest="without z", pieces=tuple(pieces), never=never)
+    try:
+        for temperature in (0.0, 1.0):
+            params = each({"regex": "ab{2,4}z"}, temperature=temperature, min_tokens=2)[:2]
+            for result in engine.generate(PROMPTS[:2], params):
+                assert result.finish is FinishReason.ERROR
+                assert "no token of the vocabulary" in result.error
+                assert result.text == "abbbb"
+    finally:
+        grammars._tokens = kept
+
+
+def test_the_end_of_a_form_ends_the_request_also_under_ignore_eos(engines):
+    for name in ("none", "draft tree"):
+        for ignore in (False, True):
+            (result,) = engines[name].generate(
+                "abc", SamplingParams(structured_outputs={"choice": ("abab",)}, ignore_eos=ignore, max_tokens=30)
+            )
+            assert (result.text, result.finish) == ("abab", FinishReason.EOS)
+            assert result.token_ids[-1] == EOS
+
+
+def test_min_tokens_gives_way_where_the_form_can_only_end(engines):
+    long = SamplingParams(structured_outputs={"regex": "a{2,9}"}, min_tokens=6, max_tokens=30, logit_bias={EOS: 50.0})
+    short = dataclasses.replace(long, structured_outputs={"choice": ("ab",)})
+    for name in ("none", "draft tree", "suffix+eagle"):
+        (result,) = engines[name].generate("abc", long)
+        assert (len(result.token_ids), result.finish) == (7, FinishReason.EOS)  # EOS comes as soon as it may
+        (result,) = engines[name].generate("abc", short)
+        assert (result.text, result.finish) == ("ab", FinishReason.EOS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_holds_eos_and_stop_tokens_back_along_each_path(engines, temperature):
+    """EOS and a stop token are the likeliest by far: they come first where they may, at the exact length."""
+    for least, bias in ((0, EOS), (5, EOS), (5, 80), (9, 80)):
+        params = [
+            SamplingParams(
+                min_tokens=least, stop_token_ids=(80,), logit_bias={bias: 80.0}, temperature=temperature, max_tokens=20
+            )
+        ] * len(PROMPTS)
+        plain = outputs(engines["none"], PROMPTS, params)
+        assert {len(tokens) for tokens, _, _ in plain} == {least + 1}
+        assert {finish for _, finish, _ in plain} == {FinishReason.EOS if bias == EOS else FinishReason.STOP}
+        for name in ("ngram", "suffix", "draft tree", "eagle", "eagle dynamic", "p-eagle dynamic", "suffix+eagle"):
+            results = engines[name].generate(PROMPTS, params)
+            assert {len(r.token_ids) for r in results} == {least + 1}
+            assert not temperature or all(r.token_ids[-1] == bias for r in results)
+            if not temperature:
+                assert [(r.token_ids, r.finish, r.error) for r in results] == plain
+
+
+def test_a_stop_token_inside_an_accepted_path_ends_the_output_there(engines):
+    (free,) = engines["draft tree"].generate("abcabc", SamplingParams(max_tokens=30, ignore_eos=True))
+    inside = next(i for i, origin in enumerate(free.origins) if origin == "accepted")
+    token = free.token_ids[inside]
+    first = free.token_ids.index(token)
+    for name in ("none", "draft tree"):
+        (cut,) = engines[name].generate(
+            "abcabc", SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=(token,))
+        )
+        assert cut.token_ids == free.token_ids[: first + 1]
+        assert cut.finish is FinishReason.STOP
+        assert cut.text == engines[name].vocabulary.text(free.token_ids[:first])  # without the stop token
+
+
+def test_stop_strings_count_from_min_tokens_on(engines):
+    stop = {"logit_bias": dict.fromkeys(ids(engines["none"], "q"), 60.0)}
+    for name in ("none", "ngram"):
+        (result,) = engines[name].generate(
+            "abc", SamplingParams(max_tokens=12, stop=("q",), min_tokens=3, ignore_eos=True, **stop)
+        )
+        assert (result.text, result.finish, len(result.token_ids)) == ("qqq", FinishReason.STOP, 4)
+
+
+def test_both_backends_mask_alike(deep, engines):
+    """The mask is in the logits before the kernels."""
+    params = each(FORMS["regex"], temperature=1.0)
+    how = {**DRAFTERS["draft tree"], "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24, "dtype": "float32"}
+    triton = Engine(target=str(deep), backend="triton", **how)
+    assert outputs(triton, PROMPTS[:2], params[:2]) == outputs(engines["draft tree"], PROMPTS[:2], params[:2])
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft tree", "suffix+eagle", "eagle dynamic"])
+def test_requests_of_several_forms_and_none_do_not_get_each_others_masks(engines, name):
+    """Side by side in one batch, with drafts of several lengths, as each alone."""
+    forms = [{"regex": "[a-c]+"}, None, {"choice": ("abcabc", "hello world")}, {"json_object": True}, None]
+    params = [
+        SamplingParams(structured_outputs=form, max_tokens=14, temperature=t, seed=i, min_tokens=3 * (i % 2))
+        for t in (0.0, 0.9)
+        for i, form in enumerate(forms)
+    ]
+    together = outputs(engines[name], PROMPTS * 2, params)
+    alone = [outputs(engines[name], prompt, own)[0] for prompt, own in zip(PROMPTS * 2, params, strict=True)]
+    assert together == alone
+
+
+# Coming in
+
+
+def test_other_requests_go_on_while_a_grammar_is_compiled(engines, monkeypatch):
+    engine = engines["ngram"]
+    fresh(engine, 60)
+    slow = engine.forms.grammars.compile
+
+    def compile_slowly(form):
+        time.sleep(1.0)
+        return slow(form)
+
+    monkeypatch.setattr(engine.forms.grammars, "compile", compile_slowly)
+    late = engine.add("abc", SamplingParams(structured_outputs={"regex": "[a-c]{4}late"}, max_tokens=12))
+    other = engine.add("hello", SamplingParams(max_tokens=8, ignore_eos=True))
+    with pytest.raises(UserError, match="already running"):
+        engine.add("abc", name=late)
+    ended = []
+    while engine.busy:
+        ended += [end.info.id for end in engine.step().finished]
+    assert ended == [other, late]
+    fresh(engine, 60)
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(engines):
+    engine = engines["ngram"]
+    fresh(engine, 60)
+    bad = engine.add("abc", SamplingParams(structured_outputs={"regex": "a(?=b)"}))
+    dead = engine.add("abc", SamplingParams(structured_outputs={"json": {"$ref": "#"}}))
+    (good,) = engine.generate("hello", SamplingParams(max_tokens=4, ignore_eos=True))
+    assert good.finish is FinishReason.LENGTH
+    ends, records = {}, []
+    engine.rewind(0)  # they arrived, so they arrive again
+    while engine.busy:
+        records.append(engine.step())
+        ends |= {end.info.id: end for end in records[-1].finished}
+    for name, why in ((bad, "Lookahead is not supported"), (dead, "allows no first token")):
+        assert ends[name].reason is FinishReason.ERROR
+        assert why in ends[name].error
+    assert engine.timeline.branches == 1
+    fresh(engine, 60)
+
+
+def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(engines, monkeypatch):
+    engine = engines["ngram"]
+    fresh(engine, 60)
+    slow = engine.forms.grammars.compile
+    monkeypatch.setattr(engine.forms.grammars, "compile", lambda form: (time.sleep(0.5), slow(form))[1])
+    name = engine.add("abc", SamplingParams(structured_outputs={"regex": "cancelled"}))
+    engine.cancel(name)
+    (end,) = engine.step().finished
+    assert (end.info.id, end.reason) == (name, FinishReason.CANCELLED)
+    assert not engine.busy
+    fresh(engine, 60)
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"structured_outputs": {"json": {"multipleOf": 3}}}, "multipleOf cannot be enforced"),
+        ({"structured_outputs": {"regex": "a^b"}}, "at the ends alone"),
+        ({"stop_token_ids": (300,)}, "stop_token_ids: token id 300 is outside the vocabulary"),
+    ],
+)
+def test_what_is_wrong_at_first_sight_is_refused_at_once(engines, params, why):
+    with pytest.raises(UserError, match=why):
+        engines["none"].add("abc", SamplingParams(**params))
+
+
+def test_the_synthetic_drafter_forces_tokens_so_it_is_refused(tiny):
+    engine = Engine(target=str(tiny), drafter="synthetic:0.8", dtype="float32", kv_memory=0.01)
+    with pytest.raises(UserError, match="synthetic"):
+        engine.add("abc", SamplingParams(structured_outputs={"regex": "a"}))
+
+
+# Evidence
+
+
+def test_the_records_say_what_was_removed_and_pruned(engines, deep):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(deep).eval()
+    engine, pruned = engines["suffix"], 0
+    params = SamplingParams(structured_outputs={"regex": "(ab|c)+"}, max_tokens=12)
+    (result,) = engine.generate("abcabcxyabcxyabc", params)
+    text, output = ids(engine, "abcabcxyabcxyabc"), []
+    for step in result.steps:
+        if step.verdict is None:
+            assert step.form is None
+            continue
+        pruned += step.form.pruned
+        assert step.form.node.tolist()[0] == ROOT
+        for at, mass in zip(step.form.node.tolist(), step.form.removed.tolist(), strict=True):
+            path = [] if at == ROOT else step.tree.token[step.tree.path_to(at)].tolist()
+            row = engine.forms.allowed(params).rows(output, [path])[0]
+            with torch.no_grad():
+                p = model(torch.tensor([[*text, *output, *path]])).logits[0, -1].softmax(0)
+            assert mass == pytest.approx(sum(float(p[t]) for t in range(300) if not allows(row, t)), abs=1e-4)
+        output += step.output()
+    assert pruned > 0
+    (free,) = engine.generate("abc", SamplingParams(max_tokens=4))
+    assert all(step.form is None and step.logprobs is None for step in free.steps)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_rules_take_masked_distributions(engines, rule):
+    engine = engines["draft tree"] if rule != "block" else engines["p-eagle chain"]
+    old = engine.verifier.rule
+    engine.verifier.rule = rule
+    try:
+        params = each(FORMS["json"], temperature=1.3)
+        for result, own in zip(engine.generate(PROMPTS, params), params, strict=True):
+            assert is_legal(engine, own, result.token_ids)
+    finally:
+        engine.verifier.rule = old
+
+
+def test_a_schema_on_the_real_model_gives_json_that_fits():
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+        },
+        "required": ["name", "age", "pets"],
+    }
+    engine = Engine(dtype="float32", max_batch=2)
+    prompts = [engine.turn("Describe a person as JSON."), engine.turn("Who is Ada? Answer in JSON.")]
+    params = [SamplingParams(structured_outputs={"json": schema}, max_tokens=80, temperature=t) for t in (0.0, 0.8)]
+    for result in engine.generate(prompts, params):
+        assert result.finish is FinishReason.EOS
+        found = json.loads(result.text)
+        assert isinstance(found["name"], str)
+        assert 0 <= found["age"] <= 120
+        assert set(found["pets"]) <= {"cat", "dog"}
+    row = engine.forms.allowed(SamplingParams(structured_outputs={"regex": ".*"})).rows([], [[]])[0]
+    assert [allows(row, token) for token in (0, 1, 2)] == [False, False, True]  # <|im_end|> is its EOS
+    fitted = sum(r.acceptance.accepted for r in engine.generate(prompts, params))
+    assert fitted > 0

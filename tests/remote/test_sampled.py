@@ -1,0 +1,229 @@
+"""Sampled traces over the wire: real engines, real exporters, a real receiver, and the screens behind it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.live.local import commands_over
+from specscope.remote.receiver import Receiver
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.history import History
+from specscope.trace.outputs import OutputOptions, Outputs
+from specscope.trace.reading import read_capture
+from specscope.trace.records import FinishReason
+from specscope.trace.sampling_sink import SamplingSink
+from specscope.trace.spans import SpanLevel
+from specscope.trace.trace_sampling import Reason, read_sampling
+from specscope.trace.unspan import Decoder, run_info
+from specscope.tui.screens.engine_view import _values
+from tests.remote.test_attached import settle
+
+PROMPTS = ["abcabcabc", "xyxyxyxy", "the cat sat", "abababab", "hello hello", "1 2 1 2 1 2"]
+GREEDY, SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True), SamplingParams(max_tokens=20, temperature=1.5)
+
+
+@pytest.fixture
+def engine(tiny):
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
+
+
+def options(port, sampling, capture=None, protocol="grpc", level=SpanLevel.TREES, metrics=None):
+    path = "" if protocol == "grpc" else "/v1/traces"
+    return OutputOptions(capture, f"http://127.0.0.1:{port}{path}", protocol, level, metrics, True, sampling)
+
+
+def run_all(engine, chosen):
+    """(outputs, all records) of a run of PROMPTS with those outputs."""
+    records = []
+    engine.subscribe(records.append, lossless=True)
+    outputs = Outputs(chosen, engine.bus, engine.run_info, engine.vocabulary, GREEDY)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(prompt, SAMPLED if number % 2 else GREEDY, labels={"kind": "sampled" if number % 2 else "greedy"})
+    while engine.busy:
+        engine.step()
+    return outputs, records
+
+
+def taus(records):
+    history = History()
+    for record in records:
+        history.append(record)
+    return {name: request.acceptance.tau for name, request in history.requests.items()}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_what_is_kept_by_its_outcome_arrives_whole_and_says_why(engine, protocol):
+    taken = []
+    with Receiver(taken.extend) as receiver:
+        port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
+        asked = read_sampling(None, "tau < 1.1 or error")
+        outputs, records = run_all(engine, options(port, asked, protocol=protocol))
+        losses = outputs.close()
+    wanted = {name for name, tau in taus(records).items() if tau is not None and tau < 1.1}
+    assert 0 < len(wanted) < len(PROMPTS)  # else this shows nothing
+    assert losses == []
+    assert outputs.sampled == f"kept {len(wanted)} of 6 requests ({len(wanted)} by outcome)"
+    decoder, got = Decoder(), []
+    for one in taken:
+        got += decoder.feed(*one.read())
+    got += decoder.flush()
+    assert decoder.lost == 0
+    sent = [(r.step, p) for r in records for p in r.requests if p.request in wanted]
+    assert [(r.step, p) for r in got for p in r.requests] == sent
+    ends = [end for record in got for end in record.finished]
+    assert {end.info.id for end in ends} == wanted
+    assert {(end.sampled.reason, end.sampled.ratio) for end in ends} == {(Reason.OUTCOME, 1.0)}
+    assert run_info(taken[0].resource).sampling == "keep tau < 1.1 or error"
+    for record in got:
+        whole = next(r for r in records if r.step == record.step)
+        left = 0 if record.left_out is None else record.left_out.requests
+        assert len(record.requests) + left == len(whole.requests)
+    assert any(record.left_out is not None and record.left_out.requests for record in got)
+
+
+def test_metrics_and_the_capture_count_everything(engine, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Receiver(lambda spans: None) as receiver:
+        chosen = options(receiver.grpc_port, read_sampling(0.0, "tau < 1.1"), str(path), metrics=0)
+        outputs, records = run_all(engine, chosen)
+        engine.bus.flush()
+        metrics = next(s.sink for s in engine.bus.subscriptions if hasattr(s.sink, "prometheus_text"))
+        text = metrics.prometheus_text()
+        outputs.close()
+        after = metrics.prometheus_text()
+    kept = sum(tau is not None and tau < 1.1 for tau in taus(records).values())
+    generated = sum(part.emitted for record in records for part in record.requests)
+    model = f'engine="0",model_name="{engine.run_info.target}"'
+    assert f"vllm:generation_tokens_total{{{model}}} {float(generated)}" in text
+    for decision, count in (("outcome", kept), ("ratio", 0), ("overflow", 0), ("dropped", 6 - kept)):
+        assert f'specscope:trace_requests_total{{decision="{decision}",{model}}} {float(count)}' in after
+    assert "specscope:dropped_undecided_total{" in after
+    assert "specscope:keep_buffer_bytes{" in after
+    back = read_capture(path)
+    assert back.history.steps == records
+    assert back.warnings == []
+    assert back.history.run.sampling == ""
+
+
+def test_a_capture_is_sampled_where_somebody_asks_and_says_so(engine, tmp_path):
+    path = tmp_path / "run.jsonl"
+    asked = read_sampling(None, '"kind=greedy" in labels', captures=True)
+    outputs, records = run_all(engine, OutputOptions(str(path), None, None, SpanLevel.TREES, None, True, asked))
+    outputs.close()
+    back = read_capture(path)
+    assert set(back.history.requests) == {"r0", "r2", "r4"}
+    assert back.history.dropped == 0
+    assert [w for w in back.warnings if "a sample of its run" in w and '"kind=greedy" in labels' in w]
+    parts = [(r.step, p) for r in back.history.steps for p in r.requests]
+    assert parts == [(r.step, p) for r in records for p in r.requests if p.request in back.history.requests]
+    tokens = next(values for name, values, _ in _values(back.history.steps) if name == "tokens")
+    steps = {record.step for record in back.history.steps}
+    assert tokens == [float(sum(p.emitted for p in r.requests)) for r in records if r.step in steps]
+    step = commands_over_steps(back.history)
+    assert "left out by sampling" in step
+
+
+def commands_over_steps(history):
+    """`info step` at the first step that others shared."""
+    from specscope.debug import show
+    from specscope.debug.session import Session
+
+    session = Session(history)
+    session.goto(next(at for at, step in enumerate(history.steps) if step.left_out and step.left_out.requests))
+    return show.step(session)
+
+
+def test_the_engines_thread_decides_nothing(engine, monkeypatch):
+    """It appends a record and goes on: the stage, the condition and the encoding run on the sink's thread."""
+    seen = set()
+    for what in ("_judge", "_hand_on", "__call__"):
+        real = getattr(SamplingSink, what)
+
+        def noted(self, *args, real=real, **named):
+            seen.add(threading.current_thread().name)
+            return real(self, *args, **named)
+
+        monkeypatch.setattr(SamplingSink, what, noted)
+    with Receiver(lambda spans: None) as receiver:
+        outputs, _ = run_all(engine, options(receiver.grpc_port, read_sampling(0.5, "error")))
+        outputs.close()
+    assert seen == {"specscope-sink"}
+
+
+def test_a_small_buffer_decides_early_and_says_so(engine):
+    with Receiver(lambda spans: None) as receiver:
+        asked = read_sampling(None, "error", "1")
+        small = type(asked)(asked.ratio, asked.keep, 30_000)
+        outputs, _ = run_all(engine, options(receiver.grpc_port, small))
+        (loss,) = outputs.close()
+    assert "requests decided before the end" in loss
+    assert "--keep-buffer" in loss
+
+
+def test_an_attached_screen_shows_a_sample_without_gaps(engine, attached):
+    asked = read_sampling(None, '"kind=greedy" in labels')
+    outputs, records = run_all(engine, options(attached.listening.grpc_port, asked))
+    outputs.close()
+    kept = {"r0", "r2", "r4"}
+    wanted = [r.step for r in records if kept & {p.request for p in r.requests} or kept & {i.id for i in r.admitted}]
+    settle(attached.viewer, len(wanted))
+    history = attached.viewer.history
+    assert [record.step for record in history.steps] == wanted
+    assert history.dropped == 0
+    assert set(history.requests) == kept
+    assert history.run.sampling
+
+
+def test_a_failed_request_is_kept_and_a_cancelled_one_if_asked(engine):
+    out = []
+    stage = SamplingSink(out.append, engine.run_info, read_sampling(None, "cancelled"))
+    engine.subscribe(stage, lossless=True)
+    for prompt in PROMPTS[:3]:
+        engine.add(prompt, GREEDY)
+    engine.step()
+    engine.step()
+    engine.cancel("r1")
+    while engine.busy:
+        engine.step()
+    engine.close()
+    stage.close()
+    assert {end.info.id: end.reason for record in out for end in record.finished} == {"r1": FinishReason.CANCELLED}
+    assert {part.request for record in out for part in record.requests} == {"r1"}
+
+
+def test_a_debugger_goes_back_and_what_was_kept_is_the_run_without_the_others(engine, tmp_path):
+    """Rewinds without a change, a branch, an end on two branches: beside a whole capture of the same run."""
+    whole, sampled = tmp_path / "whole.jsonl", tmp_path / "sampled.jsonl"
+    asked = read_sampling(None, '"kind=keep" in labels')
+    writer = CaptureWriter(whole, engine.run_info, engine.vocabulary)
+    stage = SamplingSink(CaptureWriter(sampled, engine.run_info, engine.vocabulary), engine.run_info, asked)
+    for sink in (writer, stage):
+        engine.subscribe(sink, lossless=True)
+    for number, prompt in enumerate(PROMPTS[:3]):
+        engine.add(prompt, GREEDY, labels={"kind": "keep" if number == 1 else "drop"})
+    commands = commands_over(engine)
+    for line in ("next 6", "goto 3", "next 2", "goto 2"):
+        commands.run(line)
+    engine.cancel("r0")
+    commands.run("continue")
+    commands.run("goto 9")
+    engine.cancel("r2")
+    commands.run("continue")
+    engine.close()
+    writer.close()
+    stage.close()
+    before, after = read_capture(whole).history, read_capture(sampled).history
+    assert len(before.branches) == 3
+    assert set(after.branches) == set(before.branches)
+    for branch in before.branches:
+        before.show(branch)
+        after.show(branch)
+        assert after.requests.keys() == {"r1"}
+        assert after.requests["r1"].steps == before.requests["r1"].steps
+        ends = [history.requests["r1"].end for history in (before, after)]
+        assert (ends[0] is None) == (ends[1] is None) == (branch == 0)  # there it was left before its end
+        assert ends[0] is None or ends[0].output.tolist() == ends[1].output.tolist()
+        assert ends[1] is None or ends[1].sampled.reason is Reason.OUTCOME

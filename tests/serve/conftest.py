@@ -1,0 +1,21 @@
+import pytest
+
+from specscope import Engine
+from tests.serve.running import running
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="session")
+def served_engine(tiny):
+    """Speculates: the tiny model's own first layers draft."""
+    return Engine(
+        target=str(tiny), dtype="float32", kv_memory=0.01, max_batch=3, drafter="draft_model", draft_model="self:2",
+        tree="3", threads=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(served_engine):
+    with running(served_engine, max_queue=20) as one:
+        yield one

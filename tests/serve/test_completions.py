@@ -1,0 +1,131 @@
+"""What /v1/completions and /v1/chat/completions answer, beside what the engine generates by itself."""
+
+import json
+
+import pytest
+
+from specscope import Engine, SamplingParams
+from tests.serve.running import running
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """An engine of the same model that nobody serves."""
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
+
+
+@pytest.fixture(scope="module")
+def twin(tiny):
+    """An engine like the server's: sampled tokens hang on the drafts."""
+    how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "3"}
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, max_batch=3, threads=1, **how)
+
+
+def events(answer):
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_completion_is_what_the_engine_generates(server, alone):
+    (expected,) = alone.generate("abcabcab", SamplingParams(max_tokens=8))
+    answer = server.complete().json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (expected.text, "length")
+    assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 16, "completion_tokens": 8}
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+
+
+def test_a_seed_is_the_engines_seed(server, twin):
+    asked = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 7, "presence_penalty": 0.5}
+    (expected,) = twin.generate("abcabcab", SamplingParams(max_tokens=8, **asked))
+    assert server.complete(**asked).json()["choices"][0]["text"] == expected.text
+
+
+def test_token_ids_texts_and_n(server, twin):
+    ids = twin.encode("abcabcab")[1]
+    one = server.complete().json()["choices"][0]["text"]
+    assert server.complete(ids).json()["choices"][0]["text"] == one
+    several = server.complete(["abcabcab", "x"], n=2, temperature=0.8, seed=3).json()
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2, 3]
+    assert several["usage"]["prompt_tokens"] == 9
+    for index, choice in enumerate(several["choices"]):
+        expected = twin.generate(
+            ["abcabcab", "x"][index // 2], SamplingParams(max_tokens=8, temperature=0.8, seed=3 + index)
+        )
+        assert choice["text"] == expected[0].text
+
+
+def test_a_stream_says_the_same(server):
+    whole = server.complete(max_tokens=24).json()
+    told = events(server.complete(max_tokens=24, stream=True, stream_options={"include_usage": True}))
+    *pieces, last = told
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces][-1] == "length"
+    assert all(piece["choices"][0]["finish_reason"] is None for piece in pieces[:-1])
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert len(pieces) < 24, "a step's tokens come together"
+
+
+def test_a_chat_and_its_stream_say_the_same(server, alone):
+    whole = server.chat(max_completion_tokens=10).json()
+    (expected,) = alone.generate([{"role": "user", "content": "hello hello"}], SamplingParams(max_tokens=10))
+    (choice,) = whole["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    told = events(server.chat(max_completion_tokens=10, stream=True, n=2))
+    assert [one["choices"][0]["delta"] for one in told[:2]] == [{"role": "assistant", "content": ""}] * 2
+    for index in range(2):
+        texts = [c["delta"].get("content", "") for one in told for c in one["choices"] if c["index"] == index]
+        assert "".join(texts) == expected.text
+
+
+def test_content_may_come_in_parts(server):
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "hello"}]
+    body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 8}
+    assert server.post("/v1/chat/completions", body).json()["choices"] == server.chat().json()["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_part_of_a_stop_string_is_shown(server, stream, keep):
+    text = server.complete(max_tokens=40).json()["choices"][0]["text"]
+    at = next(i for i in range(4, len(text) - 3) if "�" not in text[i : i + 3] and text.index(text[i : i + 3]) == i)
+    stop = text[at : at + 3]
+    answer = server.complete(max_tokens=40, stop=stop, stream=stream, include_stop_str_in_output=keep)
+    pieces = [one["choices"][0] for one in (events(answer) if stream else [answer.json()])]
+    assert "".join(one["text"] for one in pieces) == text[: at + (3 if keep else 0)]
+    assert (pieces[-1]["finish_reason"], pieces[-1]["stop_reason"]) == ("stop", stop)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(server, stream):
+    plain = server.complete().json()["choices"][0]["text"]
+    answer = server.complete(echo=True, stream=stream)
+    told = events(answer) if stream else [answer.json()]
+    assert "".join(one["choices"][0]["text"] for one in told) == "abcabcab" + plain
+
+
+def test_the_figures_of_a_request_are_its_records(served_engine):
+    records = []
+    with running(served_engine, speculation_level="detailed", times=True) as server:
+        served_engine.bus.subscribe(records.append)
+        answer = server.complete(max_tokens=30).json()
+        streamed = events(server.complete(max_tokens=30, stream=True, stream_options={"include_usage": True}))
+        assert server.complete(n=2).json()["metrics"] is None
+        served_engine.bus.flush()
+    parts = [part for record in records for part in record.requests if part.request == answer["id"]]
+    drafted = [(part.verdict.accepted, len(part.tree)) for part in parts if part.verdict and len(part.tree)]
+    told = answer["metrics"]["speculative_decoding"]
+    assert (told["per_step_accepted"], told["per_step_drafted"]) == tuple(map(list, zip(*drafted, strict=True)))
+    assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == len(drafted)
+    accepted = sum(n * count for n, count in enumerate(told["acceptance_histogram"]))
+    assert accepted == told["num_accepted_draft_tokens"] > 0
+    assert told["mean_acceptance_length"] == 1 + accepted / len(drafted)
+    assert (told["num_spec_tokens"], len(told["acceptance_histogram"])) == (3, 4)
+    first = next(record for record in records if any(p.request == answer["id"] and p.emitted for p in record.requests))
+    (info,) = (info for record in records for info in record.admitted if info.id == answer["id"])
+    assert answer["metrics"]["time_to_first_token_ms"] == pytest.approx((first.end_ns - info.admitted_ns) / 1e6)
+    assert streamed[-1]["metrics"]["speculative_decoding"] == told
+    assert all("metrics" not in one for one in streamed[:-1])

@@ -1,0 +1,103 @@
+"""A debugger attaches to the server over its socket: clients wait while it stands, and get the same answers."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from specscope.errors import UserError
+from specscope.remote.vllm_console import AttachedCommands
+from tests.serve.running import running, wait_for
+
+
+@pytest.fixture
+def debugged(served_engine, tmp_path):
+    path = tmp_path / "debug.sock"
+    with running(served_engine, debug_socket=str(path)) as server:
+        server.path = path
+        server.expected = server.complete(max_tokens=30).json()["choices"][0]["text"]
+        yield server
+
+
+class Asking(threading.Thread):
+    """A client that waits for its answer."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.text = server, None
+        self.start()
+
+    def run(self):
+        self.text = self.server.complete(max_tokens=30).json()["choices"][0]["text"]
+
+
+def test_only_this_user_may_attach(debugged):
+    assert stat.S_IMODE(os.stat(debugged.path).st_mode) == 0o600
+
+
+def test_it_stops_looks_and_lets_go(debugged):
+    client = AttachedCommands(str(debugged.path))
+    assert "is served" in client.greeting
+    client.run("break reject")
+    waiting = Asking(debugged)
+    assert "reject" in client.run("continue")
+    assert waiting.text is None
+    steps = debugged.engine.steps
+    assert not wait_for(lambda: debugged.engine.steps != steps, 0.3), "it stands"
+    assert "p" in client.run("node")
+    assert client.run("next")
+    client.close()
+    waiting.join(20)
+    assert waiting.text == debugged.expected
+    assert debugged.engine.timeline is None
+
+
+def test_it_goes_back_and_forks_and_no_token_comes_twice(debugged):
+    client = AttachedCommands(str(debugged.path))
+    before = debugged.engine.steps - 2  # it ran by itself then
+    client.run("break reject")
+    waiting = Asking(debugged)
+    client.run("continue")
+    client.run("delete")
+    client.run("next 3")
+    client.run("reverse-next 2")
+    with pytest.raises(UserError, match="cannot go back"):
+        client.run(f"goto {before}")
+    assert "fork" in client.run("fork temperature=0.9 seed=4").lower()
+    assert client.run("check kv")
+    client.close()
+    waiting.join(20)
+    assert waiting.text == debugged.expected
+    assert debugged.complete(max_tokens=30).json()["choices"][0]["text"] == debugged.expected
+    assert debugged.empty()
+
+
+def test_continue_waits_for_requests_until_it_is_interrupted(debugged):
+    client = AttachedCommands(str(debugged.path))
+    asked = threading.Event()
+    client.session.interrupted = asked.is_set
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(client.run("continue")), daemon=True)
+    thread.start()
+    waiting = Asking(debugged)
+    waiting.join(20)
+    assert waiting.text == debugged.expected, "it runs while it continues"
+    assert thread.is_alive()
+    asked.set()
+    thread.join(10)
+    assert answers
+    client.close()
+
+
+def test_a_stopped_server_ends_all_the_same(served_engine, tmp_path):
+    with running(served_engine, debug_socket=str(tmp_path / "s"), shutdown_seconds=0.0) as server:
+        client = AttachedCommands(str(tmp_path / "s"))
+        client.run("pause")
+        thread = threading.Thread(target=lambda: server.complete(max_tokens=30), daemon=True)
+        thread.start()
+        assert wait_for(lambda: server.waiting)
+        server.stop()
+        assert not server.blocks
+        client.close()
+    assert not (tmp_path / "s").exists()

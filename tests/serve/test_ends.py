@@ -1,0 +1,172 @@
+"""How a server ends: it finishes, or hands back; what was captured can be read, however it ended."""
+
+import json
+import signal
+import subprocess
+import threading
+from collections import Counter
+
+import httpx2
+import pytest
+
+from specscope.trace.reading import read_capture
+from tests.processes import ENV, SPECSCOPE
+from tests.serve.running import running, wait_for
+
+BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
+
+
+class Command:
+    """`specscope serve` over the tiny model, in a process of its own."""
+
+    def __init__(self, tiny, capture, *flags):
+        how = ["--target", tiny, "--drafter", "ngram", "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1"]
+        command = [*SPECSCOPE, "serve", *how, "--port", "0", "-o", capture, *flags]
+        self.process = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if " on http://" in line:
+                self.url = line.split(" on ")[1].split()[0]
+                return
+        raise AssertionError(self.process.wait(10))
+
+    def stream(self, **asked):
+        """The lines of a stream, as they come."""
+        with httpx2.stream(
+            "POST", self.url + "/v1/completions", json={**BODY, "stream": True, **asked}, timeout=30
+        ) as answer:
+            for line in answer.iter_lines():
+                if line:
+                    yield line.removeprefix("data: ")
+
+
+@pytest.fixture
+def command(tiny, tmp_path):
+    made = []
+
+    def make(*flags):
+        made.append(Command(tiny, tmp_path / "run.jsonl", *flags))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.wait(10)
+        one.process.stderr.close()
+
+
+def roots(path):
+    """The spans of a capture, and the ends of its requests."""
+    reader = read_capture(str(path))
+    assert not reader.warnings, reader.warnings
+    ended = {name: one.end for name, one in reader.history.requests.items()}
+    return reader.history, ended
+
+
+def test_sigterm_lets_requests_finish(command, tmp_path):
+    server = command("--shutdown-timeout", "20")
+    lines = server.stream(max_tokens=150)
+    first = next(lines)
+    server.process.send_signal(signal.SIGTERM)
+    *pieces, done = [first, *lines]
+    assert done == "[DONE]"
+    assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(20) == 0
+    _, ended = roots(tmp_path / "run.jsonl")
+    assert [end.reason.value for end in ended.values()] == ["length"]
+
+
+def test_what_does_not_finish_is_handed_back(command, tmp_path):
+    server = command("--shutdown-timeout", "0")
+    lines = server.stream(max_tokens=480)
+    next(lines)
+    whole = []
+    other = threading.Thread(
+        target=lambda: whole.append(
+            httpx2.post(server.url + "/v1/completions", json={**BODY, "max_tokens": 480}, timeout=30)
+        )
+    )
+    other.start()
+    wait_for(lambda: "num_requests_running{" in httpx2.get(server.url + "/metrics").text, 1)
+    server.process.send_signal(signal.SIGINT)
+    *_, error, done = lines
+    assert done == "[DONE]"
+    assert json.loads(error)["error"]["code"] == 503
+    assert "stopping" in json.loads(error)["error"]["message"]
+    other.join(20)
+    assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
+    assert server.process.wait(20) == 0
+    history, ended = roots(tmp_path / "run.jsonl")
+    assert Counter(end.reason.value for end in ended.values()) == {"cancelled": 2}
+    assert len(history.requests) == 2
+
+
+def test_a_second_signal_does_not_wait(command, tmp_path):
+    server = command("--shutdown-timeout", "600")
+    lines = server.stream(max_tokens=480)
+    next(lines)
+    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGINT)
+    assert list(lines)[-1] == "[DONE]"
+    assert server.process.wait(15) == 0
+    _, ended = roots(tmp_path / "run.jsonl")
+    assert [end.reason.value for end in ended.values()] == ["cancelled"]
+
+
+def test_kill_leaves_a_readable_capture(command, tmp_path):
+    server = command()
+    assert list(server.stream(max_tokens=20))[-1] == "[DONE]"
+    lines = server.stream(max_tokens=480)
+    for _ in range(40):
+        next(lines)
+    wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 100_000, 2)
+    server.process.kill()
+    server.process.wait(10)
+    with pytest.raises(httpx2.HTTPError):
+        list(lines)
+    reader = read_capture(str(tmp_path / "run.jsonl"))
+    assert len(reader.history.steps) > 20
+    assert reader.history.steps[0].step == 0
+
+
+def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):
+    answers = []
+    with running(served_engine) as server:
+        thread = threading.Thread(target=lambda: answers.append(server.complete(max_tokens=400, ignore_eos=True)))
+        thread.start()
+        assert wait_for(lambda: server.blocks)
+
+        def broken(now):
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(served_engine, "_forward", broken)
+        thread.join(20)
+        server.join()
+        monkeypatch.undo()
+    assert (answers[0].status_code, answers[0].json()["error"]["message"]) == (500, "the engine failed: planted")
+    assert "planted" in str(server.error)
+    served_engine.current = None
+    served_engine.cancel_all()
+    while served_engine.busy:
+        served_engine.step()
+
+
+def test_the_callers_trace_is_continued(server):
+    records = []
+    one = server.engine.bus.subscribe(records.append)
+    given = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
+    server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, headers=given)
+    server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, headers={"traceparent": "00-xyz"})
+    server.engine.bus.flush()
+    server.engine.bus.subscriptions.remove(one)
+    one.close()
+    infos = [end.info for record in records for end in record.finished]
+    assert [(info.traceparent, info.labels) for info in infos] == [
+        (given["traceparent"], {"tracestate": "a=1"}),
+        ("", {}),
+    ]
+    from specscope.trace.spans import Encoder
+
+    encoder = Encoder(server.engine.run_info, server.engine.vocabulary)
+    spans = [span for record in records for span in encoder.encode(record) if span.name.startswith("text_completion")]
+    assert (f"{spans[0].trace:032x}", f"{spans[0].parent:016x}") == tuple(given["traceparent"].split("-")[1:3])
+    assert spans[1].parent == 0

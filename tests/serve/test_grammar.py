@@ -1,0 +1,118 @@
+"""Structured output, log-probabilities and stop tokens through OpenAI's client, and what a hostile form costs."""
+
+import json
+import threading
+import time
+
+import httpx2
+import openai
+import pytest
+
+from tests.serve.test_openai_client import client  # noqa: F401
+
+pytest.importorskip("xgrammar")
+MESSAGES = [{"role": "user", "content": "hello hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def test_a_json_schema(client):  # noqa: F811
+    form = {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA, "strict": True}}
+    answer = client.chat.completions.create(model="", messages=MESSAGES, max_tokens=200, response_format=form, seed=1)
+    assert answer.choices[0].finish_reason == "stop"
+    found = json.loads(answer.choices[0].message.content)
+    assert set(found) == {"a", "b"}
+    assert found["b"] in ("x", "yy")
+
+
+@pytest.mark.parametrize(
+    ("form", "good"),
+    [
+        ({"regex": "[ab]{3}c"}, lambda text: len(text) == 4 and set(text[:3]) <= {"a", "b"} and text[3] == "c"),
+        ({"choice": ["left", "right"]}, lambda text: text in ("left", "right")),
+        ({"grammar": 'root ::= "<" [0-9] ">"'}, lambda text: len(text) == 3 and text[1].isdigit()),
+    ],
+)
+def test_vllms_forms(client, form, good):  # noqa: F811
+    answer = client.completions.create(model="", prompt="abc", max_tokens=50, extra_body={"structured_outputs": form})
+    assert good(answer.choices[0].text), answer.choices[0].text
+
+
+def test_logprobs_of_a_chat(client):  # noqa: F811
+    answer = client.chat.completions.create(
+        model="", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
+    )
+    told = answer.choices[0].logprobs.content
+    assert len(told) == 6
+    for one in told:
+        assert one.logprob == one.top_logprobs[0].logprob, "greedy takes the likeliest"
+        assert [x.logprob for x in one.top_logprobs] == sorted((x.logprob for x in one.top_logprobs), reverse=True)
+        assert bytes(one.bytes).decode("utf-8", "replace") == one.token
+    asked = {"model": "", "messages": MESSAGES, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    pieces = [p.choices[0].logprobs for p in client.chat.completions.create(**asked, stream=True)]
+    streamed = [one for piece in pieces if piece for one in piece.content]
+    assert [one.token for one in streamed] == [one.token for one in told]
+    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in told], abs=1e-4)
+
+
+def test_logprobs_of_a_completion(client):  # noqa: F811
+    answer = client.completions.create(model="", prompt="abc", max_tokens=6, temperature=0.8, seed=2, logprobs=2)
+    told = answer.choices[0].logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 6
+    assert all(value < 0 for value in told.token_logprobs)
+    for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] <= 0
+        assert len(top) <= 3
+        assert value <= max(top.values())
+
+
+def test_stop_tokens_and_min_tokens(client, server):  # noqa: F811
+    ends = []
+    sink = server.engine.bus.subscribe(lambda record: ends.extend(record.finished))
+    server.complete("abc", max_tokens=6)
+    server.engine.bus.flush()
+    server.engine.bus.subscriptions.remove(sink)
+    sink.close()
+    tokens = ends[0].output.tolist()
+    stop = tokens[2]
+    assert stop not in tokens[:2]
+    answer = client.completions.create(
+        model="", prompt="abc", max_tokens=6, temperature=0, extra_body={"stop_token_ids": [stop]}
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].stop_reason == stop
+    assert answer.usage.completion_tokens == 3
+    later = client.completions.create(
+        model="", prompt="abc", max_tokens=6, temperature=0, extra_body={"stop_token_ids": [stop], "min_tokens": 5}
+    )
+    assert later.usage.completion_tokens >= 5
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"regex": "(a"}, {"json": {"type": "nothing"}}, {"json": {"$ref": "#"}}, {"regex": "a", "choice": ["b"]}, {}],
+)
+def test_a_form_that_cannot_be_used_is_refused(client, form):  # noqa: F811
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="", prompt="abc", extra_body={"structured_outputs": form})
+    assert refused.value.param == "structured_outputs"
+
+
+def test_a_hostile_regex_stalls_nobody(server):
+    answers = []
+    hostile = {"structured_outputs": {"regex": r"[\s\S]{0,100000}"}}
+    thread = threading.Thread(target=lambda: answers.append(server.complete(**hostile)))
+    thread.start()
+    time.sleep(0.3)
+    worst = 0.0
+    while thread.is_alive():
+        began = time.monotonic()
+        assert server.complete(max_tokens=1).status_code == 200
+        worst = max(worst, time.monotonic() - began)
+    assert worst < 2
+    assert answers[0].status_code in (200, 400)
+    assert httpx2.get(server.url + "/health").status_code == 200

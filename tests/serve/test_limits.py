@@ -1,0 +1,220 @@
+"""Clients that are slow, large, many, or gone: the right status, and no stall of others."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import httpx2
+import pytest
+
+from specscope.errors import UserError
+from specscope.serve.reading import Limits
+from specscope.serve.server import bind, is_loopback
+from specscope.serve.service import ServeOptions
+from tests.serve.running import running, wait_for
+
+LONG = {"max_tokens": 400, "ignore_eos": True}
+
+
+def talk(server, data, seconds=5.0):
+    """Send raw bytes; what comes back until the connection ends."""
+    with socket.create_connection(server.address, timeout=seconds) as raw:
+        raw.sendall(data)
+        got = b""
+        while piece := raw.recv(65536):
+            got += piece
+    return got
+
+
+def told(raw):
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.fixture(scope="module")
+def strict(served_engine):
+    """Little patience, little room."""
+    limits = Limits(body_bytes=20_000, header_seconds=0.4, body_seconds=0.4, send_seconds=0.5)
+    with running(served_engine, max_queue=1, limits=limits, api_key="sesame") as server:
+        server.key = {"authorization": "Bearer sesame"}
+        yield server
+
+
+def request(body, length=None, extra=""):
+    length = len(body) if length is None else length
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sesame\r\n{extra}"
+    return f"{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n".encode() + body
+
+
+def test_errors_have_one_shape(server):
+    cases = {
+        404: server.post("/v1/nothing", {}),
+        405: httpx2.get(server.url + "/v1/completions"),
+        415: httpx2.post(server.url + "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}),
+        400: server.complete(prompt="x", top_p=0),
+    }
+    for status, answer in cases.items():
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, status)
+        assert set(error) == {"message", "type", "param", "code"}
+    assert cases[405].headers["allow"] == "POST"
+    assert server.complete(model="another").json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, 999]}, "prompt"),
+        ({"prompt": "x" * 2000}, "prompt"),
+        ({"logit_bias": {"299999": 1}}, "logit_bias"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"n": 200}, "n"),
+        ({"n": 100}, "n"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_done_is_named(server, asked, param):
+    answer = server.complete(**asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_harmless_fields_are_ignored(server):
+    answer = server.complete(best_of=1, suffix=None, user="me", metadata={"a": "b"}, unheard_of=[1])
+    assert answer.json()["choices"][0]["text"] == server.complete().json()["choices"][0]["text"]
+
+
+def test_the_key(strict, caplog):
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
+        answer = strict.post("/v1/completions", {"prompt": "x"}, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert strict.post("/v1/completions", {"prompt": "x"}, headers=strict.key).status_code == 200
+    assert httpx2.get(strict.url + "/health").status_code == 200
+    assert "sesame" not in caplog.text
+
+
+def test_an_oversized_body_is_refused_before_it_is_read(strict):
+    status, error = told(talk(strict, request(b"{", length=10**12)))
+    assert (status, error["code"]) == (413, 413)
+    chunked = request(b"", extra="transfer-encoding: chunked\r\n").replace(b"content-length: 0\r\n", b"")
+    status, _ = told(talk(strict, chunked + b"4e20\r\n" + b" " * 20_000 + b"\r\n" + b"1\r\n \r\n"))
+    assert status == 413
+
+
+def test_slow_senders_are_cut_off(strict):
+    began = time.monotonic()
+    assert told(talk(strict, request(b'{"prompt"', length=100)))[0] == 408  # the body
+    assert told(talk(strict, b"POST /v1/comp"))[0] == 408  # the headers
+    assert told(talk(strict, b""))[0] == 408  # nothing at all
+    assert told(talk(strict, b"\x16\x03\x01\r\n\r\n"))[0] == 400  # no HTTP
+    assert time.monotonic() - began < 4
+
+
+def test_a_reader_that_takes_nothing_holds_nothing(served_engine):
+    with running(served_engine, limits=Limits(send_seconds=0.3)) as server:
+        body = json.dumps(
+            {"prompt": "x" * 400, "echo": True, "n": 20, "stream": True, "max_tokens": 100, "temperature": 0}
+        )
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            raw.connect(server.address)
+            lowered = server.serving
+            raw.sendall(request(body.encode()))
+            for connection in wait_for_connections(lowered):
+                connection.transport.set_write_buffer_limits(2048)
+                connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+            assert wait_for(lambda: server.waiting)
+            assert server.empty(15)
+            assert wait_for(lambda: not lowered.server.server_state.connections)
+
+
+def wait_for_connections(serving):
+    assert wait_for(lambda: serving.server.server_state.connections)
+    return list(serving.server.server_state.connections)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_takes_the_blocks_along(server, stream):
+    body = {"prompt": "abc", "stream": stream, "temperature": 0, **LONG}
+    with socket.create_connection(server.address) as raw:
+        raw.sendall(request(json.dumps(body).encode()))
+        assert wait_for(lambda: server.blocks)
+    before = server.engine.steps
+    assert server.empty(10)
+    assert server.engine.steps - before < 60, "it was decoded to its end"
+
+
+def test_a_full_queue_is_429_and_others_go_on(strict):
+    async def run():
+        async with httpx2.AsyncClient(headers=strict.key, timeout=30) as client:
+            body = {"prompt": "abcabc", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+            return await asyncio.gather(*(client.post(strict.url + "/v1/completions", json=body) for _ in range(12)))
+
+    answers = asyncio.run(run())
+    statuses = sorted(answer.status_code for answer in answers)
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 4, "three run and one waits"
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["type"] == "RateLimitError"
+    assert len({answer.text.partition('"choices"')[2][:400] for answer in answers if answer.status_code == 200}) == 1
+    metrics = httpx2.get(strict.url + "/metrics").text
+    line = next(x for x in metrics.splitlines() if x.startswith("vllm:admission_rejections_total{"))
+    assert line.endswith(f" {statuses.count(429)}.0")
+
+
+def test_a_request_id_is_given_back(server):
+    answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.json()["id"].startswith("cmpl-mine-1-")
+
+
+def test_other_machines_need_a_key():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    for host in ("0.0.0.0", "::", "192.168.1.1"):
+        with pytest.raises(UserError, match="--api-key"):
+            bind(ServeOptions(host=host))
+    bind(ServeOptions(host="0.0.0.0", port=0, api_key="k")).close()
+
+
+def test_metrics_have_vllms_names(server):
+    server.complete()
+    assert wait_for(
+        lambda: 'request_success_total{engine="0",finished_reason="length"' in httpx2.get(server.url + "/metrics").text
+    )
+    text = httpx2.get(server.url + "/metrics").text
+    names = "num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total prompt_tokens_total"
+    names += " generation_tokens_total spec_decode_num_drafts_total spec_decode_num_draft_tokens_total"
+    names += " spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total"
+    names += " admission_rejections_total iteration_tokens_total_count"
+    for name in ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency"):
+        names += f" {name}_seconds_count"
+    for name in ("queue", "prefill", "decode", "inference"):
+        names += f" request_{name}_time_seconds_count"
+    for name in names.split():
+        assert f"\nvllm:{name}{{" in text, name
+
+
+def test_others_are_not_stalled_by_what_is_refused(server):
+    worst = []
+
+    def look():
+        began = time.monotonic()
+        httpx2.get(server.url + "/health")
+        worst.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=server.complete, kwargs={"prompt": "x" * 3_000_000}) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        look()
+    for thread in threads:
+        thread.join()
+    assert max(worst) < 2

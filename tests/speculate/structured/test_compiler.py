@@ -1,0 +1,167 @@
+"""Grammars are compiled within limits, kept within limits, and refused in one line."""
+
+import itertools
+import time
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+
+from specscope.errors import UserError
+from specscope.speculate.allowed import unpacked
+from specscope.speculate.structured import compiler
+from specscope.speculate.structured.compiler import Grammars
+from specscope.speculate.structured.worker import escaped
+from specscope.trace.structured import StructuredOutputs
+from specscope.trace.vocabulary import Vocabulary
+
+pytest.importorskip("xgrammar")
+EOS, SPECIAL, BYTES = 2, 1, 3
+SIZE = BYTES + 256 + 45  # with padding rows, and not a multiple of 32
+VOCABULARY = Vocabulary(
+    {0: b"<unk>", 1: b"<|im_start|>", 2: b"</s>"} | {i + BYTES: bytes([i]) for i in range(256)}, {0, 1, 2}
+)
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(VOCABULARY, SIZE, (EOS,))
+
+
+def ids(text):
+    return [byte + BYTES for byte in text.encode()]
+
+
+def state(grammars, stops=(), **form):
+    return grammars.state(grammars.compile(StructuredOutputs(**form)), stops)
+
+
+def allowed(row):
+    return np.flatnonzero(unpacked(row[None], SIZE)[0]).tolist()
+
+
+def matches(grammars, text, **form):
+    here = state(grammars, **form)
+    here.follow(ids(text))
+    return not here.refused and EOS in allowed(here.row(()))
+
+
+@pytest.mark.parametrize(
+    ("form", "yes", "no"),
+    [
+        ({"regex": "[0-9]{3}|yes"}, ["123", "yes"], ["12", "ye", "1234", "x"]),
+        ({"choice": ('a"b', "c\\d", "e\nf", "é")}, ['a"b', "c\\d", "e\nf", "é"], ["a", "c", "ef"]),
+        ({"grammar": 'root ::= "a" x\nx ::= "b" | "c"'}, ["ab", "ac"], ["a", "abc"]),
+        ({"json_object": True}, ['{"a": [1, null]}', "{}"], ["[]", "1", "{"]),
+        ({"json": "true"}, ["1", "[1]"], ["x"]),
+        ({"json": '{"type": "integer", "minimum": 3}'}, ["3", "77"], ["2", '"a"']),
+    ],
+)
+def test_each_form_allows_what_it_says(grammars, form, yes, no):
+    assert [text for text in yes if not matches(grammars, text, **form)] == []
+    assert [text for text in no if matches(grammars, text, **form)] == []
+
+
+def test_whitespace_between_json_tokens_is_bounded(grammars):
+    assert matches(grammars, "{" + " " * 8 + "}", json_object=True)
+    assert not matches(grammars, "{" + " " * 9 + "}", json_object=True)
+
+
+def test_special_tokens_and_padding_are_never_text(grammars):
+    for form in ({"regex": ".*"}, {"json_object": True}):
+        here = state(grammars, **form)
+        for text in ("", '{"a'):
+            here.follow(ids(text))
+            row = allowed(here.row(()))
+            assert not {0, SPECIAL} & set(row)
+            assert max(row) < BYTES + 256
+            assert (EOS in row) == ((text == "" and "regex" in form) or "regex" in form)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"json": '{"$ref": "#"}'}, "allows no first token"),
+        ({"regex": "(?=a)a"}, "Lookahead is not supported"),
+        ({"regex": "["}, "Unclosed"),
+        ({"regex": "(" * 4000 + ")" * 4000}, "regex"),
+        ({"regex": "\\p{L}"}, "not supported"),
+        ({"grammar": "root ::= x"}, '"x" is not defined'),
+        ({"grammar": 'x ::= "a"'}, "root"),
+        ({"grammar": 'root ::= "a'}, "Expect"),
+        ({"json": '{"$ref": "#/$defs/nothing"}'}, "json"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_in_one_line_without_c_plus_plus(grammars, form, why):
+    with pytest.raises(UserError, match=why) as caught:
+        grammars.compile(StructuredOutputs(**form))
+    said = str(caught.value)
+    assert "\n" not in said
+    assert ".cc" not in said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("regex", ["(a+)+b", "(.*a){30}", "a{1,1000000}", "(" + "|".join(["a.b"] * 50) + ")"])
+def test_regexes_that_ruin_backtracking_engines_are_ordinary_here(grammars, regex):
+    here = state(grammars, regex=regex)
+    here.follow(ids("a" * 200))
+    start = time.process_time()
+    here.row(())
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("regex", ["[\\s\\S]{0,100000}"])
+def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, regex):
+    """It is hostile to a vocabulary of many long tokens."""
+    words = {
+        i + BYTES: "".join(word).encode()
+        for i, word in enumerate(itertools.product("abcdefghijklmnopqrstuvw", repeat=4))
+    }
+    many = Grammars(Vocabulary(VOCABULARY.pieces | words, {0, 1, 2}), BYTES + len(words), (EOS,))
+    start = time.time()
+    future = many.submit(StructuredOutputs(regex=regex))
+    assert time.time() - start < 2  # nobody waits
+    with pytest.raises(UserError, match="takes more than 5 s or too much memory"):
+        future.result(timeout=120)
+    assert matches(grammars, "after", choice=("after",))
+
+
+def test_compiled_grammars_are_kept_and_bounded(grammars, monkeypatch):
+    monkeypatch.setattr(compiler, "KEPT", 3)
+    forms = [StructuredOutputs(choice=(f"kept {i}",)) for i in range(5)]
+    first = [grammars.compile(form) for form in forms]
+    assert [grammars.find(form) is one for form, one in zip(forms, first, strict=True)] == [False] * 2 + [True] * 3
+    other = Grammars(VOCABULARY, SIZE, (EOS,))
+    assert other.find(forms[-1]) is first[-1]  # another engine of the same model
+    assert Grammars(VOCABULARY, SIZE + 1, (EOS,)).find(forms[-1]) is None
+
+
+def test_many_threads_compile(grammars):
+    futures = [grammars.submit(StructuredOutputs(regex=f"a{{{i}}}")) for i in range(1, 9)]
+    assert not wait(futures, timeout=120).not_done
+    assert all(future.exception() is None for future in futures)
+
+
+def test_without_xgrammar_one_line_says_how_to_install_it(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(UserError, match=r"pip install 'specscope\[serve\]'"):
+        Grammars(VOCABULARY, SIZE, (EOS,)).check(StructuredOutputs(regex="a"))
+
+
+def test_a_model_without_eos_is_refused():
+    with pytest.raises(UserError, match="end-of-sequence"):
+        Grammars(VOCABULARY, SIZE, ()).check(StructuredOutputs(regex="a"))
+
+
+def test_stop_tokens_that_are_text_are_text_to_the_grammar(grammars):
+    here = state(grammars, stops=(SPECIAL, *ids("}")), json_object=True)
+    here.follow(ids("{"))
+    assert ids("}")[0] in allowed(here.row(()))
+    here.follow(ids("{}"))
+    assert allowed(here.row(())) == [SPECIAL, EOS]
+
+
+def test_choices_are_escaped():
+    assert escaped('a"\\\n\x7f') == 'a\\"\\\\\\u000a\\u007f'

@@ -1,0 +1,81 @@
+"""Which tokens may follow: bits, masks, and the least length along a path."""
+
+import numpy as np
+import pytest
+import torch
+
+from specscope.model.backend import Backend
+from specscope.speculate.allowed import Allowed, allows, mask_, ones, unpacked
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.pruning import pruned
+from specscope.speculate.sampling import LogitRows, Memory, all_probabilities, target_rows
+from specscope.trace.method import MethodNotes
+from specscope.trace.params import SamplingParams
+from specscope.trace.tree import ROOT, DraftTree
+
+V = 77  # not a multiple of 32
+
+
+def test_bits_are_tokens():
+    allowed = Allowed(V, (0, 31, 32, 63, 76), min_tokens=1)
+    (row,) = allowed.rows([], [[]])
+    assert np.flatnonzero(~unpacked(row[None], V)[0]).tolist() == [0, 31, 32, 63, 76]
+    assert [allows(row, token) for token in (0, 1, 31, 32, 33, 76)] == [False, True, False, False, True, False]
+    assert unpacked(ones(V)[None], V).all()
+
+
+def test_the_least_length_counts_output_and_path():
+    allowed = Allowed(V, (2,), min_tokens=3)
+    rows = allowed.rows([5], [[], [6], [6, 7], [6, 7, 8]])
+    assert [allows(row, 2) for row in rows] == [False, False, True, True]
+    assert allowed.rows([5, 6, 7], [[]]) is None  # all may come: nothing is computed
+
+
+@pytest.mark.parametrize("backend", [Backend.TORCH, Backend.TRITON])
+@pytest.mark.parametrize("kind", [{}, {"min_p": 0.1}, {"top_k": 5}, {"top_p": 0.7}, {"repetition_penalty": 1.4}])
+def test_what_is_refused_has_no_mass_and_the_rest_keeps_its_shares(backend, kind):
+    torch.manual_seed(1)
+    logits, refused = torch.randn(3, V), np.random.default_rng(1).random((3, V)) < 0.6
+    packed = np.packbits(~refused, axis=1, bitorder="little")
+    rows = np.zeros((3, 12), np.uint8)
+    rows[:, : packed.shape[1]] = packed
+    params = SamplingParams(temperature=0.8, **kind)
+    part = LogitRows(logits, params, paths=[[], [], []], allowed=rows.view(np.int32))
+    p = all_probabilities([part], backend)
+    assert float(p[torch.from_numpy(refused)].sum()) == 0
+    assert p.sum(-1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+    wanted = all_probabilities(
+        [LogitRows(logits.masked_fill(torch.from_numpy(refused), -1e9), params, paths=[[]] * 3)], backend
+    )
+    assert torch.allclose(p, wanted, atol=1e-6)
+    assert torch.equal(logits, logits.clone())
+
+
+def test_greedy_choices_are_among_what_is_allowed_and_logits_stay():
+    logits = torch.arange(V, dtype=torch.bfloat16).repeat(2, 1)
+    before, allowed = logits.clone(), Allowed(V, range(40, V), min_tokens=1)
+    part = LogitRows(logits, SamplingParams(min_tokens=1), allowed=allowed.rows([], [[], [3]]))
+    assert target_rows([part], Backend.TORCH, Memory()).choices.tolist() == [39, V - 1]
+    assert torch.equal(logits, before)
+
+
+def test_a_row_that_allows_nothing_is_no_nan():
+    rows = np.stack([np.zeros(3, np.int32), ones(V)])
+    masked = mask_(torch.randn(2, V), rows)
+    assert bool(masked.isfinite().all())
+    part = LogitRows(torch.randn(2, V), SamplingParams(temperature=1.0), allowed=rows)
+    assert part.dead == {0}
+    assert not bool(all_probabilities([part], Backend.TORCH).isnan().any())
+
+
+def test_pruning_keeps_what_may_come_behind_its_own_path():
+    """EOS at the root is refused, and all below it; two deep it may come."""
+    tree = DraftTree.build([2, 5, 6, 2, 7], [ROOT, ROOT, 0, 1, 1])
+    draft = Draft(tree, method=MethodNotes(confidence=np.linspace(0.9, 0.1, 5, dtype=np.float32)))
+    context = Context("r", [9, 9], 2, SamplingParams(min_tokens=1), allowed=Allowed(V, (2,), min_tokens=1))
+    left = pruned(draft, context)
+    assert left.tree.token.tolist() == [5, 2, 7]
+    assert left.tree.parent.tolist() == [ROOT, 0, 0]
+    assert left.pruned == 2
+    assert left.method.confidence.tolist() == pytest.approx([0.7, 0.3, 0.1])
+    assert pruned(draft, Context("r", [9, 9], 2, SamplingParams())) is draft
