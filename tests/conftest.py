@@ -17,6 +17,12 @@ settings.register_profile("specscope", deadline=None, suppress_health_check=[Hea
 settings.load_profile("specscope")
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """A folder with a random-weight Llama of 3 layers and a byte-level tokenizer of 300 tokens."""

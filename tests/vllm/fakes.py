@@ -158,6 +158,7 @@ class FakeVllm:
             seed=None,
             max_tokens=self.tokens,
             stop=(),
+            stop_token_ids=[],
             ignore_eos=True,
         )
 
