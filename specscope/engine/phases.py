@@ -120,8 +120,9 @@ class PhasesMixin:
 
     def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        rows = [*range(part.feed), *(() if verdict is None else (part.feed + verdict.path).tolist())]
-        self.drafter.observe(part.request.id, part.request.computed, features[rows], part.request.tokens)
+        path = () if verdict is None else (part.feed + verdict.path).tolist()
+        kept = features[[*range(part.feed), *path]] if path else features[: part.feed].clone()
+        self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
 
     def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""

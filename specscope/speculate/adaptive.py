@@ -2,9 +2,10 @@
 
 A step of B requests with R rows and D drafting passes takes step(R) + first + (D - 1) passes seconds (costs.py). At a
 rate of L tokens a second, time is worth tokens: a tree of n nodes must bring L * (step(B (1 + n)) - step(B)) / B of
-them, a pass L * its seconds / B. So a request drafts another level where it expects more tokens from it than the pass
-costs, and of what was found it verifies the n nodes for which expected tokens less their price are most. L is what the
-engine makes at present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
+them, a pass L * its seconds / S, where S requests share it, as many as lately did. So a request drafts another level
+where it expects more tokens from it than the pass costs, and of what was found it verifies the n nodes for which
+expected tokens less their price are most. L is what the engine makes at present, which makes this the choice of the
+most tokens per time (Dinkelbach 1967).
 
 What a node brings is the probability that it is accepted: a curve over the drafter's own probability of its path,
 fitted to what became of the nodes verified lately. All of it follows from the tokens and from the file of costs, never
@@ -34,8 +35,11 @@ RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, a
 RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
-MARGIN = 1.25  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
-PROBE_EVERY = 24  # steps without drafts after which a request tries again
+SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
+SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
+MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
+PROBE_EVERY = 24  # steps without drafts after which a request may try again
+PROBE_SHARE = 0.01  # of the time, for such probes
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
 
@@ -62,6 +66,7 @@ class Budget:
     lifts: Doubles  # [depth] tokens that each level brings for each that the one above it brings
     curve: Curve
     reason: str  # for the evidence
+    probe: bool = False  # whether it is there to see if drafting pays again
 
     def best(self, scores: Sequence[float]) -> tuple[int, float]:
         """How many of the best nodes to verify, and the tokens that they bring beyond their price.
@@ -121,6 +126,7 @@ class Recent:
     lift: float  # tokens beyond their price that its searches found after one pass
     searches: int = 1  # of which that is the mean: of all at first, then of the last ones
     idle: int = 0  # steps since it last drafted
+    promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
 
 
 @dataclass
@@ -130,13 +136,16 @@ class Learned:
     kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
     recent: dict[str, Recent] = field(default_factory=dict)
     lifts: list[float] = field(default_factory=list)  # by level
+    shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
+    verifying: float = 1.0  # of a batch, that have a tree where somebody has one
     unseen: list[int] = field(default_factory=list)  # searches since each level was looked at
+    unprobed: int = 0  # steps since a request last tried again
     tokens: float = RATE_PRIOR  # a request's, over the last steps
     costs: float = RATE_PRIOR  # of those steps, in plain steps of their batches
     steps: int = 0  # that it has learned from
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prices:
     """What all requests of a step have in common."""
 
@@ -147,7 +156,10 @@ class Prices:
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
     curves: dict[bool, Curve]
+    seconds: float  # of a step without drafts
+    alone: float  # what a request that tries again adds to one, in seconds
     text: str
+    probing: str = ""  # the request that does in this step
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,7 @@ class Sizer:
     def __init__(self, plan: DynamicPlan, costs: Costs) -> None:
         self.plan = plan  # the largest search
         self.costs = costs
-        self.learned = Learned(lifts=[LIFT] * plan.depth, unseen=[0] * plan.depth)
+        self.learned = Learned(lifts=[LIFT] * plan.depth, shares=[1.0] * plan.depth, unseen=[0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
         self._seconds: dict[int, Doubles] = {}  # of a step by nodes of each tree; by batch
 
@@ -180,8 +192,11 @@ class Sizer:
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
         recent = known.recent.setdefault(request, Recent(known.lifts[0]))
-        depth, reason = self._depth(recent, price)
-        return Budget(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason)
+        depth, reason = self._depth(request, recent, price)
+        return Budget(
+            *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
+            probe=depth > 0 and not self._pays(recent, price),
+        )
 
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
@@ -192,8 +207,10 @@ class Sizer:
         seconds = self._seconds[batch]
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
         rows = worth * (seconds - seconds[0])
+        rows[1:] += worth * costs.first_tree_seconds(batch) * (1 / max(known.verifying, 1 / batch) - 1)
         later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
+        passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
         some = min(4, plan.max_nodes)
         text = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {rows[some]:.2f}"
         for level, count in enumerate(known.unseen):
@@ -201,15 +218,37 @@ class Sizer:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
         curves = {greedy: kind.curve() for greedy, kind in known.kinds.items()}
-        return Prices(known, known.steps, batch, rows, passes, np.array(known.lifts), curves, text)
+        alone = costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0]
+        lifts = np.array(known.lifts)
+        return Prices(known, known.steps, batch, rows, passes, lifts, curves, float(seconds[0]), alone, text)
 
-    def _depth(self, recent: Recent, price: Prices) -> tuple[int, str]:
+    def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str]:
         """How deep a search may go, and why."""
-        if recent.lift > MARGIN * price.passes[0]:
+        if self._pays(recent, price):
             return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}"
-        if recent.idle >= PROBE_EVERY:
+        if self._may_probe(request, recent, price):
             return 1, f"a probe after {plural(recent.idle, 'step')} without drafts"
         return 0, f"no draft pays: {price.text}; it would bring {recent.lift:.2f}"
+
+    def _pays(self, recent: Recent, price: Prices) -> bool:
+        return bool(recent.lift > MARGIN * price.passes[0])
+
+    def _may_probe(self, request: str, recent: Recent, price: Prices) -> bool:
+        """One request at a time, and so seldom that it takes PROBE_SHARE of the time: a pass of its own, a few rows,
+        and in the drafter all tokens since it last drafted.
+        """
+        if price.probing not in ("", request):
+            return False
+        if recent.promising:
+            price.probing = request
+            return True
+        if recent.idle < PROBE_EVERY:
+            return False
+        seconds = price.alone + self.costs.pass_seconds(recent.idle)
+        if self.learned.unprobed * PROBE_SHARE * price.seconds < seconds:
+            return False
+        price.probing = request
+        return True
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
@@ -218,6 +257,9 @@ class Sizer:
         for one in outcomes:
             if one.budget is not None:
                 self._learn_one(one, one.budget)
+        probed = any(one.budget is not None and one.budget.probe for one in outcomes)
+        self.learned.unprobed = 0 if probed else self.learned.unprobed + 1
+        self._learn_shares(outcomes)
         self._learn_rate(outcomes)
         self.learned.steps += 1
 
@@ -235,9 +277,17 @@ class Sizer:
                 recent.searches += 1
                 recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (lift - recent.lift)
                 least = MARGIN * budget.passes[0]
-                recent.idle = 0 if recent.lift > least or lift <= least else PROBE_EVERY
+                recent.idle, recent.promising = 0, lift > least >= recent.lift
         for level in range(len(known.unseen)):
             known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
+
+    def _learn_shares(self, outcomes: Sequence[Outcome]) -> None:
+        """Of the batch, how many went down to each level and had trees. Probes go alone, and say nothing of levels."""
+        known = self.learned
+        looked = [len(one.levels) for one in outcomes if one.budget is not None and not one.budget.probe]
+        for level, share in enumerate(known.shares):
+            known.shares[level] = _shared(share, sum(levels > level for levels in looked) / len(outcomes))
+        known.verifying = _shared(known.verifying, sum(len(one.tree) > 0 for one in outcomes) / len(outcomes))
 
     def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
@@ -256,6 +306,11 @@ class Sizer:
     def forget(self, request: str) -> None:
         """A request ended."""
         self.learned.recent.pop(request, None)
+
+
+def _shared(before: float, now: float) -> float:
+    """How many of a batch share something, by the last steps in which somebody had it."""
+    return before + (SHARE_WEIGHT * (now - before) if now else SHARE_BACK * (1 - before))
 
 
 def lifts(levels: Sequence[Sequence[float]], budget: Budget, top: int) -> list[float]:

@@ -34,6 +34,10 @@ class Costs:
         """Of a step without drafting."""
         return at(self.step, rows) + (batch - 1) * (self.tree_request if rows > batch else self.step_request)
 
+    def first_tree_seconds(self, batch: int) -> float:
+        """Of that, what the first tree adds beyond its rows, however small it is."""
+        return max(self.tree_request - self.step_request, 0.0) * (batch - 1)
+
     def first_seconds(self, batch: int) -> float:
         """Of the first drafting pass, with all that drafting takes once."""
         return self.first + (batch - 1) * self.first_request

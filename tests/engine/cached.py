@@ -9,6 +9,15 @@ import torch
 from specscope.live.check_kv import check_kv
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.runner import ModelRunner
+from tests.engines import fresh
+
+HEAD = "the cat sat on the mat and the dog ran after the cat, "  # three full blocks
+
+
+def pressed(engine, blocks, cached):
+    """The engine as new, with so many KV blocks, with a prefix cache or without."""
+    fresh(engine, blocks, cached=cached)
+    engine.timeline = None
 
 
 def chain(index, digest):

@@ -9,7 +9,7 @@ from specscope.engine.scheduler import Scheduler
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NoDrafter
 from specscope.speculate.drafters.combined import model_of
-from tests.engine.test_pressure import HEAD, pressed
+from tests.engine.cached import HEAD, pressed
 from tests.engines import build_engines
 
 NODES = 16

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
-from specscope.speculate.adaptive import MIDDLES, PROBE_EVERY, Budget, Curve, Kind, Outcome, Sizer
+from specscope.speculate.adaptive import MIDDLES, PROBE_EVERY, PROBE_SHARE, Budget, Curve, Kind, Outcome, Sizer
 from specscope.speculate.costs import Costs
 from specscope.trace.costs import Point
 from specscope.trace.plan import DynamicPlan
@@ -172,9 +173,58 @@ def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
             sizer.learn([world.step(budget)])
     assert depths[0] > 0
     assert depths[200:300].count(0) >= 90
-    assert max(len(run) for run in "".join("x" if d else "." for d in depths).split("x")) == PROBE_EVERY
+    probe = 0.006 + 0.002 + 4 * 0.001  # the first pass, one of the tokens that it missed, the rows of four nodes
+    every = max(PROBE_EVERY, math.ceil(probe / (PROBE_SHARE * 0.031)))
+    assert max(len(run) for run in "".join("x" if d else "." for d in depths).split("x")) == every
     assert depths[-50:].count(0) == 0
     assert "no draft pays" in _sized(sizer, bad).reason
+
+
+def test_one_request_at_a_time_probes():
+    """Each that tries again feeds the drafter all that it missed: together they would be felt."""
+    sizer, bad = Sizer(PLAN, costs(first=0.006)), World(0.5, 0.0, 2)
+    names, probes = [f"r{i}" for i in range(6)], []
+    for _ in range(400):
+        budgets = {name: sizer.choose(name, 6, greedy=True) for name in names}
+        assert budgets == {name: sizer.choose(name, 6, greedy=True) for name in names}  # asked twice, told the same
+        probes.append(sum(budget.probe for budget in budgets.values()))
+        sizer.learn([replace(bad.step(budget), request=name) for name, budget in budgets.items()])
+    assert max(probes) == 1
+    times = [step for step, count in enumerate(probes) if count]
+    probe = 0.006 + 0.002 + 4 * 0.001
+    late = np.diff(times[5:])  # when it is known that nothing is accepted
+    assert len(late) > 3
+    assert min(late) >= probe / (PROBE_SHARE * 0.036)
+
+
+def test_those_who_draft_bear_the_cost_of_a_pass_together():
+    sizer = Sizer(PLAN, costs(first=0.0005, later=0.0005))
+    sizer.costs = replace(sizer.costs, tree_request=0.001)
+    names, good = [f"r{i}" for i in range(4)], World(0.9, 1.0, 2)
+
+    def step(drafting):
+        budgets = {name: sizer.choose(name, 4, greedy=True) for name in names}
+        idle = replace(budgets["r0"], depth=0, probe=False)
+        sizer.learn([
+            replace(good.step(budget if name in drafting else idle), request=name) for name, budget in budgets.items()
+        ])  # fmt: skip
+        return budgets["r0"]
+
+    def prices():
+        budget = sizer.choose("r0", 4, greedy=True)
+        rate = max(sizer.learned.tokens / sizer.learned.costs, 1.0)
+        return budget.passes[0] / rate, budget.prices[1] / rate
+
+    step(names)
+    together = prices()
+    for _ in range(100):
+        step(names[:1])
+    assert prices()[0] == pytest.approx(4 * together[0], rel=0.01)
+    jump = 0.003 / 0.034  # what the first tree adds to a step of four requests
+    assert prices()[1] == pytest.approx(together[1] + 3 * jump, rel=0.01)
+    for _ in range(300):
+        step(())
+    assert prices() == pytest.approx(together, rel=0.02), "after a while without drafts all may try again together"
 
 
 def _sized(sizer, world):

@@ -104,6 +104,9 @@ class CombinedDrafter:
     def _join(self, context: Context, text: Draft, model: Draft, known: Acceptance) -> Draft:
         request = self._requests[context.request]
         request.drafted = len(model.tree) > 0
+        if not (request.drafted or len(text.tree)):
+            request.candidates = None
+            return NO_DRAFT
         request.candidates = found = Candidates.merge(context.position, text, model, known)
         most = self.max_nodes if context.budget is None else min(context.budget.nodes, self.max_nodes)
         if not (kept := found.best(most, context.budget)) and not request.drafted:

@@ -29,22 +29,20 @@ LARGEST = float(np.finfo(np.float32).max)
 class Features:
     """The target's features of one request that the head has not been fed yet, from position `start` on."""
 
-    def __init__(self) -> None:
-        self.start = 0
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+        self.end = start  # the first position whose feature is not known
         self._parts: list[Tensor] = []
-
-    @property
-    def end(self) -> int:
-        """The first position whose feature is not known."""
-        return self.start + sum(map(len, self._parts))
 
     def put(self, start: int, features: Tensor) -> None:
         """Features from `start` on, [m, F]; they take the place of older ones of those positions."""
         if start < self.end:
             have = torch.cat(self._parts)[: max(start - self.start, 0)]
             self.start, self._parts = min(self.start, start), [have]
+            self.end = self.start + len(have)
         assert start == self.end, "features are missing"
         self._parts.append(features)
+        self.end += len(features)
 
     def take(self, count: int) -> Tensor:
         """The first `count` of them, [count, F], which are then forgotten."""
@@ -170,7 +168,7 @@ class Eagle(ModelDrafter):
         """As above; features are wanted from there on."""
         held = super().adopt(request, tokens, most)
         if held:
-            self._features.setdefault(request, Features()).start = held
+            self._features.setdefault(request, Features(held))
         return held
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:

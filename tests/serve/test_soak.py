@@ -1,0 +1,206 @@
+"""Many customers at once, of every kind, on the real model: nobody is forgotten, nothing is lost, nothing grows."""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+
+import httpx2
+import psutil
+import pytest
+
+from specscope.trace.reading import read_capture
+from tests.processes import ENV, SPECSCOPE
+from tests.serve.customers import shop
+from tests.serve.running import wait_for
+
+pytest.importorskip("xgrammar")
+CUSTOMERS = 10
+HOW = (
+    *("--dtype", "float32", "--kv-memory", "0.05", "--max-batch", "6", "--max-queue", "3", "--port", "0"),
+    *("--async-scheduling", "--prefix-cache", "--shutdown-timeout", "60"),
+)
+LEAVE_SECONDS = 20.0  # what a request may go on for when its customer has left; the machine may be busy
+FLAT = 1.1  # of the memory at the first third
+
+
+class Server:
+    """`specscope serve` on the default model, and its memory second by second."""
+
+    def __init__(self, capture):
+        self.capture, self.memory = capture, []
+        command = [*SPECSCOPE, "serve", *HOW, "-o", str(capture)]
+        self.process = subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, text=True)
+        self.said = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert wait_for(lambda: self.url or self.process.poll() is not None, 300), self.said
+        assert self.url, self.said
+        self._watch = threading.Thread(target=self._measure, daemon=True)
+        self._watch.start()
+
+    @property
+    def url(self):
+        return next((line.split(" on ")[1].split()[0] for line in self.said if " on http://" in line), None)
+
+    def _read(self):
+        self.said.extend(self.process.stderr)
+
+    def _measure(self):
+        process = psutil.Process(self.process.pid)
+        while self.process.poll() is None:
+            try:
+                self.memory.append(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
+            except psutil.NoSuchProcess:
+                return
+            time.sleep(0.5)
+
+    def gauge(self, name):
+        text = httpx2.get(self.url + "/metrics", timeout=30).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
+
+    def shop(self, seed, most, requests, seconds):
+        return asyncio.run(shop(self.url, random.Random(seed), most, requests, CUSTOMERS, seconds))
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(120)
+        self._reader.join(10)
+        return code
+
+    def close(self):
+        self.process.kill()
+        self.process.wait(20)
+        self._reader.join(10)
+
+
+@pytest.fixture
+def start(tmp_path):
+    made = []
+
+    def run(name):
+        made.append(Server(tmp_path / name))
+        return made[-1]
+
+    yield run
+    for one in made:
+        one.close()
+
+
+def test_what_was_killed_can_be_read(start):
+    """kill -9 while six requests run and others wait."""
+    server = start("killed.jsonl")
+    done = []
+    shopping = threading.Thread(target=lambda: done.extend(server.shop(1, 40, 60, 60.0)))
+    shopping.start()
+    assert wait_for(lambda: server.capture.stat().st_size > 300_000, 100)
+    server.process.kill()
+    shopping.join(200)
+    assert any(told.status == 200 and told.whole for told in done)
+    assert any(told.error and not told.whole for told in done), "some were cut off"
+    history = read_capture(str(server.capture)).history
+    steps = [record.step for record in history.steps]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > 20
+    known = {name.rpartition("-")[0] if name.count("-") > 1 else name for name in history.requests}
+    answered = [told for told in done if told.status == 200 and told.whole]
+    assert sum(told.id in known for told in answered) >= len(answered) - 3, "only the last moments are lost"
+
+
+@pytest.mark.parametrize(
+    ("requests", "most", "seconds"), [(150, 24, 90.0), pytest.param(2000, 64, 3000.0, marks=pytest.mark.slow)]
+)
+def test_a_soak(start, requests, most, seconds):
+    server = start("soak.jsonl")
+    began = time.monotonic()
+    told = server.shop(2, most, requests, seconds)
+    assert wait_for(lambda: server.gauge("num_requests_running") == 0, 30)
+    assert server.gauge("num_requests_waiting") == 0
+    assert server.gauge("kv_cache_usage_perc") == 0, "a KV block is lost"
+    preempted, memory = server.gauge("num_preemptions_total"), list(server.memory)
+    spent = time.monotonic() - began
+    assert server.end() == 0, server.said
+    assert not [line for line in server.said if "failed" in line or "lost" in line], server.said
+    reader = read_capture(str(server.capture))
+    assert not reader.warnings
+    kinds = judge(told, reader.history)
+    spans_are_whole(server.capture, reader.history)
+    found = subprocess.run([*SPECSCOPE, "verify", server.capture], env=ENV, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    third = len(memory) // 3
+    growth = max(memory[-third:]) / max(memory[:third])
+    print(
+        f"{len(told)} requests in {spent:.0f} s: {dict(kinds)}; {preempted:.0f} preemptions; memory "
+        f"{max(memory[:third]) / 2**20:.0f} MiB in the first third, {max(memory[-third:]) / 2**20:.0f} in the last"
+    )
+    assert preempted > 0
+    assert growth < FLAT
+    assert {"answered", "refused", "left", "bad"} <= set(kinds)
+
+
+def judge(told, history):
+    """Every request was answered or refused, and every answer is what the engine made. What became of how many."""
+    kinds, ours = Counter(), dict(history.requests)
+    for one in told:
+        kinds[kind := kind_of(one)] += 1
+        names = [one.id] if len(one.ends) == 1 else [f"{one.id}-{index}" for index in sorted(one.ends)]
+        if kind == "answered":
+            compare(one, [ours.pop(name) for name in names], history.vocabulary)
+    for name, request in ours.items():  # of those who left, whose name nobody may have been told
+        assert request.end is not None, f"{name} did not end"
+    late = {one.id: one.left_ns for one in told if one.left_ns is not None and one.id}
+    for name, request in ours.items():
+        left = next((at for id_, at in late.items() if name.startswith(id_)), None)
+        assert left is None or request.end.finished_ns - left < LEAVE_SECONDS * 1e9
+    for request in history.requests.values():
+        made = [token for step in request.steps for token in step.output()]
+        assert made == request.end.output.tolist(), "a token was lost, or came twice"
+    return kinds
+
+
+def kind_of(one):
+    if one.left_ns is not None:
+        return "left"
+    if one.asked.bad:
+        assert one.status == 400, one
+        assert one.error
+        return "bad"
+    if one.status == 429:
+        return "refused"
+    assert (one.status, one.whole, one.error) == (200, True, ""), one
+    return "answered"
+
+
+def compare(one, requests, vocabulary):
+    """An answer beside the engine's record of it."""
+    assert len(requests) == one.asked.body.get("n", 1)
+    assert one.tokens == sum(len(request.end.output) for request in requests)
+    for index, request in enumerate(requests):
+        end = request.end
+        assert one.ends[index] == {"eos": "stop", "stop": "stop", "length": "length"}[end.reason.value]
+        assert one.texts[index] == end.cut(vocabulary.text(end.output.tolist())), one
+        if "logprobs" in one.asked.body:
+            assert one.logprobs[index] == len(end.output)
+        if one.asked.good and one.ends[index] == "stop":
+            assert one.asked.good(one.texts[index]), one
+
+
+def spans_are_whole(path, history):
+    """Each span has an end, and a parent that is there; each request has one root."""
+    spans = [
+        span
+        for line in path.read_text("utf-8").splitlines()
+        for resource in json.loads(line)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    known = {span["spanId"] for span in spans}
+    assert len(known) == len(spans), "two spans have one name"
+    for span in spans:
+        assert int(span["endTimeUnixNano"]) >= int(span["startTimeUnixNano"]) > 0
+        assert span.get("parentSpanId", "") in known | {""}
+    assert sum(span["name"].startswith(("text_completion", "chat")) for span in spans) == len(history.requests)
