@@ -53,9 +53,9 @@ def pytest_terminal_summary(terminalreporter):
         table.add_column(column)
     for scheduling in ("sync", "async"):
         for pressure in ("plenty", "few blocks", "prefix cache", "both"):
-            table.add_column(f"{scheduling}, {pressure}", justify="right")
+            table.add_column(f"{scheduling}\n{pressure}", justify="right")
     for name, params, temperature, cells in sorted(rows):
         told = [f"{tokens}" + (f" ({parted} parted)" if parted else "") for tokens, parted in cells]
         table.add_row(name, params, temperature, *told)
     terminalreporter.write_line("")
-    Console(file=terminalreporter._tw, width=130).print(table)
+    Console(file=terminalreporter._tw, width=160).print(table)

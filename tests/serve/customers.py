@@ -94,6 +94,7 @@ def draw(rng: random.Random, most: int) -> Asked:
         body |= {"structured_outputs": form, "temperature": rng.choice((0, 0.8)), "max_tokens": most}
         return Asked(body, good=good)
     body |= rng.choice(PLAIN)
+    body["max_tokens"] = max(body["max_tokens"], body.get("min_tokens", 1))
     leaves = rng.uniform(0.01, 2.0) if kind < 16 else None
     if kind % 2 and "logprobs" not in body:
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]

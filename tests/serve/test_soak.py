@@ -21,7 +21,7 @@ from tests.serve.running import wait_for
 pytest.importorskip("xgrammar")
 CUSTOMERS = 10
 HOW = (
-    *("--dtype", "float32", "--kv-memory", "0.05", "--max-batch", "6", "--max-queue", "3", "--port", "0"),
+    *("--dtype", "float32", "--kv-memory", "0.02", "--max-batch", "6", "--max-queue", "4", "--port", "0"),
     *("--async-scheduling", "--prefix-cache", "--shutdown-timeout", "60"),
 )
 LEAVE_SECONDS = 20.0  # what a request may go on for when its customer has left; the machine may be busy
@@ -95,9 +95,9 @@ def test_what_was_killed_can_be_read(start):
     """kill -9 while six requests run and others wait."""
     server = start("killed.jsonl")
     done = []
-    shopping = threading.Thread(target=lambda: done.extend(server.shop(1, 40, 60, 60.0)))
+    shopping = threading.Thread(target=lambda: done.extend(server.shop(1, 40, 1000, 60.0)))
     shopping.start()
-    assert wait_for(lambda: server.capture.stat().st_size > 300_000, 100)
+    assert wait_for(lambda: server.capture.stat().st_size > 1_500_000, 100)
     server.process.kill()
     shopping.join(200)
     assert any(told.status == 200 and told.whole for told in done)
@@ -112,7 +112,7 @@ def test_what_was_killed_can_be_read(start):
 
 
 @pytest.mark.parametrize(
-    ("requests", "most", "seconds"), [(150, 24, 90.0), pytest.param(2000, 64, 3000.0, marks=pytest.mark.slow)]
+    ("requests", "most", "seconds"), [(300, 32, 100.0), pytest.param(20_000, 64, 1200.0, marks=pytest.mark.slow)]
 )
 def test_a_soak(start, requests, most, seconds):
     server = start("soak.jsonl")
@@ -165,12 +165,12 @@ def judge(told, history):
 def kind_of(one):
     if one.left_ns is not None:
         return "left"
+    if one.status == 429:
+        return "refused"
     if one.asked.bad:
         assert one.status == 400, one
         assert one.error
         return "bad"
-    if one.status == 429:
-        return "refused"
     assert (one.status, one.whole, one.error) == (200, True, ""), one
     return "answered"
 
