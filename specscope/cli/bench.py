@@ -179,14 +179,15 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
     metavar="MS",
     default=20.0,
     show_default=True,
-    help="Time of a step from which rates follow.",
+    help="Step time assumed for the rates per second.",
 )
 @json_option
 @engine_options
 def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Measure bytes and spans a step that go to an OTLP endpoint.
+    """Measure how many bytes and spans each step sends to an OTLP endpoint.
 
-    By level of evidence and --sample ratio, as sent, and carried to 1,000 engines.
+    For each trace level, evidence level and sampling ratio: measured, then
+    extrapolated to 1,000 engines.
     """
     from specscope.bench.traces import run_traces
 

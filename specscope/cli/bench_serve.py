@@ -54,22 +54,22 @@ _OPTIONS = [
         "--rate",
         type=Numbers(real_from(0.001, 1e6)),
         metavar="R,...",
-        help="Requests a second, arriving at random; several values are run one after another.",
+        help="Requests per second, with random arrival times; several values are run one after another.",
     ),
     click.option(
         "--concurrency",
         type=Numbers(whole_from(1, 10_000)),
         metavar="N,...",
-        help="Requests at once, each sent when another is answered.  [default: 1]",
+        help="Requests at once; each answer starts the next request.  [default: 1]",
     ),
     click.option(
-        "--requests", type=whole_from(1, 100_000), default=100, show_default=True, metavar="N", help="Requests a run."
+        "--requests", type=whole_from(1, 100_000), default=100, show_default=True, metavar="N", help="Requests per run."
     ),
     click.option(
         "--max-tokens",
         type=Number(PARAM_TYPES["max_tokens"]),
         metavar="N",
-        help="Output tokens of a request at most.  [default: as the dataset says, else 128]",
+        help="Maximum output tokens per request.  [default: as the dataset says, else 128]",
     ),
     click.option(
         "--temperature",
@@ -84,14 +84,15 @@ _OPTIONS = [
         default=0,
         show_default=True,
         metavar="N",
-        help="Of arrival times, of the order of prompts, and of sampling.",
+        help="Seed of arrival times, prompt order and sampling.",
     ),
     click.option(
         "--burstiness",
         type=real_from(0.05, 1000),
         default=1.0,
         metavar="B",
-        help="Shape of the gaps' gamma distribution: 1 is Poisson, less comes in bursts.  [default: 1]",
+        help="Shape of the gamma distribution of the gaps between requests: 1 is Poisson, less is burstier.  "
+        "[default: 1]",
     ),
     click.option(
         "--warm-up",
@@ -105,7 +106,7 @@ _OPTIONS = [
         "--rounds",
         type=whole_from(1, 100),
         metavar="N",
-        help="How often each load is run, servers in turn.  [default: 1; 3 with several servers]",
+        help="How many times each load is run, servers in turn.  [default: 1; 3 with several servers]",
     ),
     click.option("--ignore-eos", is_flag=True, help="Ask for max-tokens tokens whatever the text (vLLM, SGLang)."),
     click.option(

@@ -51,23 +51,25 @@ _ENGINE = [
         "--suffix-shared",
         type=Number(Shared),
         metavar="TOKENS",
-        help="Tokens of earlier requests in which suffix decoding also looks.  [default: 0]",
+        help="How many tokens of earlier requests suffix decoding also searches.  [default: 0]",
     ),
     click.option(
         "--speculation",
         type=click.Choice(("on", "off", "auto")),
-        help="Whether to draft; auto: as much as pays, which may be nothing (as --adaptive).  [default: on]",
+        help="Whether to draft; auto is the same as --adaptive: draft as much as pays, which may be nothing.  "
+        "[default: on]",
     ),
     click.option(
         "--disable-above",
         type=Number(Count),
         metavar="N",
-        help="Do not draft while more than N requests decode.",
+        help="Stop drafting when more than N requests decode; resume when a quarter fewer do.",
     ),
     click.option(
         "--async-scheduling/--no-async-scheduling",
         default=None,
-        help="Run the next step while the last one is recorded; a debugger runs steps one by one.  [default: off]",
+        help="Run a step while the one before is still being recorded; under a debugger, steps run one at a time.  "
+        "[default: off]",
     ),
     click.option(
         "--rule",
@@ -77,7 +79,7 @@ _ENGINE = [
     click.option(
         "--adaptive/--no-adaptive",
         default=None,
-        help="Fit each tree to measured costs and recent acceptance.  [default: unless --tree is given]",
+        help="Fit each tree to measured costs and recent acceptance.  [default: on unless --tree is given]",
     ),
     click.option(
         "--costs",
@@ -115,7 +117,7 @@ _ENGINE = [
     click.option(
         "--prefix-cache/--no-prefix-cache",
         default=None,
-        help="Whether requests begin with the KV of earlier ones with the same first tokens.  [default: no]",
+        help="Reuse the KV of earlier requests with the same first tokens.  [default: off]",
     ),
     click.option("--threads", type=Number(Threads), metavar="N", help="CPU threads.  [default: torch's choice]"),
 ]
@@ -148,19 +150,19 @@ _SAMPLING = [
         "--repetition-penalty",
         type=Number(PARAM_TYPES["repetition_penalty"]),
         metavar="R",
-        help="For tokens in prompt or output; 1 is off.  [default: 1]",
+        help="Penalty on tokens in the prompt or output; 1 is off.  [default: 1]",
     ),
     click.option(
         "--presence-penalty",
         type=Number(PARAM_TYPES["presence_penalty"]),
         metavar="R",
-        help="For tokens in the output; 0 is off.  [default: 0]",
+        help="Penalty on tokens in the output; 0 is off.  [default: 0]",
     ),
     click.option(
         "--frequency-penalty",
         type=Number(PARAM_TYPES["frequency_penalty"]),
         metavar="R",
-        help="For each time a token is in the output; 0 is off.  [default: 0]",
+        help="Penalty for each time a token is in the output; 0 is off.  [default: 0]",
     ),
     click.option("--seed", type=Number(PARAM_TYPES["seed"]), metavar="N", help="Seed of every coin.  [default: 0]"),
     click.option(
@@ -185,23 +187,28 @@ _SAMPLING = [
         "--min-tokens",
         type=Number(PARAM_TYPES["min_tokens"]),
         metavar="N",
-        help="Output tokens before which no EOS or stop token is drawn.  [default: 0]",
+        help="Minimum output tokens: EOS and stop tokens are masked before.  [default: 0]",
     ),
     click.option(
         "--logprobs",
         type=whole_from(0, MOST_LOGPROBS),
         metavar="N",
-        help="Log-probabilities of each output token and of the N likeliest, before sampling parameters.",
+        help="Record the log-probabilities of each output token and of the N likeliest, before sampling parameters "
+        "apply.",
     ),
     click.option(
-        "--json-schema", metavar="FILE", help="The output must be JSON that fits this schema: a file, or its text."
+        "--json-schema",
+        metavar="FILE",
+        help="The output must be JSON that fits this schema, given as a file or as text.",
     ),
     click.option("--json-object", is_flag=True, default=None, help="The output must be a JSON object."),
     click.option("--regex", metavar="REGEX", help="The whole output must match this regular expression."),
     click.option(
-        "--choice", multiple=True, metavar="TEXT", help="The output must be one of these; give it more than once."
+        "--choice", multiple=True, metavar="TEXT", help="The output must be one of these; give the flag once for each."
     ),
-    click.option("--grammar", metavar="FILE", help="The output must follow this EBNF grammar: a file, or its text."),
+    click.option(
+        "--grammar", metavar="FILE", help="The output must follow this EBNF grammar, given as a file or as text."
+    ),
     click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 ]
 _OUTPUT = [
@@ -225,12 +232,13 @@ _SAMPLED = [
     click.option(
         "--sample",
         metavar="RATIO",
-        help="Send the spans of this share of requests, as OpenTelemetry samples traces; callers' flags are followed.",
+        help="Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes "
+        "precedence.",
     ),
     click.option(
         "--keep",
         metavar="CONDITION",
-        help="Send the spans of requests for which this holds when they end: 'tau < 1.5 or error'.",
+        help="Send the spans of requests that meet this condition when they end, such as 'tau < 1.5 or error'.",
     ),
     click.option(
         "--keep-buffer",

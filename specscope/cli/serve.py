@@ -44,7 +44,7 @@ class ServeRun:
     "--api-key",
     envvar=KEY,
     metavar="KEY",
-    help=f"Clients must give this key; other machines are let in with one only. Better in {KEY}.",
+    help=f"Key that clients must send; required if --host lets other machines connect. It is safer in {KEY}.",
 )
 @click.option("--served-model-name", metavar="NAME", help="What clients call the model.  [default: the target's name]")
 @click.option(
@@ -53,10 +53,15 @@ class ServeRun:
     default=256,
     show_default=True,
     metavar="N",
-    help="Requests that may wait beside the --max-batch that run; more get status 429.",
+    help="Requests that may wait in addition to the --max-batch that run; any more get status 429.",
 )
 @click.option(
-    "--max-body", type=real_from(0.001, 1024), default=4.0, show_default=True, metavar="MIB", help="Largest request."
+    "--max-body",
+    type=real_from(0.001, 1024),
+    default=4.0,
+    show_default=True,
+    metavar="MIB",
+    help="Largest request body.",
 )
 @click.option(
     "--shutdown-timeout",
@@ -64,7 +69,7 @@ class ServeRun:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="On Ctrl-C or SIGTERM, let requests finish for so long. A second signal ends at once.",
+    help="On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
 )
 @click.option(
     "--per-request-spec-decode-metrics",
@@ -72,10 +77,16 @@ class ServeRun:
     type=click.Choice(["none", "summary", "detailed"]),
     default="none",
     show_default=True,
-    help="Acceptance figures in each answer, as vLLM has them.",
+    help="Add acceptance figures to each answer, as vLLM does.",
 )
-@click.option("--enable-per-request-metrics", "times", is_flag=True, help="Times in each answer, as vLLM has them.")
-@click.option("--seed", type=whole_from(0, 2**63 - 1), default=0, metavar="N", help="For requests without one.")
+@click.option("--enable-per-request-metrics", "times", is_flag=True, help="Add times to each answer, as vLLM does.")
+@click.option(
+    "--seed",
+    type=whole_from(0, 2**63 - 1),
+    default=0,
+    metavar="N",
+    help="Base seed for requests that give none.  [default: 0]",
+)
 @click.option("-o", "--output", metavar="FILE", help="Capture the run to this file.")
 @click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug --attach on this Unix socket.")
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
@@ -83,11 +94,11 @@ class ServeRun:
 @output_options
 @click.pass_obj
 def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Serve a model as OpenAI's API does, with speculation.
+    """Serve a model through an OpenAI-compatible API, with speculative decoding.
 
-    /v1/completions and /v1/chat/completions take OpenAI's and vLLM's fields, also as streams. /metrics, /health,
-    /v1/models, /version and /openapi.json are there too. Only this machine is let in, unless --host and --api-key say
-    otherwise. Ctrl-C lets requests finish.
+    /v1/completions and /v1/chat/completions accept OpenAI's and vLLM's fields, with or without streaming. /metrics,
+    /health, /v1/models, /version and /openapi.json are there too. Only this machine can connect, unless --host and
+    --api-key are given. Ctrl-C waits for requests to finish.
 
     \b
       specscope serve --drafter suffix+eagle -o run.jsonl
@@ -123,7 +134,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
     )
     if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
-        raise UserError("--api-key must be printable ASCII characters: it travels in a header")
+        raise UserError("--api-key must be printable ASCII characters: it is sent in an HTTP header")
     if options.api_key == "":
         raise UserError("--api-key is empty: give a key, or leave it out")
     config = engine_config(flags)
@@ -147,7 +158,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     where = f"[{host}]" if ":" in host else host
     name = run.options.name or engine.run_info.target
     try:
-        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{where}:{port} (Ctrl-C ends it)")))
+        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{where}:{port} (Ctrl-C to stop)")))
     except UserError:
         raise
     except Exception as error:

@@ -20,7 +20,9 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
     from specscope.remote.attached import Attached
 
     if endpoint is not None:
-        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
+        raise UserError(
+            "--screen has its own listener: leave out --otlp-endpoint, or use specscope tui --listen without --screen"
+        )
     need_terminal("specscope serve without --screen")
     with ends_at_once():
         from specscope.tui.program import run_app
@@ -40,7 +42,7 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
         )
     lifetime.leave = process.terminate
     try:
-        run_app(viewer, lifetime, title=f"specscope serve · its messages: {log.name}")
+        run_app(viewer, lifetime, title=f"specscope serve · log: {log.name}")
     finally:
         _end(process, shutdown)
         attached.close()

@@ -148,12 +148,13 @@ def train_eagle3(**how: Any) -> None:  # noqa: ANN401
     metavar="RATIO",
     default=0.7,
     show_default=True,
-    help="Of the positions trained at a depth, the share that the next depth is trained at too.",
+    help="Share of a depth's training positions that are also used at the next depth.",
 )
 def train_p_eagle(**how: Any) -> None:  # noqa: ANN401
-    """Train a P-EAGLE head, which drafts all depths in one pass, and write it as vLLM's speculators do.
+    """Train a P-EAGLE head, which drafts all depths in one pass, and write it in the layout of vLLM's speculators.
 
-    Everything else is as with eagle3. An EAGLE-3 head is a good start: give it with --start.
+    Data and resuming work as in specscope train eagle3. It is best to start from an
+    EAGLE-3 head: give it with --start.
     """
     _check(how)
     from specscope.train.p_eagle import PEagleTraining, Recipe

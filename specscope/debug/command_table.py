@@ -71,7 +71,9 @@ COMMANDS = (
     ConsoleCommand("continue", "", "run to the next breakpoint, or to the end of the run", ("c",)),
     ConsoleCommand("run", "", "go back to the start and run to the first breakpoint"),
     ConsoleCommand("next", "[COUNT]", "run one engine step, or COUNT of them", ("n",), repeats=True),
-    ConsoleCommand("pause", "", "in vLLM: stop at the next step; Ctrl-C does so while a command waits"),
+    ConsoleCommand(
+        "pause", "", "in vLLM or specscope serve: stop at the next step; Ctrl-C does so while a command waits"
+    ),
     ConsoleCommand(
         "step", "[COUNT]", "run one phase, or COUNT: schedule, draft, forward, verify, commit", ("s",), repeats=True
     ),

@@ -35,7 +35,9 @@ class Forms:
                 raise UserError(f"{name}: token id {outside} is outside the vocabulary (0 to {self.size - 1})")
         if params.structured_outputs is not None:
             if drafter == "synthetic":
-                raise UserError("structured_outputs: the synthetic drafter forces tokens of any form: use another")
+                raise UserError(
+                    "structured_outputs: the synthetic drafter forces tokens whatever the form allows; use another"
+                )
             self.grammars.check(params.structured_outputs)
 
     def allowed(self, params: SamplingParams) -> Allowed | None:

@@ -21,7 +21,7 @@ class Gate:
     def why_off(self, decoding: int) -> str:
         """Why the next step does not draft, in which so many requests decode; "" where it does."""
         if not self.chosen:
-            return "it was switched off"
+            return "set to off"
         limit = self.disable_above
         if limit is None:
             return ""
@@ -29,4 +29,4 @@ class Gate:
         self.crowded = decoding > (again if self.crowded else limit)
         if not self.crowded:
             return ""
-        return f"more than {limit} requests decode" if decoding > limit else f"still more than {again} requests decode"
+        return f"decoding requests above {limit}" if decoding > limit else f"decoding requests still above {again}"

@@ -34,7 +34,7 @@ class Result:
         return Result(
             id=end.info.id,
             prompt=end.info.prompt,
-            text=end.cut(vocabulary.text(tokens if end.stop_token is None else tokens[:-1])),
+            text=end.text(tokens if end.stop_token is None else tokens[:-1], vocabulary),
             token_ids=tokens,
             origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
             finish=end.reason,

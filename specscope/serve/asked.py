@@ -24,7 +24,7 @@ def prompts_of(asked: Sampling) -> list[Prompt]:
     prompt: Any = asked.prompt
     kinds = {type(one) for one in prompt} if isinstance(prompt, list) else {str}
     if len(kinds) > 1:
-        raise ApiError(400, "prompt: give text, token ids, or a list of one of them, not a mixture", "prompt")
+        raise ApiError(400, "prompt: give text, token ids, or a list of either, not a mixture", "prompt")
     if isinstance(prompt, str) or kinds == {int}:
         return [prompt]
     if len(prompt) > 1024:
@@ -56,9 +56,9 @@ def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
 def _check_together(asked: Sampling) -> None:
     """What goes only with something else. Raises ApiError."""
     if asked.stream_options is not None and not asked.stream:
-        raise ApiError(400, "stream_options goes with stream: true", "stream_options")
+        raise ApiError(400, "stream_options needs stream: true", "stream_options")
     if isinstance(asked, ChatRequest) and asked.top_logprobs is not None and not asked.logprobs:
-        raise ApiError(400, "top_logprobs goes with logprobs: true", "top_logprobs")
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     if isinstance(asked, CompletionRequest) and asked.echo and asked.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not implemented: leave one out", "echo")
 

@@ -103,7 +103,7 @@ class EngineThread:
             except Empty:
                 return
             if one is not None:
-                one[1].set_exception(UserError("the engine has ended"))
+                one[1].set_exception(UserError("the engine has stopped"))
 
 
 def _do(work: Callable[[], Any], future: Future[Any]) -> None:

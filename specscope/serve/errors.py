@@ -68,4 +68,4 @@ def full(seconds: int = 1) -> ApiError:
 
 def stopping() -> ApiError:
     """The server ends: nothing new is taken, and what did not finish in time is handed back."""
-    return ApiError(503, "the server is stopping: send the request again", headers={"retry-after": "1"})
+    return ApiError(503, "the server is stopping: try again later", headers={"retry-after": "1"})

@@ -105,9 +105,9 @@ class Doorman:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._key):
                 told = {"www-authenticate": "Bearer"}
-                await ApiError(401, "give the server's key: Authorization: Bearer KEY", headers=told).response()(
-                    scope, receive, send_known
-                )
+                await ApiError(
+                    401, "missing or wrong API key: send Authorization: Bearer KEY", headers=told
+                ).response()(scope, receive, send_known)
                 return
         await self._app(scope, receive, send_known)
 
@@ -198,7 +198,7 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         told = f"{request.url.path} takes {allowed}, not {request.method}"
         return ApiError(405, told, headers={"allow": allowed or ""}).response()
-    told = f"there is no {request.url.path[:200]} here: /openapi.json says what there is"
+    told = f"unknown path {request.url.path[:200]}: /openapi.json lists the paths"
     return ApiError(error.status_code, told).response()
 
 

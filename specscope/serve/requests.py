@@ -149,7 +149,7 @@ class ChatRequest(Sampling, kw_only=True):
     audio: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only()] = None
-    chat_template: Annotated[Any, only(instead="the model has its own")] = None
+    chat_template: Annotated[Any, only(instead="the model's own is used")] = None
     chat_template_kwargs: Annotated[Any, only({})] = None
     documents: Annotated[Any, only([])] = None
     add_generation_prompt: Annotated[Any, only(True)] = None

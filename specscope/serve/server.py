@@ -44,7 +44,8 @@ def bind(options: ServeOptions) -> socket.socket:
     """A socket at the address. Raises UserError, also where others would reach it and there is no key."""
     if options.api_key is None and not is_loopback(options.host):
         raise UserError(
-            f"--host {options.host} lets other machines in: give --api-key KEY or SPECSCOPE_API_KEY, or use 127.0.0.1"
+            f"--host {options.host} lets other machines connect: give --api-key KEY or set SPECSCOPE_API_KEY, "
+            "or use 127.0.0.1"
         )
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -55,7 +56,7 @@ def bind(options: ServeOptions) -> socket.socket:
         made.bind(address)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot serve on {options.host}:{options.port}: {why}; choose another --port") from None
+        raise UserError(f"cannot serve on {options.host}:{options.port}: {why}: check --host and --port") from None
     return made
 
 

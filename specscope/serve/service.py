@@ -89,14 +89,16 @@ class Service:
 
     def _check_model(self, name: str | None) -> None:
         if name and name != self.model:
-            raise ApiError(404, f"there is no model {name[:200]!r} here: use {self.model!r}", "model")
+            raise ApiError(404, f"the model {name[:200]!r} does not exist: use {self.model!r}", "model")
 
     def _check_room(self, wanted: int) -> None:
         if not self.healthy:
             raise stopping()
         most = self.engine.config.max_batch + self.options.max_queue
         if wanted > most:
-            raise ApiError(400, f"n times the prompts is {wanted}; this server runs and queues {most}", "n")
+            raise ApiError(
+                400, f"n times the prompts is {wanted} requests: this server runs and queues at most {most}", "n"
+            )
         if len(self.router) + wanted > most:
             self.observed.refused()
             raise full()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specscope.trace.vocabulary import Detokenizer, Vocabulary
+from specscope.trace.vocabulary import Detokenizer, Vocabulary, stop_begins
 
 
 class TextStream:
@@ -26,10 +26,12 @@ class TextStream:
 
     def end(self, tokens: Sequence[int], stop: str) -> str:
         """The last characters. `stop`: the stop string that ended the output, "" where none did."""
-        text = self._held + self._detokenizer.feed(tokens) + self._detokenizer.flush()
-        self._held = ""
-        at = text.find(stop) if stop else -1
-        return text if at < 0 else text[: at + (len(stop) if self._keep_stop else 0)]
+        text = self._held + self._detokenizer.feed(tokens[:-1])
+        before, self._held = len(text), ""
+        text += self._detokenizer.feed(tokens[-1:]) + self._detokenizer.flush()
+        if not stop:
+            return text
+        return text[: stop_begins(text, before, stop) + (len(stop) if self._keep_stop else 0)]
 
 
 def _begun(text: str, stop: str) -> int:

@@ -118,8 +118,8 @@ class RequestHistory:
 
     def output_text(self, vocabulary: Vocabulary) -> str:
         """The output as text, cut at the stop string where one matched."""
-        text = vocabulary.text(token for token, _ in self.output())
-        return text if self.end is None else self.end.cut(text)
+        tokens = [token for token, _ in self.output()]
+        return vocabulary.text(tokens) if self.end is None else self.end.text(tokens, vocabulary)
 
 
 @dataclass(frozen=True)

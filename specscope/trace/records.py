@@ -6,7 +6,7 @@ and from nothing else. Records hold token ids, never text: a Vocabulary turns id
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -26,6 +26,7 @@ from specscope.trace.params import SamplingParams
 from specscope.trace.rules import MATCH, STANDARD, is_lossy, looks_ahead
 from specscope.trace.trace_sampling import LeftOut, Sampled
 from specscope.trace.tree import Doubles, DraftTree, Floats, Ints
+from specscope.trace.vocabulary import Vocabulary, stop_begins
 
 # How far a model's probabilities move when a batch has another shape, by dtype. Measured: the largest change of any p
 # over 160 contexts of SmolLM2-135M-Instruct, alone and in a batch of four, was 8.6e-6 in float32 and 0.049 in bfloat16.
@@ -240,12 +241,12 @@ class RequestEnd(ArrayEq):
     error: str = ""  # what went wrong, where reason is ERROR
     sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
 
-    def cut(self, text: str) -> str:
-        """The output's text up to the stop string, which is no part of it: the first, or the one after min_tokens."""
-        stopped = self.reason is FinishReason.STOP and self.stop and self.stop in text
-        if not stopped:
+    def text(self, tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+        """The text of its output tokens up to the stop string that ended it, which is no part of it."""
+        text = vocabulary.text(tokens)
+        if self.reason is not FinishReason.STOP or not self.stop:
             return text
-        return text[: (text.rindex if self.info.params.min_tokens else text.index)(self.stop)]
+        return text[: stop_begins(text, len(vocabulary.text(tokens[:-1])), self.stop)]
 
     @property
     def stop_token(self) -> int | None:

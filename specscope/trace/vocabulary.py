@@ -41,6 +41,15 @@ class Vocabulary:
 _VISIBLE: Mapping[str, str] = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
+def stop_begins(text: str, before: int, stop: str) -> int:
+    """Where the stop string begins that the last token of a text completed; its length where there is none.
+
+    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass.
+    """
+    at = text.find(stop, max(before - len(stop) + 1, 0))
+    return len(text) if at < 0 else at
+
+
 class Detokenizer:
     """Text of a growing token sequence, character by whole character."""
 

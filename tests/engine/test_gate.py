@@ -29,7 +29,7 @@ def test_it_is_off_above_the_limit_and_on_well_below(limit, loads):
     for load in loads:
         before, why = gate.crowded, gate.why_off(load)
         assert bool(why) == (load > limit or (before and load > again))
-        assert why in ("", f"more than {limit} requests decode", f"still more than {again} requests decode")
+        assert why in ("", f"decoding requests above {limit}", f"decoding requests still above {again}")
 
 
 def greedy(engine, tokens=30, prompts=PROMPTS):
@@ -52,7 +52,7 @@ def test_it_goes_off_under_load_and_says_why(make, name):  # noqa: F811
         assert not (drafted and not record.speculation)
         assert record.speculation == (not record.speculation_off)
     why = {record.speculation_off for record in records}
-    assert {"", "more than 1 requests decode"} <= why
+    assert {"", "decoding requests above 1"} <= why
     last = [record for record in records if record.speculation][-5:]
     assert any(len(part.tree) for record in last for part in record.requests)  # on again for the last request
 
@@ -83,7 +83,7 @@ def test_a_drafter_is_caught_up_when_drafting_returns(make, name):  # noqa: F811
 
 def test_off_drafts_nothing(make):  # noqa: F811
     records = greedy(make("eagle", speculation="off"), 8)
-    assert {record.speculation_off for record in records} == {"it was switched off"}
+    assert {record.speculation_off for record in records} == {"set to off"}
     assert outputs(records) == outputs(greedy(make("none"), 8))
 
 
@@ -103,7 +103,7 @@ def test_going_back_brings_the_gate_back(make):  # noqa: F811
     engine = make("ngram", disable_above=2)
     engine.keep_timeline()
     records = greedy(engine, 14)
-    shut = next(r.step for r in records if r.speculation_off.startswith("more")) + 2
+    shut = next(r.step for r in records if r.speculation_off.startswith("decoding requests above")) + 2
     engine.rewind(shut)
     assert [timeless(one) for one in run(engine)] == [timeless(one) for one in records[shut:]]
 

@@ -13,7 +13,7 @@ from schemathesis.specs.openapi import checks
 SESSION = requests.Session()
 # What only two fields together can tell, or the model: no schema says it
 TOGETHER = re.compile(
-    r"stream_options goes with|top_logprobs goes with|echo with logprobs|json_schema needs a schema|structured_outputs"
+    r"stream_options needs|top_logprobs needs|echo with logprobs|json_schema needs a schema|structured_outputs"
     r"|not implemented: leave it out$|maximum context length|outside the vocabulary|n times the prompts|min_tokens"
     r"|Expected `int.*got `float`"  # of 1.0, which JSON Schema takes for an integer
     r"|chat template|the prompt is empty|the prompt has|grammar|regex|schema"

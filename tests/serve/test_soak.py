@@ -182,7 +182,7 @@ def compare(one, requests, vocabulary):
     for index, request in enumerate(requests):
         end = request.end
         assert one.ends[index] == {"eos": "stop", "stop": "stop", "length": "length"}[end.reason.value]
-        assert one.texts[index] == end.cut(vocabulary.text(end.output.tolist())), one
+        assert one.texts[index] == end.text(end.output.tolist(), vocabulary), one
         if "logprobs" in one.asked.body:
             assert one.logprobs[index] == len(end.output)
         if one.asked.good and one.ends[index] == "stop":

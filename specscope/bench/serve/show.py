@@ -44,12 +44,12 @@ def _counts(run: Figures) -> list[str]:
     lines = [f"requests: {answered} in {run['duration']:.1f} s; {at_once}"]
     speed = [f"{run['request_throughput']:.2f} requests/s", f"{run['output_throughput']:,.1f} output tokens/s"]
     if run["total_token_throughput"] is not None:
-        speed.append(f"{run['total_token_throughput']:,.1f} tokens/s with the prompts'")
+        speed.append(f"{run['total_token_throughput']:,.1f} tokens/s including prompts")
     if run["max_output_tokens_per_s"] is not None:
         speed.append(f"{run['max_output_tokens_per_s']:,.0f} output tokens in the busiest second")
     lines.append(f"throughput: {', '.join(speed)}")
     if run["prompt_tokens_cached"]:
-        lines.append(f"prefix cache: it held {run['prompt_tokens_cached']:.0%} of the prompts' tokens")
+        lines.append(f"prefix cache: {run['prompt_tokens_cached']:.0%} of the prompts' tokens were cached")
     late, worst = run["client_lag_p99_ms"], run["client_lag_max_ms"]
     lag = f"late by {late:.1f} ms in the worst hundredth, {worst:.1f} ms at most"
     lines.append(f"this client: {lag}; it took {run['client_processor']:.0%} of a core")
@@ -58,7 +58,7 @@ def _counts(run: Figures) -> list[str]:
 
 def _speculation(run: Figures) -> list[str]:
     if "spec_decode_acceptance_length" not in run:
-        return ["speculation: the server tells nothing of it"]
+        return ["speculation: the server reports no figures"]
     rate, by_position = run["spec_decode_acceptance_rate"], run["spec_decode_per_position_acceptance_rates"]
     parts = [f"acceptance length {run['spec_decode_acceptance_length']:.3f}"]
     parts += [f"draft acceptance rate {rate:.1f} %"] if rate is not None else []
@@ -72,14 +72,16 @@ def _warnings(run: Figures) -> list[str]:
     for reason, count in list(run["errors_by_reason"].items())[:MOST_REASONS]:
         found.append(f"! {plural(count, 'request')} failed: {reason}")
     if (more := len(run["errors_by_reason"]) - MOST_REASONS) > 0:
-        found.append(f"! and for {plural(more, 'other reason')}")
+        found.append(f"! others failed for {plural(more, 'other reason')}")
     if run["client_was_late"]:
         found.append(
             f"! this client was late by more than {LATE * 1e3:.0f} ms in over 1 % of the time: its figures may be "
             "worse than the server; run it on an idle machine"
         )
     if run["completed"] and run["tokens_counted_by"] == "chunks":
-        found.append("! the server does not count tokens (stream_options.include_usage): each chunk counts as one")
+        found.append(
+            "! the server does not count tokens (stream_options.include_usage): each chunk is counted as one token"
+        )
     return found
 
 
@@ -123,7 +125,11 @@ def show_comparison(runs: Sequence[Figures], console: Console) -> None:
         words = (one.load.name, f"{letters[one.a]} over {letters[one.b]}", COMPARED[one.figure])
         table.add_row(*words, *numbers, f"[bold]{one.ratio:.3f}[/]", interval)
     console.print(table)
-    console.print("ratios of medians over the rounds; of times, below 1 is faster", style="dim", highlight=False)
+    console.print(
+        "ratios of medians over the rounds; for times, below 1 means that the first server is faster",
+        style="dim",
+        highlight=False,
+    )
 
 
 def _letters(runs: Sequence[Figures]) -> dict[str, str]:

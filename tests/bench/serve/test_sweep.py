@@ -58,7 +58,7 @@ def test_one_run_is_a_table_and_vllms_file(tmp_path):
     assert "requests: 6 answered, 0 failed" in out
     assert "acceptance length 1.600" in out
     assert "50.0% 10.0%\n" in out  # no draft got to the third
-    assert "prefix cache: it held 10% of the prompts' tokens" in " ".join(out.split())
+    assert "prefix cache: 10% of the prompts' tokens were cached" in " ".join(out.split())
     assert "all runs" not in out
     for word in ("TTFT", "TPOT", "ITL per chunk", "ITL per token", "end to end", "median", "p99"):
         assert word in out
@@ -163,7 +163,7 @@ def test_failures_are_listed_with_their_reasons():
         out = bench(server.url, "--requests=14", "--warm-up=0")
     assert "requests: 0 answered, 14 failed" in out
     assert "! 2 requests failed: HTTP 500: [red]fault 1" in out
-    assert "! and for 2 other reasons" in out
+    assert "! others failed for 2 other reasons" in out
 
 
 def test_the_key_comes_from_the_environment(monkeypatch):
