@@ -193,8 +193,8 @@ _SAMPLING = [
         "--logprobs",
         type=whole_from(0, MOST_LOGPROBS),
         metavar="N",
-        help="Record the log-probabilities of each output token and of the N likeliest, before sampling parameters "
-        "apply.",
+        help="Record the log-probabilities of each output token and of the N likeliest tokens, before sampling "
+        "parameters apply.",
     ),
     click.option(
         "--json-schema",

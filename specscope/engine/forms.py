@@ -36,7 +36,8 @@ class Forms:
         if params.structured_outputs is not None:
             if drafter == "synthetic":
                 raise UserError(
-                    "structured_outputs: the synthetic drafter forces tokens whatever the form allows; use another"
+                    "structured_outputs: the synthetic drafter forces tokens whatever the form allows: "
+                    "use another drafter"
                 )
             self.grammars.check(params.structured_outputs)
 
@@ -51,7 +52,7 @@ class Forms:
         stops = params.stop_token_ids
         state = None if grammar is None else self.grammars.state(grammar, stops)
         if state is not None and not state.row(()).any():
-            raise UserError("structured_outputs: it allows no first token")
+            raise UserError("structured_outputs: the form allows no first token")
         return Allowed(self.size, (*self.eos, *stops), params.min_tokens, state)
 
     def prepare(self, request: Request) -> bool:

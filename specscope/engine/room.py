@@ -155,8 +155,8 @@ def _blocks(slots: int) -> int:
 
 def _too_large(prompt: int, total: int, draft: int, needed: int, blocks: int, of: str) -> str:
     """What does not fit, with its figures."""
-    drafts = f" with {draft} slots for drafts" if draft else ""
+    drafts = f" (with {draft} slots for drafts)" if draft else ""
     return (
-        f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,}, which{drafts} take {needed:,} "
-        f"KV blocks, and {of} has {blocks:,}: raise --kv-memory, or lower max_tokens"
+        f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,} tokens{drafts}, which need "
+        f"{needed:,} KV blocks, but {of} has {blocks:,}: raise --kv-memory, or lower max_tokens"
     )

@@ -168,7 +168,11 @@ def listen(path: str, thread: EngineThread) -> tuple[ServedDebugger, DebugServer
 
     def greeting() -> str:
         engine = thread.engine
-        return f"{engine.run_info.target} is served, and runs: step {engine.steps} is next; pause stops it"
+        running = f"the engine is running, step {engine.steps} is next"
+        told = f"serving {engine.run_info.target}; {running}: pause stops it"
+        if engine.pipeline is None:
+            return told
+        return f"{told}; what was launched ahead is finished, and steps now run one at a time"
 
     server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands, forks=True)
     return debugger, server

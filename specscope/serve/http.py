@@ -196,7 +196,7 @@ async def _refused(request: Request, error: ApiError) -> Response:
 async def _no_route(request: Request, error: HTTPException) -> Response:
     allowed = (error.headers or {}).get("Allow")
     if error.status_code == 405:
-        told = f"{request.url.path} takes {allowed}, not {request.method}"
+        told = f"{request.url.path} accepts {allowed}, not {request.method}"
         return ApiError(405, told, headers={"allow": allowed or ""}).response()
     told = f"unknown path {request.url.path[:200]}: /openapi.json lists the paths"
     return ApiError(error.status_code, told).response()

@@ -56,7 +56,7 @@ class StructuredOutputs:
         given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) not in (None, False)]
         if len(given) != 1:
             told = " and ".join(given) or "none"
-            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}, not {told}")
+            raise UserError(f"structured_outputs needs exactly one of {', '.join(_TYPES)}; given: {told}")
         if self.json is not None:
             _check_json(self.text)
         elif any("\0" in text for text in self.choice or (self.text,)):
@@ -85,7 +85,7 @@ class StructuredOutputs:
         """The object that `to_dict` described. Other names raise UserError."""
         unknown = [name for name in values if name not in _TYPES]
         if unknown:
-            raise UserError(f"structured_outputs has no {short(unknown[0])}: use one of {', '.join(_TYPES)}")
+            raise UserError(f"structured_outputs has no {short(unknown[0])}: use {', '.join(_TYPES)}")
         return StructuredOutputs(**values)
 
 
@@ -106,7 +106,7 @@ def _check_json(text: str) -> None:
         schema = orjson.loads(text)
     except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
         where = f" ({error.msg}, at column {error.colno})" if isinstance(error, orjson.JSONDecodeError) else ""
-        raise UserError(f"structured_outputs: json is not a JSON schema: it is not JSON{where}") from None
+        raise UserError(f"structured_outputs: json is not valid JSON{where}") from None
     if not isinstance(schema, dict) and schema is not True:
         raise UserError("structured_outputs: json must be a JSON schema: an object, or true for any JSON")
     level, depth = [schema], 0

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from specscope import Engine
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
 from tests.serve.running import running, wait_for
@@ -18,6 +19,24 @@ def debugged(served_engine, tmp_path):
         server.path = path
         server.expected = server.complete(max_tokens=30).json()["choices"][0]["text"]
         yield server
+
+
+def test_an_asynchronous_engine_finishes_what_was_launched_and_says_so(tiny, tmp_path):
+    path = tmp_path / "debug.sock"
+    engine = Engine(
+        target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", async_scheduling=True, threads=1
+    )  # fmt: skip
+    with running(engine, debug_socket=str(path)) as server:
+        expected = server.complete(max_tokens=30).json()["choices"][0]["text"]
+        client = AttachedCommands(str(path))
+        assert "what was launched ahead is finished" in client.greeting
+        client.run("break accept")
+        waiting = Asking(server)
+        assert "accept" in client.run("continue")
+        assert engine.pipeline.flying == 0
+        client.close()
+        waiting.join(20)
+        assert waiting.text == expected
 
 
 class Asking(threading.Thread):
@@ -38,7 +57,7 @@ def test_only_this_user_may_attach(debugged):
 
 def test_it_stops_looks_and_lets_go(debugged):
     client = AttachedCommands(str(debugged.path))
-    assert "is served" in client.greeting
+    assert client.greeting.startswith("serving ")
     client.run("break reject")
     waiting = Asking(debugged)
     assert "reject" in client.run("continue")

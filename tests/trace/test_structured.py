@@ -49,11 +49,11 @@ def test_params_of_a_capture_that_knows_no_form_are_read():
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ({}, "exactly one of json, regex, choice, grammar, json_object, not none"),
-        ({"regex": "a", "choice": ("b",)}, "not regex and choice"),
-        ({"json": "{"}, "json is not a JSON schema: it is not JSON"),
+        ({}, "exactly one of json, regex, choice, grammar, json_object; given: none"),
+        ({"regex": "a", "choice": ("b",)}, "given: regex and choice"),
+        ({"json": "{"}, "json is not valid JSON"),
         ({"json": "[]"}, "an object, or true"),
-        ({"json": "[" * 2000 + "]" * 2000}, "json is not a JSON schema"),
+        ({"json": "[" * 2000 + "]" * 2000}, "json is not valid JSON"),
         ({"json": '{"a":' * 65 + "1" + "}" * 65}, "nested more than 64 deep"),
         ({"json": {"a": float("nan")}}, "cannot be written as JSON"),
         ({"json": {"a": "\ud800"}}, "json"),

@@ -51,7 +51,7 @@ def _counts(run: Figures) -> list[str]:
     if run["prompt_tokens_cached"]:
         lines.append(f"prefix cache: {run['prompt_tokens_cached']:.0%} of the prompts' tokens were cached")
     late, worst = run["client_lag_p99_ms"], run["client_lag_max_ms"]
-    lag = f"late by {late:.1f} ms in the worst hundredth, {worst:.1f} ms at most"
+    lag = f"late by {late:.1f} ms (p99), {worst:.1f} ms at most"
     lines.append(f"this client: {lag}; it took {run['client_processor']:.0%} of a core")
     return lines
 
@@ -75,8 +75,8 @@ def _warnings(run: Figures) -> list[str]:
         found.append(f"! others failed for {plural(more, 'other reason')}")
     if run["client_was_late"]:
         found.append(
-            f"! this client was late by more than {LATE * 1e3:.0f} ms in over 1 % of the time: its figures may be "
-            "worse than the server; run it on an idle machine"
+            f"! this client was late by more than {LATE * 1e3:.0f} ms in over 1 % of the time: the figures may be "
+            "worse than the server's real ones: run the client on an idle machine"
         )
     if run["completed"] and run["tokens_counted_by"] == "chunks":
         found.append(

@@ -44,7 +44,7 @@ def _answer(xgr: Any, info: Any, kind: str, value: Any) -> tuple[str, str]:  # n
         row = xgr.allocate_token_bitmask(1, info.vocab_size)
         xgr.GrammarMatcher(grammar).fill_next_token_bitmask(row)
         if not bool((row != 0).any()):
-            return "refused", "it allows no first token"
+            return "refused", "the form allows no first token"
         text = grammar.serialize_json()
     except MemoryError:
         return "refused", "it takes too much memory"
