@@ -42,11 +42,13 @@ _VISIBLE: Mapping[str, str] = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"
 
 
 def stop_begins(text: str, before: int, stop: str) -> int:
-    """Where the stop string begins that the last token of a text completed; its length where there is none.
+    """Where the stop string begins that the last token of a text completed; the text's length where there is none.
 
-    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass.
+    `before`: characters without that token. An earlier one may be there too: min_tokens let it pass. Other engines may
+    end later than at that token: then the first one counts.
     """
     at = text.find(stop, max(before - len(stop) + 1, 0))
+    at = text.find(stop) if at < 0 else at
     return len(text) if at < 0 else at
 
 

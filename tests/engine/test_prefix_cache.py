@@ -12,8 +12,7 @@ from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.same import same_step
-from tests.engine.cached import finish, watched, wrong_blocks
-from tests.engine.test_pressure import HEAD, pressed
+from tests.engine.cached import HEAD, finish, pressed, watched, wrong_blocks
 from tests.engines import build_engines
 
 MODELS = ["draft tree", "eagle", "eagle dynamic", "suffix+eagle"]
