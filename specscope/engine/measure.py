@@ -6,9 +6,9 @@ Sizes are run in turn, round by round, so that other load on the machine meets a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import mean
+from statistics import mean, median
 
 import torch
 from torch import Tensor
@@ -137,16 +137,15 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     except OutOfBlocksError:
         return None
     batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
-    alone = rising([_point(rows, seconds) for (rows, size), seconds in steps.items() if size == 1])
-    first = usual(drafts[1, 1])
+    alone = {rows: seconds for (rows, size), seconds in steps.items() if size == 1}
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
     return Costs(
         about=dict(about),
-        step=alone,
-        step_request=_further(steps[batch, batch], at(alone, batch), others),
-        tree_request=mean(_further(steps[n * batch, batch], at(alone, n * batch), others) for n in TREES),
-        first=rounded(first),
-        first_request=_further(drafts[1, batch], first, others),
+        step=rising([_point(rows, seconds) for rows, seconds in alone.items()]),
+        step_request=_further(steps[batch, batch], _at_rows(alone, batch), others),
+        tree_request=mean(_further(steps[n * batch, batch], _at_rows(alone, n * batch), others) for n in TREES),
+        first=rounded(usual(drafts[1, 1])),
+        first_request=_further(drafts[1, batch], drafts[1, 1], others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
         quiet=is_quiet(steps.values(), neighbours.busy(), torch.get_num_threads()),
     )
@@ -159,9 +158,22 @@ def _uneven(nodes: int, batch: int) -> list[int]:
     return found
 
 
-def _further(together: list[float], alone: float, others: int) -> float:
-    """Seconds that each of the other requests adds to what one takes alone."""
-    return rounded(max(usual(together) - alone, 0.0) / others)
+def _at_rows(alone: Mapping[int, list[float]], rows: int) -> list[float]:
+    """Seconds of one request's step with so many rows, round by round: on the line between its neighbours."""
+    points = [
+        [Point(size, one, one, one) for size, one in zip(alone, each, strict=True)]
+        for each in zip(*alone.values(), strict=True)
+    ]
+    return [at(each, rows) for each in points]
+
+
+def _further(together: Sequence[float], alone: Sequence[float], others: int) -> float:
+    """Seconds that each of the other requests adds to what one takes alone.
+
+    The median over rounds: what slows the machine for a while slows both alike, and falls out of their difference.
+    """
+    added = median(both - one for both, one in zip(together, alone, strict=True))
+    return rounded(max(added, 0.0) / others)
 
 
 def _later(drafts: Figures, batch: int) -> list[float]:

@@ -214,14 +214,14 @@ NODES = [
         "parent_choice_rank",
         INT,
         "rank of the target's raw first choice in the drafter's raw distribution; 0 if it does not know that token",
-        "where the drafter is no model, " + _NOT_TRIED,
+        "where no draft model looked, " + _NOT_TRIED,
     ),
-    _column("parent_choice_q", FLOAT, "its raw probability there", "where the drafter is no model, " + _NOT_TRIED),
+    _column("parent_choice_q", FLOAT, "its raw probability there", "where no draft model looked, " + _NOT_TRIED),
     _column(
         "parent_outside",
         FLOAT,
         "the target's raw mass on tokens that the drafter does not know",
-        "where the drafter is no model, " + _NOT_TRIED,
+        "where no draft model looked, " + _NOT_TRIED,
     ),
 ]
 

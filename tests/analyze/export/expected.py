@@ -108,7 +108,7 @@ def node(part, number, vocabulary):
     at = parents.node.tolist().index(above) if parents and above in parents.node.tolist() else None
     given, sampled, model = at is not None, drawn is not Drawn.DETERMINISTIC, False
     if given:
-        model = parents.draft_top.shape[1] > 0
+        model = bool((parents.draft_top_p[at] > 0).any())  # a head beside a text does not look everywhere
 
     def of_parent(name, known=True):
         return getattr(parents, name)[at].item() if given and known else None
