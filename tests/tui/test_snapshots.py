@@ -8,9 +8,10 @@ import pytest
 from textual.pilot import Pilot
 
 from specscope.debug.viewer import Viewer
+from specscope.trace.flight import Flight
 from specscope.tui.app import ScopeApp
 
-from .sample import forked, live, maker, replay
+from .sample import MS, forked, live, maker, replay
 
 SIZES = [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)]
 BREAKPOINTS = ("break reject if depth == 1 and p < 0.1", "watch tau < 2", 'break emit if "sky" in text')
@@ -102,6 +103,15 @@ def test_fork(snap_compare, size):
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)], ids=names)
 def test_engine(snap_compare, size):
     assert snap_compare(ScopeApp(replay(40), title=TITLE), terminal_size=size, press=["v"])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)], ids=names)
+def test_engine_with_asynchronous_steps(snap_compare, size):
+    viewer = replay(40)
+    for at, step in enumerate(viewer.history.steps):
+        flight = Flight(step.start_ns - 9 * MS, step.end_ns + MS // 5, step.end_ns + 2 * MS)
+        viewer.history.steps[at] = dataclasses.replace(step, flight=flight)
+    assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=size, press=["v"])
 
 
 ANALYSES = [(size, "1") for size in ((60, 20), (80, 24), (120, 40), (200, 60))] + [((120, 40), q) for q in "2345"]

@@ -59,7 +59,7 @@ class EnginePanel(Panel):
             return Sheet([[("no step has run yet", "faint")]], title)
         if look.aggregate is not None:
             return self._intervals(look, steps, room, height)
-        table = _phases(steps, width)
+        table = [*_phases(steps, width), *_flights(steps, width)]
         blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
         curves = _values(steps)
         free = height - len(table) - len(blocks) - OTHER_LINES
@@ -151,6 +151,23 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
         numbers += right(percent(share), NUMBER - 1) + " "
         ink: Ink = "faint" if dim else "text"
         lines.append([(label, ink), (numbers, ink), (bar(share, room), "rail" if dim else "bar")])
+    return lines
+
+
+def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
+    """How asynchronous steps went on their way, medians: when each was launched, read and committed."""
+    own = [(step, step.flight) for step in steps if step.flight is not None]
+    if not own:
+        return []
+    rows = (
+        ("launched", [step.start_ns - flight.launched_ns for step, flight in own], "before it ran"),
+        ("read", [flight.read_ns - step.end_ns for step, flight in own], "after it ended"),
+        ("committed", [flight.committed_ns - flight.read_ns for _, flight in own], "after it was read"),
+    )
+    lines: list[Line] = [[(f"{plural(len(own), 'asynchronous step')}", "faint")]]
+    for name, ns, when in rows:
+        number = right(f"{max(median(ns), 0) / 1e6:.2f} ms", NUMBER)
+        lines.append([(left(f"  {name}", NAME) + number, "faint"), (left(f"  {when}", width - NAME - NUMBER), "faint")])
     return lines
 
 
