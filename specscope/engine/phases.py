@@ -73,7 +73,8 @@ class PhasesMixin:
             return 0
         if self.sizer is not None:
             batch = max(len(self.scheduler.running), 1)
-            now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=request.params.greedy)
+            greedy, length = request.params.greedy, len(request.tokens)
+            now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
         return self.drafter.most_nodes(self._context(now, request))
 
     def _context(self, now: StepState, request: Request) -> Context:

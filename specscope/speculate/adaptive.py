@@ -3,9 +3,9 @@
 A step of B requests with R rows and D drafting passes takes step(R) + first + (D - 1) passes seconds (costs.py). At a
 rate of L tokens a second, time is worth tokens: a tree of n nodes must bring L * (step(B (1 + n)) - step(B)) / B of
 them, a pass L * its seconds / S, where S requests share it, as many as lately did. So a request drafts another level
-where it expects more tokens from it than the pass costs, and of what was found it verifies the n nodes for which
-expected tokens less their price are most. L is what the engine makes at present, which makes this the choice of the
-most tokens per time (Dinkelbach 1967).
+where it expects more tokens from it than the pass costs. Of all that the requests of a batch found, those nodes are
+verified for which expected tokens less the price of all together are most (share_out). L is what the engine makes at
+present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
 
 What a node brings is the probability that it is accepted: a curve over the drafter's own probability of its path,
 fitted to what became of the nodes verified lately. All of it follows from the tokens and from the file of costs, never
@@ -33,6 +33,7 @@ PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter sai
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
 RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
+FIRST = np.array([0.35, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
@@ -66,6 +67,7 @@ class Budget:
     lifts: Doubles  # [depth] tokens that each level brings for each that the one above it brings
     curve: Curve
     reason: str  # for the evidence
+    together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
     probe: bool = False  # whether it is there to see if drafting pays again
 
     def best(self, scores: Sequence[float]) -> tuple[int, float]:
@@ -86,7 +88,7 @@ class Budget:
 
     def with_free_rows(self, nodes: int) -> Budget:
         """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
-        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1))
+        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1), together=None)
 
     def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
         """Whether to draft another level below nodes of these scores, `level` levels down."""
@@ -124,7 +126,10 @@ class Recent:
     """A request's own figures."""
 
     lift: float  # tokens beyond their price that its searches found after one pass
+    size: int  # of the batches that they were priced for: see size_of
     searches: int = 1  # of which that is the mean: of all at first, then of the last ones
+    length: int = 0  # its tokens now
+    fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
 
@@ -135,6 +140,7 @@ class Learned:
 
     kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
     recent: dict[str, Recent] = field(default_factory=dict)
+    firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
     lifts: list[float] = field(default_factory=list)  # by level
     shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
     verifying: float = 1.0  # of a batch, that have a tree where somebody has one
@@ -153,9 +159,12 @@ class Prices:
     steps: int
     batch: int
     rows: Doubles  # [nodes + 1] as in Budget
+    together: Doubles  # [batch * nodes + 1]
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
     curves: dict[bool, Curve]
+    size: int  # size_of(batch)
+    least: float  # that the first level must bring
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
@@ -186,27 +195,40 @@ class Sizer:
         self._prices: Prices | None = None  # of the step that was asked for last
         self._seconds: dict[int, Doubles] = {}  # of a step by nodes of each tree; by batch
 
-    def choose(self, request: str, batch: int, *, greedy: bool) -> Budget:
-        """The budget of a request in a batch of that many, as if all of them chose alike."""
+    def choose(self, request: str, batch: int, *, greedy: bool, length: int = 0) -> Budget:
+        """The budget of a request of so many tokens in a batch of that many, as if all of them chose alike."""
         known, price = self.learned, self._prices
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
-        recent = known.recent.setdefault(request, Recent(known.lifts[0]))
-        depth, reason = self._depth(request, recent, price)
+        recent = self._recent(request, price)
+        recent.length = length
+        depth, reason, probe = self._depth(request, recent, price)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
-            probe=depth > 0 and not self._pays(recent, price),
+            *(price.together, probe),
         )
+
+    def _recent(self, request: str, price: Prices) -> Recent:
+        """A request's figures. Where the batch is of another size, rows have other prices: its lift moves as all do."""
+        known = self.learned
+        recent = known.recent.get(request)
+        if recent is None:
+            recent = known.recent[request] = Recent(known.firsts[price.size], price.size)
+        elif recent.size != price.size:
+            recent.lift += known.firsts[price.size] - known.firsts[recent.size]
+            recent.size = price.size
+        return recent
 
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
         if batch not in self._seconds:
-            sizes = [batch * (1 + nodes) for nodes in range(plan.max_nodes + 1)]
+            sizes = range(batch, batch * (1 + plan.max_nodes) + 1)
             self._seconds[batch] = np.array([costs.step_seconds(size, batch) for size in sizes])
         seconds = self._seconds[batch]
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
-        rows = worth * (seconds - seconds[0])
+        together = batch * worth * (seconds - seconds[0])
+        rows = together[::batch] / batch
         rows[1:] += worth * costs.first_tree_seconds(batch) * (1 / max(known.verifying, 1 / batch) - 1)
         later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
@@ -218,37 +240,31 @@ class Sizer:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
         curves = {greedy: kind.curve() for greedy, kind in known.kinds.items()}
+        size, least = size_of(batch), float(MARGIN * passes[0])
+        known.firsts.setdefault(size, float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max()))
         alone = costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0]
         lifts = np.array(known.lifts)
-        return Prices(known, known.steps, batch, rows, passes, lifts, curves, float(seconds[0]), alone, text)
+        plain = float(seconds[0])
+        return Prices(known, known.steps, batch, rows, together, passes, lifts, curves, size, least, plain, alone, text)
 
-    def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str]:
-        """How deep a search may go, and why."""
-        if self._pays(recent, price):
-            return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}"
-        if self._may_probe(request, recent, price):
-            return 1, f"a probe after {plural(recent.idle, 'step')} without drafts"
-        return 0, f"no draft pays: {price.text}; it would bring {recent.lift:.2f}"
+    def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
+        """How deep a search may go, why, and whether it is a probe."""
+        if recent.lift > price.least:
+            return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}", False
+        if price.probing in ("", request) and (recent.promising or self._may_probe(recent, price)):
+            price.probing = request  # one at a time
+            return 1, f"a probe after {plural(recent.idle, 'step')} without drafts", True
+        return 0, f"no draft pays: {price.text}; it would bring {recent.lift:.2f}", False
 
-    def _pays(self, recent: Recent, price: Prices) -> bool:
-        return bool(recent.lift > MARGIN * price.passes[0])
-
-    def _may_probe(self, request: str, recent: Recent, price: Prices) -> bool:
-        """One request at a time, and so seldom that it takes PROBE_SHARE of the time: a pass of its own, a few rows,
-        and in the drafter all tokens since it last drafted.
+    def _may_probe(self, recent: Recent, price: Prices) -> bool:
+        """So seldom that it takes PROBE_SHARE of the time: a pass of its own, a few rows, and in the drafter all tokens
+        that it has not seen.
         """
-        if price.probing not in ("", request):
-            return False
-        if recent.promising:
-            price.probing = request
-            return True
         if recent.idle < PROBE_EVERY:
             return False
-        seconds = price.alone + self.costs.pass_seconds(recent.idle)
-        if self.learned.unprobed * PROBE_SHARE * price.seconds < seconds:
-            return False
-        price.probing = request
-        return True
+        unseen = max(recent.length - recent.fed, recent.idle)
+        seconds = price.alone + self.costs.pass_seconds(unseen)
+        return self.learned.unprobed * PROBE_SHARE * price.seconds >= seconds
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """What became of a step's budgets. `outcomes`: of all requests that decoded in it."""
@@ -265,19 +281,20 @@ class Sizer:
 
     def _learn_one(self, one: Outcome, budget: Budget) -> None:
         known = self.learned
-        recent = known.recent.setdefault(one.request, Recent(known.lifts[0]))
+        recent = known.recent[one.request]
         if not one.levels:
             recent.idle += 1
             return
+        recent.idle, recent.fed = 0, recent.length
         if len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
-        for level, lift in enumerate(lifts(one.levels, budget, self.plan.top)):
+        first, *deeper = lifts(one.levels, budget, self.plan.top)
+        known.firsts[recent.size] += LIFT_WEIGHT * (first - known.firsts[recent.size])
+        recent.searches += 1
+        recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (first - recent.lift)
+        recent.promising = bool(first > MARGIN * budget.passes[0] >= recent.lift)
+        for level, lift in enumerate(deeper, 1):
             known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
-            if level == 0:
-                recent.searches += 1
-                recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (lift - recent.lift)
-                least = MARGIN * budget.passes[0]
-                recent.idle, recent.promising = 0, lift > least >= recent.lift
         for level in range(len(known.unseen)):
             known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
 
@@ -306,6 +323,36 @@ class Sizer:
     def forget(self, request: str) -> None:
         """A request ended."""
         self.learned.recent.pop(request, None)
+
+
+def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int]:
+    """How many of its best nodes each request of a batch verifies, so that tokens less their price are most for all.
+
+    `chances`: that they are accepted, of each request, falling. Of equal nodes an earlier request's come first.
+    """
+    counts = [0] * len(budgets)
+    priced = [i for i, budget in enumerate(budgets) if budget.together is not None]
+    for i in set(range(len(budgets))) - set(priced):
+        counts[i] = budgets[i].best_of(chances[i])[0]
+    each = [chances[i][: budgets[i].nodes] for i in priced]
+    if not sum(map(len, each)):
+        return counts
+    every = np.concatenate(each)
+    order = np.argsort(-every, kind="stable")
+    price = budgets[priced[0]].together
+    assert price is not None
+    worth = np.cumsum(every[order])[: len(price) - 1] - price[1 : len(every) + 1]
+    most = int(worth.argmax())
+    if worth[most] > 0:
+        whose = np.repeat(priced, [len(one) for one in each])
+        for i in whose[order[: most + 1]].tolist():
+            counts[i] += 1
+    return counts
+
+
+def size_of(batch: int) -> int:
+    """Batches of like size: 1, 2 to 3, 4 to 7, and so on."""
+    return batch.bit_length()
 
 
 def _shared(before: float, now: float) -> float:

@@ -1,6 +1,7 @@
 """Adaptive trees: prices from the file of costs, worth from what was accepted, and the most tokens per time."""
 
 import copy
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -12,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
-from specscope.speculate.adaptive import MIDDLES, PROBE_EVERY, PROBE_SHARE, Budget, Curve, Kind, Outcome, Sizer
+from specscope.speculate.adaptive import (
+    MIDDLES,
+    PROBE_EVERY,
+    PROBE_SHARE,
+    Budget,
+    Curve,
+    Kind,
+    Outcome,
+    Sizer,
+    share_out,
+)
 from specscope.speculate.costs import Costs
 from specscope.trace.costs import Point
 from specscope.trace.plan import DynamicPlan
@@ -51,6 +62,39 @@ def test_acceptance_never_falls_as_the_drafter_is_surer(nodes):
     assert (np.diff(rates) >= 0).all()
     assert (rates >= 0).all()
     assert (rates <= 1).all()
+
+
+falling = st.lists(st.floats(0, 1), max_size=3).map(lambda xs: np.array(sorted(xs, reverse=True)))
+
+
+@given(st.lists(falling, min_size=1, max_size=4), st.lists(st.floats(0, 0.6), min_size=12, max_size=12), st.booleans())
+def test_a_batch_verifies_the_nodes_that_are_worth_most_together(chances, steps, last_is_free):
+    price = np.cumsum([0.0, *steps])
+    priced = Budget(4, 3, np.zeros(4), np.zeros(4), np.ones(4), Curve(np.array(MIDDLES)), "", price)
+    budgets = [priced] * len(chances)
+    if last_is_free:
+        budgets[-1] = priced.with_free_rows(3)
+    counts = share_out(budgets, chances)
+    if last_is_free:
+        assert chances[-1][: counts[-1]].sum() == pytest.approx(chances[-1].sum())
+        counts, chances = counts[:-1], chances[:-1]
+
+    def worth(counts):
+        return sum(one[:n].sum() for one, n in zip(chances, counts, strict=True)) - price[sum(counts)]
+
+    every = itertools.product(*(range(len(one) + 1) for one in chances))
+    assert worth(counts) == pytest.approx(max(map(worth, every)), abs=1e-9)
+
+
+def test_one_tree_in_a_batch_pays_for_the_jump_alone():
+    """Two requests whose nodes would pay for the first tree's jump together, and one that would not."""
+    sizer = Sizer(PLAN, replace(costs(), tree_request=0.012))
+    budgets = [sizer.choose(name, 2, greedy=True) for name in ("a", "b")]
+    sure = np.array([0.6])
+    assert budgets[0].together[1] > 0.6
+    assert budgets[0].together[2] < 1.2
+    assert share_out(budgets, [sure, sure]) == [1, 1]
+    assert share_out(budgets, [sure, np.zeros(0)]) == [0, 0]
 
 
 def test_the_curve_follows_what_was_accepted():

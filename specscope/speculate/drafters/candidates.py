@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.speculate.acceptance import OTHERS, UNSEEN, Acceptance, code, model_level, text_level
-from specscope.speculate.adaptive import Budget
 from specscope.speculate.drafters.base import Draft
 from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.records import DraftNotes
@@ -85,12 +84,13 @@ class Candidates:
                     depth[node] = at + 1
         return found
 
-    def best(self, count: int, budget: Budget | None) -> list[int]:
-        """The likeliest that are worth a row, the best first. Of equals the earlier: a parent is before its child."""
-        order = sorted(range(len(self.chance)), key=lambda node: (-self.chance[node], node))[:count]
-        if budget is not None:
-            return order[: budget.best_of(np.array([self.chance[node] for node in order]))[0]]
-        return [node for node in order if self.chance[node] >= WORTH]
+    def best(self, count: int) -> list[int]:
+        """The likeliest, the best first. Of equals the earlier: a parent is before its child."""
+        return sorted(range(len(self.chance)), key=lambda node: (-self.chance[node], node))[:count]
+
+    def worthy(self) -> int:
+        """How many are worth a row where nobody says what one costs."""
+        return sum(chance >= WORTH for chance in self.chance)
 
     def draft(self, kept: Sequence[int], text: Draft, model: Draft) -> tuple[Draft, Ints]:
         """A tree of some of them, and for each of its nodes the one of the model's tree, or -1. int32 [n]."""

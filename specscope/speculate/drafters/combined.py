@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from specscope.speculate.acceptance import Acceptance
+from specscope.speculate.adaptive import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -81,7 +82,30 @@ class CombinedDrafter:
             )
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
-        return [self._join(*one) for one in zip(contexts, texts, models, known, strict=True)]
+        merged = [
+            Candidates.merge(context.position, text, model, before) if len(text.tree) or len(model.tree) else None
+            for context, text, model, before in zip(contexts, texts, models, known, strict=True)
+        ]
+        kept = self._share(contexts, merged)
+        return [self._join(*one) for one in zip(contexts, texts, models, merged, kept, strict=True)]
+
+    def _share(self, contexts: Sequence[Context], merged: Sequence[Candidates | None]) -> list[list[int]]:
+        """The nodes of each request that are verified, the best first: as the budgets of all together have it."""
+        kept: list[list[int]] = [[] for _ in contexts]
+        adaptive, budgets, chances = list[int](), list[Budget](), list[Doubles]()
+        for i, (context, found) in enumerate(zip(contexts, merged, strict=True)):
+            if found is None:
+                continue
+            if context.budget is None:
+                kept[i] = found.best(min(found.worthy(), self.max_nodes))
+                continue
+            kept[i] = found.best(min(context.budget.nodes, self.max_nodes))
+            adaptive.append(i)
+            budgets.append(context.budget)
+            chances.append(np.array([found.chance[node] for node in kept[i]]))
+        for i, count in zip(adaptive, share_out(budgets, chances), strict=True):
+            del kept[i][count:]
+        return kept
 
     def _of_model(self, context: Context) -> Context:
         """What the model is told: all that it finds is ranked here."""
@@ -101,15 +125,12 @@ class CombinedDrafter:
             return bool((1 - alone.first) * GAIN < budget.passes[:PASSES].sum())
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
 
-    def _join(self, context: Context, text: Draft, model: Draft, known: Acceptance) -> Draft:
+    def _join(
+        self, context: Context, text: Draft, model: Draft, found: Candidates | None, kept: Sequence[int]
+    ) -> Draft:
         request = self._requests[context.request]
-        request.drafted = len(model.tree) > 0
-        if not (request.drafted or len(text.tree)):
-            request.candidates = None
-            return NO_DRAFT
-        request.candidates = found = Candidates.merge(context.position, text, model, known)
-        most = self.max_nodes if context.budget is None else min(context.budget.nodes, self.max_nodes)
-        if not (kept := found.best(most, context.budget)) and not request.drafted:
+        request.drafted, request.candidates = len(model.tree) > 0, found
+        if found is None or not (kept or request.drafted):
             return NO_DRAFT
         draft, behind = found.draft(kept, text, model)
         draft = replace(draft, pruned=text.pruned)

@@ -15,7 +15,7 @@ from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.suffix_index import Shelf
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, share_rows, start_tree
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Floats, Ints
@@ -103,6 +103,7 @@ class ModelDrafter(ABC):
                 g.passes.append((level, g.rows.start, g.builder.frontier))
             grow_trees(level, [(g.builder, g.rows) for g in alive])
             alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
+        share_rows([g.builder for g in drafting.values()])
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def _plan_for(self, context: Context) -> TreePlan | None:

@@ -24,7 +24,7 @@ from specscope.model.head_runner import HeadRunner
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level, grow_trees
+from specscope.speculate.drafters.tree_builder import Level, grow_trees, share_rows
 from specscope.trace.method import MethodNotes
 from specscope.trace.plan import TreePlan
 from specscope.trace.tree import DraftTree
@@ -85,6 +85,7 @@ class ParallelEagle(Eagle):
                 at += len(g.builder.frontier)
             grow_trees(here, growing)
             alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
+        share_rows([g.builder for g in drafting])
 
     def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
+from specscope.speculate.adaptive import share_out
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.likeliest import likeliest
@@ -64,6 +65,7 @@ class TreeBuilder(ABC):
         self.frontier: list[int] = [ROOT]  # nodes whose logits are asked for next; empty when the tree is grown
         self.origin: list[int] = []  # for each node of the frontier, the row of the last pass that its parent had
         self.fed: list[int] = []  # nodes that were run, in order: their KV lies there
+        self.verified: int | None = None  # of the likeliest nodes, where that is adaptive; see share_rows
 
     @abstractmethod
     def grow(self, level: Level, rows: slice) -> None:
@@ -269,14 +271,21 @@ class DynamicTreeBuilder(TreeBuilder):
 
     def finish(self) -> tuple[Draft, Ints]:
         """The best nodes. A node's score is at most its parent's, so that what is kept is a tree."""
-        count = self.plan.nodes
-        if self.context.budget is not None:
-            count = self.context.budget.best(sorted(self.score, reverse=True))[0]
+        count = self.plan.nodes if self.verified is None else self.verified
         kept = self._best(range(len(self.token)), count)
         place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
         tree = DraftTree.build([self.token[i] for i in kept], [place[self.parent[i]] for i in kept])
         dropped = sorted(set(range(len(self.token))) - set(kept))
         return Draft(tree, {}, self._notes(kept, dropped), levels=self.levels), self._places(kept)
+
+
+def share_rows(trees: Sequence[TreeBuilder]) -> None:
+    """Say how many nodes of each tree are verified, as the budgets of all together have it."""
+    adaptive = [tree for tree in trees if tree.context.budget is not None]
+    budgets = [tree.context.budget for tree in adaptive if tree.context.budget is not None]
+    chances = [b.curve.at(sorted(tree.score, reverse=True)) for tree, b in zip(adaptive, budgets, strict=True)]
+    for tree, count in zip(adaptive, share_out(budgets, chances), strict=True):
+        tree.verified = count
 
 
 def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:

@@ -41,7 +41,7 @@ def paths(tree):
 
 def test_what_both_propose_is_one_node():
     found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
-    draft, behind = found.draft(found.best(9, None), TEXT_TREE, MODEL_TREE)
+    draft, behind = found.draft(found.best(min(found.worthy(), 9)), TEXT_TREE, MODEL_TREE)
     source = dict(zip(paths(draft.tree), draft.method.source.tolist(), strict=True))
     assert source[(5,)] == source[(5, 6)] == BOTH
     assert source[(5, 6, 7)] == TEXT
@@ -55,7 +55,7 @@ def test_what_both_propose_is_one_node():
 
 def test_what_is_left_out_is_told():
     found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
-    draft, _ = found.draft(found.best(2, None), TEXT_TREE, MODEL_TREE)
+    draft, _ = found.draft(found.best(min(found.worthy(), 2)), TEXT_TREE, MODEL_TREE)
     assert paths(draft.tree) == [(5,), (5, 6)]
     notes = draft.notes
     parents, tokens = [-1, 0, *notes.dropped_parent.tolist()], [5, 6, *notes.dropped_token.tolist()]
@@ -88,7 +88,7 @@ def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
         *paths(one.tree),
         *paths(other.tree),
     }
-    kept = found.best(count, None)
+    kept = found.best(min(found.worthy(), count))
     assert len(kept) <= count
     for place, node in enumerate(kept):
         assert found.parent[node] == ROOT or found.parent[node] in kept[:place]
@@ -113,8 +113,8 @@ def test_a_source_that_fails_is_left_out_after_a_while():
     for position in range(200):
         found = Candidates.merge(position, TEXT_TREE, NO_DRAFT, known)
         known.learn(position, found.outcomes([99]))
-    assert not found.best(9, None)
-    assert Candidates.merge(99, NO_DRAFT, MODEL_TREE, known).best(9, None)
+    assert not found.worthy()
+    assert Candidates.merge(99, NO_DRAFT, MODEL_TREE, known).worthy()
 
 
 @pytest.fixture(scope="module")
