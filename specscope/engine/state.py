@@ -64,6 +64,7 @@ class StepState:
                 scores=np.zeros(0, np.float32) if draft.notes is None else draft.notes.score,
                 path=verdict.path,
                 tokens=verdict.accepted + 1,
+                candidates=draft.outcomes([*draft.tree.token[verdict.path].tolist(), verdict.token]),
             )
             for part, draft, verdict in zip(self.plan.parts, self.drafts, self.verdicts, strict=True)
             if verdict is not None

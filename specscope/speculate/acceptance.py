@@ -11,9 +11,13 @@ its place and running it again all give the same numbers, whoever else is in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
 # What a source says of a candidate: how sure it is, in one of its levels; that it drafted others there; or that it did
 # not look there.
 SHARES = (0.4, 0.95)  # of the occurrences that came this far: how many went on so
@@ -24,6 +28,8 @@ MODEL_LEVELS = len(PROBABILITIES) + 1
 OTHERS, UNSEEN = -1, -2  # it drafted others; it did not look
 
 STRENGTH = 12.0  # candidates that what is known beforehand counts as much as
+STRENGTH_OF_ALL = 24.0  # and where it is told apart from what became of other requests'
+KEEP = 0.995  # of the counts of all requests, at each step
 # Known beforehand, where the other source did not look: measured with the default model and its head, on prompts of
 # several kinds, on copying and on edits of a file. By share, then by match; by the model's probability.
 TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.3, 0.4, 0.5, 0.7, 0.6, 0.75, 0.92, 0.96)
@@ -57,6 +63,28 @@ def _prior(text: int, model: int) -> float:
 
 KINDS = (TEXT_LEVELS + 2) * (MODEL_LEVELS + 2)
 PRIOR = tuple(_prior(text, model) for text in range(-2, TEXT_LEVELS) for model in range(-2, MODEL_LEVELS))
+KNOWN = np.array(PRIOR)
+
+
+@dataclass
+class Lately:
+    """Of all requests of an engine: what became of their candidates in the last steps."""
+
+    _tried: Doubles = field(default_factory=lambda: np.zeros(KINDS))
+    _accepted: Doubles = field(default_factory=lambda: np.zeros(KINDS))
+
+    def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
+        """What became of a step's candidates: their kinds, and whether each one came."""
+        self._tried *= KEEP
+        self._accepted *= KEEP
+        for kind, came in outcomes:
+            self._tried[kind] += 1
+            self._accepted[kind] += came
+
+    def chances(self) -> list[float]:
+        """That a candidate is accepted where its parent is, by kind, before anything is known of its request."""
+        found: list[float] = ((self._accepted + STRENGTH_OF_ALL * KNOWN) / (self._tried + STRENGTH_OF_ALL)).tolist()
+        return found
 
 
 @dataclass
@@ -67,9 +95,9 @@ class Acceptance:
     _tried: list[int] = field(default_factory=lambda: [0] * KINDS)
     _accepted: list[int] = field(default_factory=lambda: [0] * KINDS)
 
-    def chance(self, kind: int) -> float:
-        """That a candidate of this kind is accepted where its parent is."""
-        return (self._accepted[kind] + STRENGTH * PRIOR[kind]) / (self._tried[kind] + STRENGTH)
+    def chance(self, kind: int, beforehand: Sequence[float] = PRIOR) -> float:
+        """That a candidate of this kind is accepted where its parent is. `beforehand`: what is known of each kind."""
+        return (self._accepted[kind] + STRENGTH * beforehand[kind]) / (self._tried[kind] + STRENGTH)
 
     def learn(self, position: int, outcomes: Iterable[tuple[int, bool]]) -> None:
         """What became of the candidates behind the root at `position`: their kinds, and whether each one came."""

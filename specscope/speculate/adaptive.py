@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.speculate.acceptance import PRIOR, Lately
 from specscope.speculate.costs import Costs
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree, Floats, Ints
@@ -29,7 +30,7 @@ Doubles = NDArray[np.float64]
 # Probabilities of a path, between which nodes are counted together.
 EDGES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
 MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
-PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
+BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
 RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
@@ -68,6 +69,7 @@ class Budget:
     curve: Curve
     reason: str  # for the evidence
     together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
+    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
     probe: bool = False  # whether it is there to see if drafting pays again
 
     def best(self, scores: Sequence[float]) -> tuple[int, float]:
@@ -107,8 +109,8 @@ class Budget:
 class Kind:
     """What became of the nodes of greedy requests, or of sampled ones. One decaying count for each bin."""
 
-    tries: Doubles = field(default_factory=lambda: np.full(len(MIDDLES), PRIOR))
-    hits: Doubles = field(default_factory=lambda: PRIOR * MIDDLES)
+    tries: Doubles = field(default_factory=lambda: np.full(len(MIDDLES), BIN_PRIOR))
+    hits: Doubles = field(default_factory=lambda: BIN_PRIOR * MIDDLES)
 
     def add(self, scores: Floats, accepted: Ints) -> None:
         """Verified nodes by the log probability of their paths, and which of them were accepted."""
@@ -139,6 +141,7 @@ class Learned:
     """All that changes from step to step: a copy of it brings an engine back to an earlier step."""
 
     kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
+    candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
     firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
     lifts: list[float] = field(default_factory=list)  # by level
@@ -160,6 +163,7 @@ class Prices:
     batch: int
     rows: Doubles  # [nodes + 1] as in Budget
     together: Doubles  # [batch * nodes + 1]
+    beforehand: list[float]
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
     curves: dict[bool, Curve]
@@ -183,6 +187,7 @@ class Outcome:
     scores: Floats  # [n] of the tree's nodes
     path: Ints  # its accepted nodes
     tokens: int  # committed
+    candidates: Sequence[tuple[int, bool]] = ()  # of two sources: kinds, and whether each was the token that came
 
 
 class Sizer:
@@ -205,7 +210,7 @@ class Sizer:
         depth, reason, probe = self._depth(request, recent, price)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
-            *(price.together, probe),
+            *(price.together, price.beforehand, probe),
         )
 
     def _recent(self, request: str, price: Prices) -> Recent:
@@ -240,12 +245,23 @@ class Sizer:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
         curves = {greedy: kind.curve() for greedy, kind in known.kinds.items()}
-        size, least = size_of(batch), float(MARGIN * passes[0])
-        known.firsts.setdefault(size, float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max()))
-        alone = costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0]
-        lifts = np.array(known.lifts)
-        plain = float(seconds[0])
-        return Prices(known, known.steps, batch, rows, together, passes, lifts, curves, size, least, plain, alone, text)
+        known.firsts.setdefault(size_of(batch), float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max()))
+        return Prices(
+            of=known,
+            steps=known.steps,
+            batch=batch,
+            rows=rows,
+            together=together,
+            beforehand=known.candidates.chances(),
+            passes=passes,
+            lifts=np.array(known.lifts),
+            curves=curves,
+            size=size_of(batch),
+            least=float(MARGIN * passes[0]),
+            seconds=float(seconds[0]),
+            alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
+            text=text,
+        )
 
     def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
         """How deep a search may go, why, and whether it is a probe."""
@@ -275,6 +291,7 @@ class Sizer:
                 self._learn_one(one, one.budget)
         probed = any(one.budget is not None and one.budget.probe for one in outcomes)
         self.learned.unprobed = 0 if probed else self.learned.unprobed + 1
+        self.learned.candidates.learn(candidate for one in outcomes for candidate in one.candidates)
         self._learn_shares(outcomes)
         self._learn_rate(outcomes)
         self.learned.steps += 1

@@ -90,6 +90,8 @@ class Draft:
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
     levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
     pruned: int = 0  # nodes of a text that the request's form does not allow
+    # Of two sources, from the tokens that came: each candidate whose turn came, its kind and whether it was the token.
+    outcomes: Callable[[Sequence[int]], list[tuple[int, bool]]] = lambda came: []
 
 
 NO_DRAFT = Draft(DraftTree.empty())

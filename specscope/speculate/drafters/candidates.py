@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.speculate.acceptance import OTHERS, UNSEEN, Acceptance, code, model_level, text_level
+from specscope.speculate.acceptance import OTHERS, PRIOR, UNSEEN, Acceptance, code, model_level, text_level
 from specscope.speculate.drafters.base import Draft
 from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.records import DraftNotes
@@ -29,8 +29,10 @@ class Candidates:
     chance: list[float] = field(default_factory=list)  # that it and all above it are accepted
 
     @staticmethod
-    def merge(position: int, text: Draft, model: Draft, acceptance: Acceptance) -> Candidates:
-        """Both trees as one; what both have is one node."""
+    def merge(
+        position: int, text: Draft, model: Draft, acceptance: Acceptance, beforehand: Sequence[float] = PRIOR
+    ) -> Candidates:
+        """Both trees as one; what both have is one node. `beforehand`: what is known of each kind of candidate."""
         found = Candidates(position)
         places: dict[tuple[int, int], int] = {}
         found._add(text.tree, places, found.of_text, found.of_model)
@@ -42,7 +44,7 @@ class Candidates:
             says_model = of_model[other] if other >= 0 else OTHERS if above in looked[1] else UNSEEN
             kind = code(says_text, says_model)
             found.kind.append(kind)
-            found.chance.append(acceptance.chance(kind) * (1.0 if above == ROOT else found.chance[above]))
+            found.chance.append(acceptance.chance(kind, beforehand) * (1.0 if above == ROOT else found.chance[above]))
         return found
 
     def _add(self, tree: DraftTree, places: dict[tuple[int, int], int], mine: list[int], other: list[int]) -> None:

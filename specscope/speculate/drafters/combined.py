@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from specscope.speculate.acceptance import Acceptance
+from specscope.speculate.acceptance import PRIOR, Acceptance
 from specscope.speculate.adaptive import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.candidates import Candidates
@@ -83,7 +83,9 @@ class CombinedDrafter:
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
         merged = [
-            Candidates.merge(context.position, text, model, before) if len(text.tree) or len(model.tree) else None
+            Candidates.merge(context.position, text, model, before, _beforehand(context))
+            if len(text.tree) or len(model.tree)
+            else None
             for context, text, model, before in zip(contexts, texts, models, known, strict=True)
         ]
         kept = self._share(contexts, merged)
@@ -120,7 +122,7 @@ class CombinedDrafter:
             return True
         if not len(text.tree):
             return False
-        alone = Candidates.merge(context.position, text, NO_DRAFT, known)
+        alone = Candidates.merge(context.position, text, NO_DRAFT, known, _beforehand(context))
         if budget is not None:
             return bool((1 - alone.first) * GAIN < budget.passes[:PASSES].sum())
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
@@ -130,10 +132,12 @@ class CombinedDrafter:
     ) -> Draft:
         request = self._requests[context.request]
         request.drafted, request.candidates = len(model.tree) > 0, found
-        if found is None or not (kept or request.drafted):
+        if found is None:
             return NO_DRAFT
+        if not (kept or request.drafted):
+            return replace(NO_DRAFT, outcomes=found.outcomes)
         draft, behind = found.draft(kept, text, model)
-        draft = replace(draft, pruned=text.pruned)
+        draft = replace(draft, pruned=text.pruned, outcomes=found.outcomes)
         if not kept:
             draft = replace(draft, method=None)  # nothing of the text is verified
         if request.drafted:  # the model's tree is the one that is verified now
@@ -170,6 +174,11 @@ class CombinedDrafter:
         """Begin with what another drafter knew of a request before its root was at `position`, under a new name."""
         if known := other._requests.get(request):
             self._requests[name] = _Request(known.acceptance.before(position))
+
+
+def _beforehand(context: Context) -> Sequence[float]:
+    """What is known of each kind of candidate before anything is known of the request."""
+    return PRIOR if context.budget is None else context.budget.beforehand
 
 
 def model_of(drafter: Drafter) -> ModelDrafter | None:
