@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +15,7 @@ from specscope.engine.timeline import Timeline
 from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
 from specscope.speculate.adaptive import Sizer
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Drafter
+from specscope.speculate.drafters.base import NO_DRAFT, Drafter
 from specscope.speculate.raw_rows import form_notes
 from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
@@ -57,7 +56,7 @@ class PhasesMixin:
     def _draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
         fits = [not now.off and part.decodes and self._has_room(part.request) for part in now.plan.parts]
-        able = [self._context(now, part.request) for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
+        able = [now.contexts[part.request.id] for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
         now.budgets = {context.request: context.budget for context in able if context.budget is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
@@ -71,16 +70,13 @@ class PhasesMixin:
         """Nodes that the request's draft may have in this step; where trees are adaptive, its budget is set here."""
         if now.off or not self._has_room(request):
             return 0
+        budget = None
         if self.sizer is not None:
             batch = max(len(self.scheduler.running), 1)
             greedy, length = request.params.greedy, len(request.tokens)
-            now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
-        return self.drafter.most_nodes(self._context(now, request))
-
-    def _context(self, now: StepState, request: Request) -> Context:
-        """What the drafter may know of a request, and how much it shall draft where trees are adaptive."""
-        budget = now.budgets.get(request.id)
-        return request.context if budget is None else replace(request.context, budget=budget)
+            budget = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
+        context = now.contexts[request.id] = request.to_draft(budget)
+        return self.drafter.most_nodes(context)
 
     def _forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
@@ -121,8 +117,10 @@ class PhasesMixin:
 
     def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        path = () if verdict is None else (part.feed + verdict.path).tolist()
-        kept = features[[*range(part.feed), *path]] if path else features[: part.feed].clone()
+        if verdict is None or not len(verdict.path):
+            kept = features[: part.feed].clone()
+        else:
+            kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
         self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
 
     def _commit_one(self, now: StepState, place: int) -> RequestStep:

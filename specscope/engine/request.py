@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.model.kv_cache import BlockTable
+from specscope.speculate.adaptive import Budget
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.tokens import Tokens
@@ -66,7 +67,11 @@ class Request:
     @property
     def context(self) -> Context:
         """What drafters may know. The tokens are the live list: they read it before the step ends."""
-        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params, allowed=self.allowed)
+        return self.to_draft(None)
+
+    def to_draft(self, budget: Budget | None) -> Context:
+        """The same, with how much shall be drafted where trees are adaptive."""
+        return Context(self.id, self.tokens, len(self.prompt_tokens), self.params, budget, self.allowed)
 
     @property
     def info(self) -> RequestInfo:

@@ -11,7 +11,7 @@ from torch import Tensor
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
 from specscope.speculate.adaptive import Budget, Outcome
-from specscope.speculate.drafters.base import Draft
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Judged
 from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
@@ -39,6 +39,7 @@ class StepState:
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
+    contexts: dict[str, Context] = field(default_factory=dict)  # of the requests that may draft, as they were told it
     budgets: dict[str, Budget] = field(default_factory=dict)  # by request, where trees are adaptive
     waiting: int = 0  # requests that were left in the queue
     off: str = ""  # why it does not draft, "" where it does

@@ -31,6 +31,9 @@ class Batch:
     wanted: Tensor  # int64 [R] rows whose logits are needed
     groups: list[Group]  # for the torch backend
     tree: TreeBatch | None  # for the triton backend
+    order: Tensor | None = (
+        None  # int64 [N] each row's place among the fed tokens as given; None where rows are in order
+    )
 
     @staticmethod
     def build(
@@ -38,23 +41,44 @@ class Batch:
         device: torch.device,
         backend: Backend = Backend.TORCH,
     ) -> Batch:
-        """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
+        """Lay segments end to end. Each table must already have room (KVCache.reserve).
+
+        The torch backend lays them in the order in which they lie in the cache: attention then reads and writes a
+        group's rows side by side, in every layer. `wanted` is in the order of the segments all the same.
+        """
         if backend is Backend.TRITON:
             packed = PackedBatch.lay_out(segments, device)
             return packed.batch(packed.packed.put())
-        first = np.cumsum([0] + [len(s.tokens) for s in segments])
+        given = np.cumsum([0] + [len(s.tokens) for s in segments])
+        places = sorted(range(len(segments)), key=lambda i: segments[i].table.blocks[0])
+        in_order = places == list(range(len(segments)))
+        first = given if in_order else np.cumsum([0] + [len(segments[i].tokens) for i in places])
+        wanted = np.concatenate([given[i] + np.asarray(s.wanted, np.int64) for i, s in enumerate(segments)])
+        order = None
+        if not in_order:
+            order = np.concatenate([np.arange(given[i], given[i + 1]) for i in places])
+            wanted = np.argsort(order)[wanted]
+            segments = [segments[i] for i in places]
         fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
         own = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
-        wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
         positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
         return Batch(
             tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
             positions=put(np.concatenate(positions)[None], device),
             slots=put(np.concatenate(own), device),
-            wanted=put(np.array(wanted, dtype=np.int64), device),
+            wanted=put(wanted, device),
             groups=build_groups(segments, first, device),
             tree=None,
+            order=None if order is None else put(order, device),
         )
+
+    def as_given(self, rows: Tensor) -> Tensor:
+        """What a pass made of each row, [N, ...], in the order of the fed tokens as given."""
+        return rows if self.order is None else torch.empty_like(rows).index_copy_(0, self.order, rows)
+
+    def as_laid_out(self, tokens: Tensor) -> Tensor:
+        """Something of each fed token, [N, ...], in the order of the rows."""
+        return tokens if self.order is None else tokens[self.order]
 
 
 @dataclass(frozen=True)

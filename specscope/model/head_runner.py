@@ -89,7 +89,7 @@ class HeadRunner:
     @torch.inference_mode()
     def _run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` of a batch that is laid out."""
-        head = self.head
+        head, hidden = self.head, batch.as_laid_out(hidden)
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self._cos[batch.positions[0]], self._sin[batch.positions[0]]
         x = self.layer.run(x, projected, rotation, batch, self.cache)

@@ -94,4 +94,4 @@ class ModelRunner:
             batch=batch,
             cache=self.cache,
         ).logits[0]
-        return (logits,) if self._aux is None else (logits, self._aux.take())
+        return (logits,) if self._aux is None else (logits, batch.as_given(self._aux.take()))

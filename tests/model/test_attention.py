@@ -78,9 +78,7 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, th
     with patch.object(torch, "get_num_threads", lambda: threads):
         out, _ = specscope_attention(
             SimpleNamespace(layer_idx=0),
-            query,
-            key,
-            value,
+            *(batch.as_laid_out(x[0].transpose(0, 1)).transpose(0, 1)[None] for x in (query, key, value)),
             None,
             scaling=0.4,
             sliding_window=window,
@@ -89,6 +87,7 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, th
             batch=batch,
             cache=cache,
         )
+    out = batch.as_given(out[0])[None]
     at = 0
     for segment, (old_k, old_v), (context, _, _, _) in zip(segments, histories, parts, strict=True):
         m = len(segment.tokens)
@@ -102,6 +101,26 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, th
             wanted = reference(query[0, :, at + row], keys, values, torch.from_numpy(visible), 0.4, softcap, sinks)
             assert torch.allclose(out[0, at + row].double(), wanted, atol=2e-6)
         at += m
+
+
+def test_a_batch_lies_as_its_sequences_do_in_the_cache():
+    """Rows of a group are then side by side; who asks for them gets them in the order in which they were given."""
+    tables = [BlockTable([8]), BlockTable([0]), BlockTable([4])]
+    segments = [
+        Segment.of_tree(table, 3, list(range(10 * i, 10 * i + 1 + i)), DraftTree.empty(), logits=True)
+        for i, table in enumerate(tables)
+    ]
+    given = [token for segment in segments for token in segment.tokens]
+    batch = Batch.build(segments, torch.device("cpu"))
+    assert batch.tokens[0].tolist() == [10, 11, 20, 21, 22, 0]
+    assert batch.as_given(batch.tokens[0]).tolist() == given
+    assert torch.equal(batch.as_laid_out(torch.tensor(given)), batch.tokens[0])
+    assert batch.tokens[0][batch.wanted].tolist() == [0, 11, 22]
+    assert batch.slots.tolist() == [3, 4, 67, 68, 69, 131]
+    same = Batch.build([alone(20, blocks=[2 * i, 2 * i + 1]) for i in (3, 1, 2)], torch.device("cpu"))
+    (group,) = same.groups
+    assert isinstance(group.rows, slice)
+    assert group.start is not None
 
 
 def alone(length, rows=1, blocks=None):
