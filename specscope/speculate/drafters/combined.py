@@ -66,14 +66,16 @@ class CombinedDrafter:
 
     def most_nodes(self, context: Context) -> int:
         """Of both together, as far as the plan and the request's own size go."""
-        most = self.max_nodes if context.budget is None else min(context.budget.nodes, self.max_nodes)
-        return min(self.text.most_nodes(context) + self.model.most_nodes(context), most)
+        budget = context.budget
+        most = self.max_nodes if budget is None else min(budget.nodes, self.max_nodes)
+        of_model = self.model.most_nodes(context) if budget is None or budget.depth else 0
+        return min(self.text.most_nodes(context) + of_model, most)
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree a request, from both."""
         self.passes = ()
         texts = self.text.propose(contexts)
-        known = [self._requests.setdefault(c.request, _Request()).before(c) for c in contexts]
+        known = [self._request(c).before(c) for c in contexts]
         asked = [not self._is_enough(*one) for one in zip(contexts, texts, known, strict=True)]
         models = [NO_DRAFT] * len(contexts)
         if any(asked):
@@ -108,6 +110,12 @@ class CombinedDrafter:
         for i, count in zip(adaptive, share_out(budgets, chances), strict=True):
             del kept[i][count:]
         return kept
+
+    def _request(self, context: Context) -> _Request:
+        found = self._requests.get(context.request)
+        if found is None:
+            found = self._requests[context.request] = _Request()
+        return found
 
     def _of_model(self, context: Context) -> Context:
         """What the model is told: all that it finds is ranked here."""
