@@ -27,7 +27,7 @@ from specscope.trace.params import SamplingParams
 PLAIN, ADAPTIVE = "none", "adaptive"
 TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")
 EVERY = 4  # rounds between two steps of a fixed tree
-TOKENS = 64  # of each request
+TOKENS, UNLIKE = 64, 8  # of each request, and by how many lengths differ: those of equal ones would end together
 SPAN = 200  # steps over which adaptive trees may not be slower than plain decoding
 LEAST_PLAIN, LEAST_BEST = 0.98, 0.97  # of plain decoding over any such span; of the best fixed tree
 
@@ -57,6 +57,7 @@ MIXES = (
     Mix("maths", 4, 0.0),
     Mix("", 16, 0.0),
     Mix("", 16, 1.0),
+    Mix("", 32, 0.0),
 )
 
 
@@ -104,7 +105,9 @@ def work_of(engine: Engine, mix: Mix) -> list[Work]:
     return [
         (
             engine.turn(prompt),
-            SamplingParams(max_tokens=TOKENS, temperature=mix.temperature, seed=seed, ignore_eos=True),
+            SamplingParams(
+                max_tokens=TOKENS + UNLIKE * (seed % 5 - 2), temperature=mix.temperature, seed=seed, ignore_eos=True
+            ),
         )
         for seed, prompt in enumerate(unseen_prompts(kind=mix.kind))
     ]

@@ -89,7 +89,7 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
 def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare adaptive trees with plain decoding and fixed trees.
 
-    Ten mixes of prompts, batch sizes and temperatures.
+    Eleven mixes of prompts, batch sizes and temperatures.
     """
     from specscope.bench.adaptive import run_adaptive
 
