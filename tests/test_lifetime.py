@@ -61,7 +61,7 @@ def whole(path):
     return reader.history
 
 
-@pytest.mark.parametrize("verb", ["run", "capture"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("capture", marks=pytest.mark.slow)])
 def test_a_terminal_that_is_closed_ends_what_make_started_in_it(terminal, model, prompts, tmp_path, verb):
     path = tmp_path / "run.jsonl"
     (tmp_path / "Makefile").write_text("demo:\n\t" + " ".join(map(str, endless(verb, prompts, path, model))) + "\n")
@@ -72,7 +72,7 @@ def test_a_terminal_that_is_closed_ends_what_make_started_in_it(terminal, model,
     assert "cancelled" in {request.state for request in whole(path).requests.values()}
 
 
-@pytest.mark.parametrize("verb", ["run", "capture"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("capture", marks=pytest.mark.slow)])
 def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, verb):
     path = tmp_path / "run.jsonl"
     shell = terminal("sh", "-c", " ".join(map(str, endless(verb, prompts, path, model))) + "; true")

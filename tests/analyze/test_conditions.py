@@ -74,7 +74,9 @@ def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
     assert f"depth >= {depth}" in found.text or f"depth == {depth}" in found.text
 
 
-@pytest.mark.parametrize("share", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.005, marks=pytest.mark.slow), 0.05, pytest.param(0.5, marks=pytest.mark.slow)]
+)
 def test_noise_has_no_condition(share):
     found = 0
     for seed in range(100):

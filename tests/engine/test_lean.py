@@ -37,7 +37,7 @@ def run(*words):
     )
 
 
-@pytest.mark.parametrize("version", ["this version", "another version"])
+@pytest.mark.parametrize("version", ["this version", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_lean_start_gives_the_same_tokens(tiny, version):
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, threads=1)
     (wanted,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))

@@ -32,7 +32,9 @@ def load(name, home, endpoint, **environment):
     return said, float(seconds), done.stderr
 
 
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://127.0.0.1:9", pytest.param("http://no-such-host.invalid", marks=pytest.mark.slow)]
+)
 def test_without_a_network_a_hub_name_is_refused_soon_in_one_line(endpoint, tmp_path):
     said, seconds, error = load("hf/none", tmp_path, endpoint)
     assert said.startswith("refused cannot load hf/none: it is not a folder, is not in the cache, and " + endpoint)
@@ -52,7 +54,7 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path):
     assert error == ""
 
 
-@pytest.mark.parametrize("offline", [{}, {"HF_HUB_OFFLINE": "1"}])
+@pytest.mark.parametrize("offline", [{}, pytest.param({"HF_HUB_OFFLINE": "1"}, marks=pytest.mark.slow)])
 def test_what_was_fetched_earlier_is_loaded_without_a_network(tiny, tmp_path, offline):
     repository = tmp_path / "hub" / "models--some--body"
     commit = "0" * 40

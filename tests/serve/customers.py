@@ -147,16 +147,21 @@ def take(told: Told, line: str) -> None:
 
 
 async def shop(url: str, rng: random.Random, most: int, requests: int, customers: int, seconds: float) -> list[Told]:
-    """So many customers, one request after another each, until there were so many or the time is over."""
+    """So many customers, one request after another each, until there were so many or the time is over.
+
+    A customer who finds nobody there three times goes home.
+    """
     told: list[Told] = []
     until, left = time.monotonic() + seconds, iter(range(requests))
 
     async def customer(client: httpx2.AsyncClient) -> None:
+        closed = 0
         for _ in left:
             told.append(await ask(client, draw(rng, most)))
+            closed = closed + 1 if told[-1].status == 0 and told[-1].left_ns is None else 0
             if told[-1].status in (0, 429) and told[-1].left_ns is None:
                 await asyncio.sleep(0.3)
-            if time.monotonic() > until:
+            if closed == 3 or time.monotonic() > until:
                 return
 
     async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
