@@ -144,15 +144,11 @@ class _Layout:
     runs: list[tuple[int, int, int]]  # start, end, first position
     kept: NDArray[np.int64]  # the other blocks
     places: Ints  # positions of the table that lie in them
+    start: int | None  # the first slot of the others, where they lie side by side
 
     @property
     def rows(self) -> int:
         return len(self.segment.tokens)
-
-    @property
-    def start(self) -> int | None:
-        """The first slot of what is not read as runs, where it lies side by side."""
-        return int(self.kept[0]) * BLOCK_SIZE if bool((np.diff(self.kept) == 1).all()) else None
 
     @staticmethod
     def of(segment: Segment, first: int) -> _Layout:
@@ -170,7 +166,16 @@ class _Layout:
             kept = np.flatnonzero(~in_place)
         places = (kept[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
         beyond = len(blocks) * BLOCK_SIZE - length  # the last block is among the kept: it holds fed rows
-        return _Layout(segment, first, runs, blocks[kept], places[: len(places) - beyond].astype(np.int32))
+        others = blocks[kept]
+        side_by_side = bool((others[1:] - others[:-1] == 1).all())
+        return _Layout(
+            segment=segment,
+            first=first,
+            runs=runs,
+            kept=others,
+            places=places[: len(places) - beyond].astype(np.int32),
+            start=int(others[0]) * BLOCK_SIZE if side_by_side else None,
+        )
 
 
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
@@ -211,12 +216,13 @@ def _parts(members: list[_Layout]) -> list[tuple[list[_Layout], int | None, int]
 
 def _by_place(members: list[_Layout]) -> Iterator[tuple[list[_Layout], int | None, int]]:
     """Those whose blocks lie in place, each as far behind the one before: first slot and stride; then the others."""
-    ordered = sorted((one for one in members if one.start is not None), key=lambda one: one.start or 0)
+    ordered = sorted(((one.start, one) for one in members if one.start is not None), key=lambda each: each[0])
     while ordered:
-        starts = np.array([one.start for one in ordered])
-        apart = np.diff(starts)
-        count = len(ordered) if not len(apart) else int(np.append(apart != apart[0], True).argmax()) + 1
-        yield ordered[:count], int(starts[0]), int(apart[0]) if count > 1 else 0
+        first, count = ordered[0][0], 1
+        apart = ordered[1][0] - first if len(ordered) > 1 else 0
+        while count < len(ordered) and ordered[count][0] == first + count * apart:
+            count += 1
+        yield [one for _, one in ordered[:count]], first, apart if count > 1 else 0
         ordered = ordered[count:]
     others = [one for one in members if one.start is None]
     if others:
@@ -267,6 +273,6 @@ def _group(members: list[_Layout], start: int | None, stride: int, device: torch
 
 def _rows(rows: NDArray[np.int64], device: torch.device) -> Tensor | slice:
     """Rows of the batch; a slice where one follows the other."""
-    if bool((np.diff(rows) == 1).all()):
+    if bool((rows[1:] - rows[:-1] == 1).all()):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return torch.from_numpy(rows).to(device)
