@@ -1,7 +1,8 @@
 """Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
 
 What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
-kept in 16 bits without losing a digit. Which library lays them out is found by trial (fast_paths.py).
+kept in 16 bits and lose no more than float32 rounds away. Which library lays them out is found by trial
+(fast_paths.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from specscope.model import fast_paths
 from specscope.model import linear as linear_module
 from specscope.model import path_speeds as path_speeds_module
 from specscope.model.device import pick_dtype
-from specscope.model.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, usable
+from specscope.model.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
 from specscope.model.linear import PackedLinear
 from specscope.model.loader import load_tokenizer
 from specscope.model.path_speeds import ROWS, PathSpeeds
@@ -162,3 +162,21 @@ def test_greedy_output_is_generates_own_whatever_is_missing(how, names, dtype, t
     wanted = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     with machine_without(how, names):
         assert greedy(tiny, dtype) == wanted[0, ids.shape[1] :].tolist()
+
+
+def test_weights_published_in_bfloat16_are_kept_in_16_bits():
+    """Their smallest numbers lose digits in float16, which no product shows. Weights trained in float32 lose more."""
+    generator = torch.Generator().manual_seed(0)
+    trained = torch.randn(256, 576, generator=generator) * 0.03
+    published = trained.bfloat16().float()
+    assert not torch.equal(published.half().float(), published)
+    assert is_half(published)
+    assert is_half(published.bfloat16())
+    assert not is_half(trained)
+    assert is_half(torch.zeros(4, 64))
+    assert not is_half(torch.full((4, 64), 1e6))
+    assert not is_half(published * 1e-5), "all of its numbers are small ones"
+    x = torch.randn(5, 576, generator=generator)
+    wanted = x.double() @ published.double().t()
+    kept = x @ published.half().float().t()
+    assert (kept - wanted).norm() <= 1.1 * (x @ published.t() - wanted).norm()
