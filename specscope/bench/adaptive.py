@@ -153,8 +153,8 @@ def _found(mix: Mix, run: Sequence[Lane], rounds: Rounds) -> Found:
 
 
 def rate(steps: Sequence[Timed]) -> float:
-    """Tokens a second."""
-    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+    """Tokens a second; 0 of a side that had no step with a full batch and no prefill."""
+    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps) if steps else 0.0
 
 
 def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> None:

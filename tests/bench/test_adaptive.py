@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specscope.bench import adaptive
-from specscope.bench.adaptive import ADAPTIVE, PLAIN, Found, Mix, run_adaptive
+from specscope.bench.adaptive import ADAPTIVE, PLAIN, Found, Mix, rate, run_adaptive
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from tests.engines import COSTS
@@ -45,3 +45,8 @@ def test_the_goals_are_of_plain_decoding_and_of_the_best_tree():
 def test_pinned_trees_are_refused(deep):
     with pytest.raises(UserError, match="without --tree"):
         run_adaptive(EngineConfig(target=str(deep), dtype="float32", kv_memory=0.05, drafter="none"), 24, None)
+
+
+def test_a_side_without_a_full_batch_has_no_rate():
+    """With many requests at once a side that is slow may never decode all of them in one step."""
+    assert rate([]) == 0.0
