@@ -164,7 +164,7 @@ def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
         ("read", [flight.read_ns - step.end_ns for step, flight in own], "after it ended"),
         ("committed", [flight.committed_ns - flight.read_ns for _, flight in own], "after it was read"),
     )
-    lines: list[Line] = [[(f"{plural(len(own), 'asynchronous step')}", "faint")]]
+    lines: list[Line] = [[(plural(len(own), "asynchronous step"), "faint")]]
     for name, ns, when in rows:
         number = right(f"{max(median(ns), 0) / 1e6:.2f} ms", NUMBER)
         lines.append([(left(f"  {name}", NAME) + number, "faint"), (left(f"  {when}", width - NAME - NUMBER), "faint")])
