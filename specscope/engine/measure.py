@@ -16,7 +16,7 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.adaptive import Budget
+from specscope.speculate.budget import Budget
 from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.speculate.verify.verifier import Verifier

@@ -55,9 +55,8 @@ class PhasesMixin:
 
     def _draft(self, now: StepState) -> None:
         """Trees for the requests that decode in this step and have room for one in their context."""
-        fits = [not now.off and part.decodes and self._has_room(part.request) for part in now.plan.parts]
+        fits = [part.decodes and part.request.id in now.contexts for part in now.plan.parts]
         able = [now.contexts[part.request.id] for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
-        now.budgets = {context.request: context.budget for context in able if context.budget is not None}
         proposed = iter(self.drafter.propose(able)) if able else iter(())
         now.passes = self.drafter.passes if able else ()
         now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
@@ -74,7 +73,9 @@ class PhasesMixin:
         if self.sizer is not None:
             batch = max(len(self.scheduler.running), 1)
             greedy, length = request.params.greedy, len(request.tokens)
-            budget = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
+            budget = now.budgets[request.id] = self.sizer.choose(request.id, batch, greedy=greedy, length=length)
+            if budget.is_off:
+                return 0
         context = now.contexts[request.id] = request.to_draft(budget)
         return self.drafter.most_nodes(context)
 
@@ -104,9 +105,11 @@ class PhasesMixin:
             now.note()
 
     def _commit(self, now: StepState) -> None:
+        all_stay = not any(len(draft.tree) for draft in now.drafts)
         for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
             if self.drafter.aux_layers:
-                self._show_features(part, verdict, now.features[i])
+                kept = now.features[i] if all_stay else _committed(part, verdict, now.features[i])
+                self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
             now.parts.append(self._commit_one(now, i))
         if now.moves:
             self.runner.cache.move(list(now.moves.values()))
@@ -115,14 +118,6 @@ class PhasesMixin:
             self._retire(request)
             now.finished.append(request)
 
-    def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
-        """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        if verdict is None or not len(verdict.path):
-            kept = features[: part.feed].clone()
-        else:
-            kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
-        self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
-
     def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
         part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
@@ -130,8 +125,8 @@ class PhasesMixin:
         emitted, preceded, form, logprobs = 0, request.preceded, None, None
         request.computed += part.feed
         if verdict is not None:
-            if len(draft.tree):
-                self.drafter.commit(request.context, draft.tree, verdict)
+            if draft is not NO_DRAFT:
+                self.drafter.commit(now.contexts[request.id], draft.tree, verdict)
             self._keep_path(now, request, verdict)
             form = form_notes(request.context, draft, now.logits[place], verdict, full=self.verifier.notes)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
@@ -174,3 +169,10 @@ class PhasesMixin:
         self.scheduler.retire(request)
         self.drafter.release(request.id)
         self.requests.pop(request.id, None)
+
+
+def _committed(part: Scheduled, verdict: Verdict | None, features: Tensor) -> Tensor:
+    """The features of what is committed, the fed tokens and the accepted path. A copy: a view would keep all rows."""
+    if verdict is None or not len(verdict.path):
+        return features[: part.feed].clone()
+    return features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.adaptive import Budget
 from specscope.speculate.allowed import Allowed
+from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.tokens import Tokens
 from specscope.trace.params import SamplingParams

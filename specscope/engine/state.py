@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
-from specscope.speculate.adaptive import Budget, Outcome
+from specscope.speculate.adaptive import Outcome
+from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Judged
@@ -65,7 +66,7 @@ class StepState:
                 scores=np.zeros(0, np.float32) if draft.notes is None else draft.notes.score,
                 path=verdict.path,
                 tokens=verdict.accepted + 1,
-                candidates=draft.outcomes([*draft.tree.token[verdict.path].tolist(), verdict.token]),
+                candidates=draft.outcomes,
             )
             for part, draft, verdict in zip(self.plan.parts, self.drafts, self.verdicts, strict=True)
             if verdict is not None

@@ -29,7 +29,7 @@ OTHERS, UNSEEN = -1, -2  # it drafted others; it did not look
 
 STRENGTH = 12.0  # candidates that what is known beforehand counts as much as
 STRENGTH_OF_ALL = 24.0  # and where it is told apart from what became of other requests'
-KEEP = 0.995  # of the counts of all requests, at each step
+KEEP = 0.995  # of the counts of all requests, at each step that had candidates
 # Known beforehand, where the other source did not look: measured with the default model and its head, on prompts of
 # several kinds, on copying and on edits of a file. By share, then by match; by the model's probability.
 TEXT_PRIOR = (0.2, 0.25, 0.3, 0.3, 0.3, 0.4, 0.5, 0.7, 0.6, 0.75, 0.92, 0.96)
@@ -73,8 +73,10 @@ class Lately:
     _tried: Doubles = field(default_factory=lambda: np.zeros(KINDS))
     _accepted: Doubles = field(default_factory=lambda: np.zeros(KINDS))
 
-    def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
+    def learn(self, outcomes: Sequence[tuple[int, bool]]) -> None:
         """What became of a step's candidates: their kinds, and whether each one came."""
+        if not outcomes:
+            return
         self._tried *= KEEP
         self._accepted *= KEEP
         for kind, came in outcomes:

@@ -15,21 +15,18 @@ from the clock, so that a run with the same seed and the same costs drafts the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specscope.speculate.acceptance import PRIOR, Lately
+from specscope.speculate.acceptance import Lately
+from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles
 from specscope.speculate.costs import Costs
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree, Floats, Ints
 from specscope.trace.wording import plural
 
-Doubles = NDArray[np.float64]
-# Probabilities of a path, between which nodes are counted together.
-EDGES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
-MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
 BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
@@ -42,67 +39,8 @@ SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pas
 MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
+MOST_PAUSE = 4  # steps between two looks into a text that brings nothing
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Acceptance by the drafter's probability of a path. It never falls."""
-
-    rates: Doubles  # [bins] at MIDDLES
-
-    def at(self, scores: Sequence[float]) -> Doubles:
-        """The probability that nodes are accepted, [n], from cumulative log probabilities."""
-        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
-        return found
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a request may draft in a step, and what it must bring. Filled by Sizer.choose; a drafter reads it."""
-
-    depth: int  # at most; 0: nothing
-    nodes: int  # at most
-    prices: Doubles  # [nodes + 1] tokens that so many nodes must bring to be worth their rows
-    passes: Doubles  # [depth] tokens that each pass must bring
-    lifts: Doubles  # [depth] tokens that each level brings for each that the one above it brings
-    curve: Curve
-    reason: str  # for the evidence
-    together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
-    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
-    probe: bool = False  # whether it is there to see if drafting pays again
-
-    def best(self, scores: Sequence[float]) -> tuple[int, float]:
-        """How many of the best nodes to verify, and the tokens that they bring beyond their price.
-
-        `scores`: log probabilities of their paths, falling.
-        """
-        return self.best_of(self.curve.at(scores))
-
-    def best_of(self, chances: Doubles) -> tuple[int, float]:
-        """The same of nodes that are accepted with these probabilities, falling."""
-        count = min(len(chances), self.nodes)
-        if not count:
-            return 0, 0.0
-        worth = np.cumsum(chances[:count]) - self.prices[1 : count + 1]
-        most = int(worth.argmax())
-        return (most + 1, float(worth[most])) if worth[most] > 0 else (0, 0.0)
-
-    def with_free_rows(self, nodes: int) -> Budget:
-        """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
-        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1), together=None)
-
-    def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
-        """Whether to draft another level below nodes of these scores, `level` levels down."""
-        if level >= self.depth:
-            return False
-        return bool(self.lifts[level] * self.curve.at(frontier).sum() > self.passes[level])
-
-    @staticmethod
-    def whole(depth: int, nodes: int, reason: str = "") -> Budget:
-        """One that nothing is too dear for."""
-        free = Curve(np.ones(len(MIDDLES)))
-        return Budget(depth, nodes, np.zeros(nodes + 1), np.full(depth, -1.0), np.ones(depth), free, reason)
 
 
 @dataclass
@@ -133,7 +71,18 @@ class Recent:
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
+    pause: int = 0  # steps until its text is looked into again, where the model does not draft
+    pauses: int = 0  # how many such steps there were between its last looks, none of which paid
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
+
+    def look(self, budget: Budget, *, paid: bool) -> None:
+        """After a step: a text is looked into less often while nothing that is found there is worth a row."""
+        if not budget.looks:
+            self.pause -= 1
+        elif budget.depth or paid:
+            self.pause = self.pauses = 0
+        else:
+            self.pause = self.pauses = min(max(2 * self.pauses, 1), MOST_PAUSE)
 
 
 @dataclass
@@ -163,16 +112,24 @@ class Prices:
     batch: int
     rows: Doubles  # [nodes + 1] as in Budget
     together: Doubles  # [batch * nodes + 1]
-    beforehand: list[float]
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
-    curves: dict[bool, Curve]
     size: int  # size_of(batch)
     least: float  # that the first level must bring
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
     probing: str = ""  # the request that does in this step
+
+    @cached_property
+    def beforehand(self) -> list[float]:
+        """As in Budget. Worked out where somebody drafts."""
+        return self.of.candidates.chances()
+
+    @cached_property
+    def curves(self) -> dict[bool, Curve]:
+        """By: is it greedy? The same."""
+        return {greedy: kind.curve() for greedy, kind in self.of.kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -208,6 +165,8 @@ class Sizer:
         recent = self._recent(request, price)
         recent.length = length
         depth, reason, probe = self._depth(request, recent, price)
+        if not depth and recent.pause:
+            return Budget.off(reason)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
             *(price.together, price.beforehand, probe),
@@ -244,7 +203,6 @@ class Sizer:
             if count >= EXPLORE_EVERY and level:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
-        curves = {greedy: kind.curve() for greedy, kind in known.kinds.items()}
         known.firsts.setdefault(size_of(batch), float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max()))
         return Prices(
             of=known,
@@ -252,10 +210,8 @@ class Sizer:
             batch=batch,
             rows=rows,
             together=together,
-            beforehand=known.candidates.chances(),
             passes=passes,
             lifts=np.array(known.lifts),
-            curves=curves,
             size=size_of(batch),
             least=float(MARGIN * passes[0]),
             seconds=float(seconds[0]),
@@ -291,7 +247,7 @@ class Sizer:
                 self._learn_one(one, one.budget)
         probed = any(one.budget is not None and one.budget.probe for one in outcomes)
         self.learned.unprobed = 0 if probed else self.learned.unprobed + 1
-        self.learned.candidates.learn(candidate for one in outcomes for candidate in one.candidates)
+        self.learned.candidates.learn([candidate for one in outcomes for candidate in one.candidates])
         self._learn_shares(outcomes)
         self._learn_rate(outcomes)
         self.learned.steps += 1
@@ -299,6 +255,7 @@ class Sizer:
     def _learn_one(self, one: Outcome, budget: Budget) -> None:
         known = self.learned
         recent = known.recent[one.request]
+        recent.look(budget, paid=len(one.tree) > 0)
         if not one.levels:
             recent.idle += 1
             return
@@ -340,31 +297,6 @@ class Sizer:
     def forget(self, request: str) -> None:
         """A request ended."""
         self.learned.recent.pop(request, None)
-
-
-def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int]:
-    """How many of its best nodes each request of a batch verifies, so that tokens less their price are most for all.
-
-    `chances`: that they are accepted, of each request, falling. Of equal nodes an earlier request's come first.
-    """
-    counts = [0] * len(budgets)
-    priced = [i for i, budget in enumerate(budgets) if budget.together is not None]
-    for i in set(range(len(budgets))) - set(priced):
-        counts[i] = budgets[i].best_of(chances[i])[0]
-    each = [chances[i][: budgets[i].nodes] for i in priced]
-    if not sum(map(len, each)):
-        return counts
-    every = np.concatenate(each)
-    order = np.argsort(-every, kind="stable")
-    price = budgets[priced[0]].together
-    assert price is not None
-    worth = np.cumsum(every[order])[: len(price) - 1] - price[1 : len(every) + 1]
-    most = int(worth.argmax())
-    if worth[most] > 0:
-        whose = np.repeat(priced, [len(one) for one in each])
-        for i in whose[order[: most + 1]].tolist():
-            counts[i] += 1
-    return counts
 
 
 def size_of(batch: int) -> int:

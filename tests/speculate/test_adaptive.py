@@ -1,7 +1,6 @@
 """Adaptive trees: prices from the file of costs, worth from what was accepted, and the most tokens per time."""
 
 import copy
-import itertools
 import math
 import random
 from dataclasses import replace
@@ -14,16 +13,13 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.speculate.adaptive import (
-    MIDDLES,
     PROBE_EVERY,
     PROBE_SHARE,
-    Budget,
-    Curve,
     Kind,
     Outcome,
     Sizer,
-    share_out,
 )
+from specscope.speculate.budget import Budget, share_out
 from specscope.speculate.costs import Costs
 from specscope.trace.costs import Point
 from specscope.trace.plan import DynamicPlan
@@ -40,19 +36,6 @@ def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
     return Costs({}, step, 0.0, 0.0, first, 0.0, (Point(1, later, 0, 0),))
 
 
-scores = st.lists(st.floats(-8, 0), max_size=20).map(lambda xs: sorted(xs, reverse=True))
-
-
-@given(scores, st.lists(st.floats(0, 0.5), min_size=12, max_size=12))
-def test_the_best_nodes_are_those_of_most_worth(found, steps):
-    prices = np.cumsum([0.0, *steps])
-    budget = Budget(4, 12, prices, np.zeros(4), np.ones(4), Curve(np.array(MIDDLES)), "")
-    count, value = budget.best(found)
-    worth = [budget.curve.at(found[:n]).sum() - prices[n] for n in range(min(len(found), 12) + 1)]
-    assert value == pytest.approx(max(worth))
-    assert worth[count] == pytest.approx(max(worth))
-
-
 @given(st.lists(st.tuples(st.floats(-6, 0), st.booleans()), max_size=60))
 def test_acceptance_never_falls_as_the_drafter_is_surer(nodes):
     kind = Kind()
@@ -62,28 +45,6 @@ def test_acceptance_never_falls_as_the_drafter_is_surer(nodes):
     assert (np.diff(rates) >= 0).all()
     assert (rates >= 0).all()
     assert (rates <= 1).all()
-
-
-falling = st.lists(st.floats(0, 1), max_size=3).map(lambda xs: np.array(sorted(xs, reverse=True)))
-
-
-@given(st.lists(falling, min_size=1, max_size=4), st.lists(st.floats(0, 0.6), min_size=12, max_size=12), st.booleans())
-def test_a_batch_verifies_the_nodes_that_are_worth_most_together(chances, steps, last_is_free):
-    price = np.cumsum([0.0, *steps])
-    priced = Budget(4, 3, np.zeros(4), np.zeros(4), np.ones(4), Curve(np.array(MIDDLES)), "", price)
-    budgets = [priced] * len(chances)
-    if last_is_free:
-        budgets[-1] = priced.with_free_rows(3)
-    counts = share_out(budgets, chances)
-    if last_is_free:
-        assert chances[-1][: counts[-1]].sum() == pytest.approx(chances[-1].sum())
-        counts, chances = counts[:-1], chances[:-1]
-
-    def worth(counts):
-        return sum(one[:n].sum() for one, n in zip(chances, counts, strict=True)) - price[sum(counts)]
-
-    every = itertools.product(*(range(len(one) + 1) for one in chances))
-    assert worth(counts) == pytest.approx(max(map(worth, every)), abs=1e-9)
 
 
 def test_one_tree_in_a_batch_pays_for_the_jump_alone():
@@ -298,6 +259,24 @@ def test_a_copy_of_what_was_learned_brings_back_the_same_choices():
     first = more()
     sizer.learned = kept
     assert more() == first
+
+
+def test_a_text_that_brings_nothing_is_looked_into_less_often():
+    sizer, nothing = Sizer(PLAN, costs(first=0.006)), DraftTree.empty()
+    sizer.learned.firsts[1] = -1.0  # so that the model does not draft
+
+    def looks(steps, found=nothing):
+        for _ in range(steps):
+            budget = sizer.choose("r", 1, greedy=True)
+            assert budget.is_off is not budget.looks
+            yield budget.looks
+            tree = found if budget.looks else nothing
+            path = np.arange(len(tree))
+            sizer.learn([Outcome("r", True, budget, (), tree, np.zeros(len(tree)), path, len(tree) + 1)])
+
+    assert "".join("x" if look else "." for look in looks(20)) == "x.x..x....x....x...."
+    assert list(looks(1, DraftTree.build([7], [ROOT]))) == [True]
+    assert list(looks(3)) == [True, False, True]  # what paid is looked for at once
 
 
 def test_requests_are_told_apart_and_forgotten():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.speculate.adaptive import Budget
 from specscope.speculate.allowed import Allowed
+from specscope.speculate.budget import Budget
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.sampling import LogitRows
@@ -90,8 +90,8 @@ class Draft:
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
     levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
     pruned: int = 0  # nodes of a text that the request's form does not allow
-    # Of two sources, from the tokens that came: each candidate whose turn came, its kind and whether it was the token.
-    outcomes: Callable[[Sequence[int]], list[tuple[int, bool]]] = lambda came: []
+    # Of two sources: each candidate whose turn came, its kind and whether it was the token. Filled by `commit`.
+    outcomes: Sequence[tuple[int, bool]] = ()
 
 
 NO_DRAFT = Draft(DraftTree.empty())
@@ -114,7 +114,7 @@ class Drafter(Protocol):
         """A draft for each request; NO_DRAFT where it has nothing to say."""
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """Learn what became of a draft. `context` is the one it was proposed for, before the tokens grew."""
+        """Learn what became of a draft, of an empty one too. `context`: as it was proposed for, before tokens grew."""
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """The target's features at committed positions `start` on, [m, their widths]. Called with aux layers only.

@@ -27,6 +27,7 @@ class Candidates:
     of_model: list[int] = field(default_factory=list)  # and in the model's
     kind: list[int] = field(default_factory=list)  # what both say of it: acceptance.code
     chance: list[float] = field(default_factory=list)  # that it and all above it are accepted
+    outcomes: list[tuple[int, bool]] = field(default_factory=list)  # filled by `came`
 
     @staticmethod
     def merge(
@@ -75,16 +76,15 @@ class Candidates:
         """The chance that some child of the root is accepted."""
         return min(sum(c for c, above in zip(self.chance, self.parent, strict=True) if above == ROOT), 1.0)
 
-    def outcomes(self, came: Sequence[int]) -> list[tuple[int, bool]]:
-        """Each candidate whose turn came: its kind, and whether it was the token. `came`: the tokens after the root."""
-        found, depth = list[tuple[int, bool]](), {ROOT: 0}
+    def came(self, tokens: Sequence[int]) -> None:
+        """Note each candidate whose turn came: its kind, and whether it was the token. `tokens`: after the root."""
+        depth = {ROOT: 0}
         for node, (token, above) in enumerate(zip(self.token, self.parent, strict=True)):
             at = depth.get(above)
-            if at is not None and at < len(came):
-                found.append((self.kind[node], token == came[at]))
-                if token == came[at]:
+            if at is not None and at < len(tokens):
+                self.outcomes.append((self.kind[node], token == tokens[at]))
+                if token == tokens[at]:
                     depth[node] = at + 1
-        return found
 
     def best(self, count: int) -> list[int]:
         """The likeliest, the best first. Of equals the earlier: a parent is before its child."""

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from specscope.speculate.acceptance import PRIOR, Acceptance
-from specscope.speculate.adaptive import Budget, Doubles, share_out
+from specscope.speculate.budget import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -36,17 +36,14 @@ class _Request:
     """What is kept of a request."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    candidates: Candidates | None = None  # of its last step; not counted yet
+    candidates: Candidates | None = None  # of its last draft
     drafted: bool = False  # whether the model drafted in that step
 
     def before(self, context: Context) -> Acceptance:
-        """What was counted before this step; the step before it is counted now, whose tokens have come."""
+        """What was counted before this step."""
         if len(context.tokens) == context.prompt_len:  # its first step, perhaps under a name that was another's
-            self.acceptance, self.candidates = Acceptance(), None
-        last, self.candidates = self.candidates, None
+            self.acceptance = Acceptance()
         self.acceptance.cut(context.position)
-        if last is not None and last.position < context.position:
-            self.acceptance.learn(last.position, last.outcomes(context.tokens[last.position + 1 :]))
         return self.acceptance
 
 
@@ -143,7 +140,7 @@ class CombinedDrafter:
         if found is None:
             return NO_DRAFT
         if not (kept or request.drafted):
-            return replace(NO_DRAFT, outcomes=found.outcomes)
+            return Draft(DraftTree.empty(), outcomes=found.outcomes)
         draft, behind = found.draft(kept, text, model)
         draft = replace(draft, pruned=text.pruned, outcomes=found.outcomes)
         if not kept:
@@ -154,10 +151,13 @@ class CombinedDrafter:
         return draft
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """The model keeps what it ran of the accepted path. What is learnt is read from the tokens that came."""
-        known = self._requests.get(context.request)
-        if known is not None and known.drafted:
+        """The model keeps what it ran of the accepted path; of all candidates it is counted whether they came."""
+        known = self._requests[context.request]
+        if known.drafted and len(tree):
             self.model.commit(context, tree, verdict)
+        if known.candidates is not None:
+            known.candidates.came([*tree.token[verdict.path].tolist(), verdict.token])
+            known.acceptance.learn(context.position, known.candidates.outcomes)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """For the model."""

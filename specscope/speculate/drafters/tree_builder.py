@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.adaptive import share_out
+from specscope.speculate.budget import share_out
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.likeliest import likeliest

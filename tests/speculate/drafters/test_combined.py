@@ -1,5 +1,7 @@
 """Combined drafters: both trees merged by their paths, ranked by what was accepted before, and the model fed right."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from specscope.speculate.drafters.combined import model_of
 from specscope.trace.method import BOTH, MODEL, TEXT, MethodNotes
 from specscope.trace.records import DraftNotes
 from specscope.trace.tree import ROOT, DraftTree
+from tests.engines import COSTS
 from tests.heads import head_tensors, write_head
 
 ints = lambda values: np.array(values, np.int32)  # noqa: E731
@@ -102,17 +105,23 @@ def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
 def test_outcomes_are_told_by_the_tokens_that_came_verified_or_not():
     found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
     where = {path: node for node, path in enumerate(paths(DraftTree.build(found.token, found.parent)))}
-    outcomes = found.outcomes([5, 9])
+    found.came([5, 9])
     kinds = [found.kind[where[path]] for path in ((5,), (5, 6), (8,), (5, 9))]
-    assert sorted(outcomes) == sorted(zip(kinds, [True, False, False, True], strict=True))
-    assert found.outcomes([]) == []
+    assert sorted(found.outcomes) == sorted(zip(kinds, [True, False, False, True], strict=True))
+
+
+def test_where_no_token_came_nothing_is_told_of_candidates():
+    found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
+    found.came([])
+    assert found.outcomes == []
 
 
 def test_a_source_that_fails_is_left_out_after_a_while():
     known = Acceptance()
     for position in range(200):
         found = Candidates.merge(position, TEXT_TREE, NO_DRAFT, known)
-        known.learn(position, found.outcomes([99]))
+        found.came([99])
+        known.learn(position, found.outcomes)
     assert not found.worthy()
     assert Candidates.merge(99, NO_DRAFT, MODEL_TREE, known).worthy()
 
@@ -223,3 +232,30 @@ def test_a_fork_draws_the_trees_of_the_run_it_left(deep, head, drafter):
             found += [part for part in beside.step().requests if part.verdict is not None]
     wanted = [part for record in records[8:11] for part in record.requests]
     assert [paths(part.tree) for part in found] == [paths(part.tree) for part in wanted]
+
+
+def test_going_back_to_steps_that_looked_nowhere_brings_the_same_trees_and_counts(deep, head):
+    """Where no draft pays the text is looked into less often, and learns in between all the same."""
+    how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01, "draft_model": head, "costs": COSTS}
+    engine = Engine(drafter="suffix+eagle", tree="dynamic:8,depth=2", adaptive=True, **how)
+    engine.sizer.costs = replace(engine.sizer.costs, first=9.0)  # so that the head never drafts
+    engine.keep_timeline()
+    engine.add([1, 2, 3, 4, 9, 8, 1, 2], SamplingParams(max_tokens=60, temperature=1.0, seed=2), name="r")
+
+    def run():
+        found = {}
+        while engine.busy:
+            record = engine.step()
+            known = engine.drafter._requests["r"].acceptance if record.step > 1 else None
+            recent = engine.sizer.learned.recent.get("r")
+            for part in record.requests:
+                told = part.tree.token.tolist(), part.sizing, known and bytes(known._tried)
+                found[record.step] = *told, 0 if recent is None else recent.pause
+        return found
+
+    first = run()
+    assert any(tree for tree, *_ in first.values())
+    assert max(pause for *_, pause in first.values()) > 1
+    for step in range(len(first) - 1, 1, -7):
+        engine.rewind(step)
+        assert run() == {at: one for at, one in first.items() if at >= step}

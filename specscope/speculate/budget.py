@@ -1,0 +1,115 @@
+"""Budget: what a request may draft in a step, and how a batch shares out the rows that it verifies. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.speculate.acceptance import PRIOR
+
+Doubles = NDArray[np.float64]
+# Probabilities of a path, between which nodes are counted together.
+EDGES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97])
+MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Acceptance by the drafter's probability of a path. It never falls."""
+
+    rates: Doubles  # [bins] at MIDDLES
+
+    def at(self, scores: Sequence[float]) -> Doubles:
+        """The probability that nodes are accepted, [n], from cumulative log probabilities."""
+        found: Doubles = np.interp(np.exp(np.asarray(scores, dtype=np.float64)), MIDDLES, self.rates)
+        return found
+
+
+FREE = Curve(np.ones(len(MIDDLES)))  # all that is drafted is accepted
+NOTHING = np.zeros(1)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a request may draft in a step, and what it must bring. Filled by Sizer.choose; a drafter reads it."""
+
+    depth: int  # at most; 0: nothing
+    nodes: int  # at most
+    prices: Doubles  # [nodes + 1] tokens that so many nodes must bring to be worth their rows
+    passes: Doubles  # [depth] tokens that each pass must bring
+    lifts: Doubles  # [depth] tokens that each level brings for each that the one above it brings
+    curve: Curve
+    reason: str  # for the evidence
+    together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
+    beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
+    probe: bool = False  # whether it is there to see if drafting pays again
+    looks: bool = True  # whether texts are looked into, where the request has two sources
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing at all is asked of a drafter."""
+        return not (self.depth or self.looks)
+
+    def best(self, scores: Sequence[float]) -> tuple[int, float]:
+        """How many of the best nodes to verify, and the tokens that they bring beyond their price.
+
+        `scores`: log probabilities of their paths, falling.
+        """
+        return self.best_of(self.curve.at(scores))
+
+    def best_of(self, chances: Doubles) -> tuple[int, float]:
+        """The same of nodes that are accepted with these probabilities, falling."""
+        count = min(len(chances), self.nodes)
+        if not count:
+            return 0, 0.0
+        worth = np.cumsum(chances[:count]) - self.prices[1 : count + 1]
+        most = int(worth.argmax())
+        return (most + 1, float(worth[most])) if worth[most] > 0 else (0, 0.0)
+
+    def with_free_rows(self, nodes: int) -> Budget:
+        """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
+        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1), together=None)
+
+    def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
+        """Whether to draft another level below nodes of these scores, `level` levels down."""
+        if level >= self.depth:
+            return False
+        return bool(self.lifts[level] * self.curve.at(frontier).sum() > self.passes[level])
+
+    @staticmethod
+    def off(reason: str) -> Budget:
+        """One that asks nothing of a drafter."""
+        return Budget(0, 0, NOTHING, NOTHING[:0], NOTHING[:0], FREE, reason, looks=False)
+
+    @staticmethod
+    def whole(depth: int, nodes: int, reason: str = "") -> Budget:
+        """One that nothing is too dear for."""
+        return Budget(depth, nodes, np.zeros(nodes + 1), np.full(depth, -1.0), np.ones(depth), FREE, reason)
+
+
+def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int]:
+    """How many of its best nodes each request of a batch verifies, so that tokens less their price are most for all.
+
+    `chances`: that they are accepted, of each request, falling. Of equal nodes an earlier request's come first.
+    """
+    counts = [0] * len(budgets)
+    priced = [i for i, budget in enumerate(budgets) if budget.together is not None]
+    for i in set(range(len(budgets))) - set(priced):
+        counts[i] = budgets[i].best_of(chances[i])[0]
+    each = [chances[i][: budgets[i].nodes] for i in priced]
+    if not sum(map(len, each)):
+        return counts
+    every = np.concatenate(each)
+    order = np.argsort(-every, kind="stable")
+    price = budgets[priced[0]].together
+    assert price is not None
+    worth = np.cumsum(every[order])[: len(price) - 1] - price[1 : len(every) + 1]
+    most = int(worth.argmax())
+    if worth[most] > 0:
+        whose = np.repeat(priced, [len(one) for one in each])
+        for i in whose[order[: most + 1]].tolist():
+            counts[i] += 1
+    return counts
