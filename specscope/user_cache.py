@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -59,21 +60,26 @@ def usual(seconds: list[float]) -> float:
 class Others:
     """How many processors other processes keep busy, from when it is made on."""
 
-    def __init__(self) -> None:
-        self._began, self._before = time.monotonic(), _others()
+    def __init__(self, *, with_parent: bool = True) -> None:
+        """`with_parent`: whether the process that started this one is one of them."""
+        self._with_parent = with_parent
+        self._began, self._before = time.monotonic(), self._seconds()
 
     def busy(self) -> float:
         """Processors, on average. What a host takes from a virtual machine counts too."""
-        return max(_others() - self._before, 0.0) / max(time.monotonic() - self._began, 1e-6)
+        return max(self._seconds() - self._before, 0.0) / max(time.monotonic() - self._began, 1e-6)
 
+    def _seconds(self) -> float:
+        """Seconds of all processors that went to others than this process and to nobody."""
+        import psutil
 
-def _others() -> float:
-    """Seconds of all processors that went to others than this process and to nobody."""
-    import psutil
-
-    now = psutil.cpu_times()._asdict()
-    used = sum(now.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))  # user has guests
-    return float(used) - sum(os.times()[:2])
+        now = psutil.cpu_times()._asdict()
+        names = "user", "nice", "system", "irq", "softirq", "steal"  # user has guests
+        used = sum(now.get(name, 0.0) for name in names) - sum(os.times()[:2])
+        if not self._with_parent:
+            with contextlib.suppress(psutil.Error):
+                used -= sum(psutil.Process(os.getppid()).cpu_times()[:2])
+        return float(used)
 
 
 def is_quiet(each: Iterable[list[float]], others: float, threads: int) -> bool:

@@ -34,6 +34,23 @@ def test_its_own_work_is_not_others():
     assert min(found[0], found[2]) < min(found[1], found[3]) + 0.5
 
 
+LOOK = """
+import time
+from specscope.user_cache import Others
+all, without_parent = Others(), Others(with_parent=False)
+time.sleep(1.0)
+print(all.busy() - without_parent.busy())
+"""
+
+
+def test_the_parent_can_be_left_out():
+    """A screen starts the engine's process and is busy with its own start."""
+    child = subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
+    while child.poll() is None:
+        pass
+    assert float(child.stdout.read()) > 0.3
+
+
 def test_even_figures_are_quiet_only_without_neighbours(monkeypatch):
     """A neighbour that runs all the time slows every call alike: the calls do not show it."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)

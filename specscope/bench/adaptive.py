@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
-from specscope.bench.paired import machine_info, write_figures
+from specscope.bench.paired import SLIM, machine_info, write_figures
 from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import DEFAULT_TREES, EngineConfig
 from specscope.engine.engine import Engine
@@ -158,7 +158,7 @@ def rate(steps: Sequence[Timed]) -> float:
 
 
 def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> None:
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     for column in ("", "tok/s", "plain", "ratio", f"worst {SPAN}", "best tree", "tok/s", "ratio"):
         table.add_column(column, justify="left" if column in ("", "best tree") else "right")
     for one in found:

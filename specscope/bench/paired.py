@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,6 +20,7 @@ from rich.table import Table
 from specscope.errors import UserError
 from specscope.user_cache import processor
 
+SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # tables of many columns in 80 characters
 Side = Callable[[], int]  # does the work, returns how many tokens it made
 
 
@@ -93,17 +95,17 @@ def measure_paired(sides: Mapping[str, Side], rounds: int, console: Console, tit
 
 def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, str]) -> None:
     """Print the comparisons as a table."""
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
-    for column in ("", "tok/s", "of", "tok/s", "over", "ratio", "95 %", "goal"):
-        table.add_column(column, justify="left" if column in ("", "of", "over") else "right")
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
+    for column in ("", "compared", "tok/s", "over", "ratio", "95 %", "goal"):
+        words = column in ("", "compared")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
     for row in comparisons:
         style = "" if row.ratio >= row.goal else "yellow"
         table.add_row(
             row.name,
+            f"{row.a} over {row.b}",
             f"{median(row.rates[row.a]):.1f}",
-            row.a,
             f"{median(row.rates[row.b]):.1f}",
-            row.b,
             f"[bold]{row.ratio:.3f}[/]",
             "{:.3f}–{:.3f}".format(*row.interval),
             f"{row.goal:.2f}",

@@ -52,7 +52,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
                 sides[name] = lambda ask=ask: int(ask(""))  # type: ignore[misc]
             goals += [("no speculation", "vLLM", 0.8), (drafts, "vLLM", 1.4), (drafts, "vLLM n-gram", 1.4)]
         rates = measure_paired(sides, rounds, console, "unseen prompts, batch 1")
-    comparisons = [Comparison(f"{a}, batch 1", a, b, goal, rates) for a, b, goal in goals]
+    comparisons = [Comparison("batch 1", a, b, goal, rates) for a, b, goal in goals]
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, write_figures
+from specscope.bench.paired import SLIM, Comparison, Side, machine_info, measure_paired, write_figures
 from specscope.bench.prompts import PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
@@ -86,7 +86,7 @@ def _rows(engine: Engine, tree: str, temperature: float, rounds: int, console: C
 
 
 def _show(rows: list[RuleRow], console: Console, machine: dict[str, str]) -> None:
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     for column in ("tree", "temperature", "rule", "acceptance length", "tok/s over standard", "95 %"):
         table.add_column(column, justify="left" if column in ("tree", "rule") else "right")
     for row in rows:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from specscope.bench.cpu import Peer
 from specscope.bench.device import read_bandwidth
-from specscope.bench.paired import machine_info, write_figures
+from specscope.bench.paired import SLIM, machine_info, write_figures
 from specscope.bench.peers import vllm_process
 from specscope.bench.scale_points import BATCHES, OWN, PEER, VLLM, Point, points
 from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding, attention_seconds, fill
@@ -123,7 +123,7 @@ def _progress(console: Console) -> Progress:
 def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], console: Console) -> None:
     """Print a table of all points."""
     others = [side for side in wanted[0].rates if side != OWN]
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     columns = ["", "tok/s", "ms a step", *(name for side in others for name in (side, "ratio"))]
     for name in (*columns, "attention, ms", "over its bytes"):
         table.add_column(name, justify="right" if name else "left", no_wrap=not name or name in others)

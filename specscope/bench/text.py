@@ -11,7 +11,7 @@ from rich.table import Table
 
 from specscope.bench.cpu import encode
 from specscope.bench.edits import edit_prompts
-from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, write_figures
+from specscope.bench.paired import SLIM, Comparison, Side, machine_info, measure_paired, write_figures
 from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
@@ -116,7 +116,7 @@ def _rows(
 
 
 def _show(rows: Sequence[TextRow], console: Console, machine: Mapping[str, str]) -> None:
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim")
+    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     for column in ("workload", "drafter", "tokens a step", "acceptance length", "tok/s over none", "95 %"):
         table.add_column(column, justify="left" if column in ("workload", "drafter") else "right")
     for row in rows:

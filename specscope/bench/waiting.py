@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import IO
@@ -30,15 +30,18 @@ from specscope.live.start import WAITING_NAMES, start_engine
 from specscope.trace.params import SamplingParams
 
 POLICIES: dict[str, dict[str, str]] = {
-    "torch's default": {"GOMP_SPINCOUNT": ""},
-    "spin 100": {"GOMP_SPINCOUNT": "100"},
-    "spin 1,000": {"GOMP_SPINCOUNT": "1000"},
+    "torch's default": {"GOMP_SPINCOUNT": "300000"},
+    "spin 30,000": {"GOMP_SPINCOUNT": "30000"},
     "spin 10,000": {"GOMP_SPINCOUNT": "10000"},
+    "spin 3,000": {"GOMP_SPINCOUNT": "3000"},
+    "spin 1,000": {"GOMP_SPINCOUNT": "1000"},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
 STEPS = 6  # a turn
 REQUESTS = 6
-BUSY = (0, 1, 2)  # processes beside the engine
+# What runs beside the engine: the shares of their time that processes are busy. A screen that draws takes a quarter.
+BESIDE = {"quiet": (), "a screen": (0.25,), "1 busy": (1.0,), "2 busy": (1.0, 1.0)}
+BEAT = 0.02  # seconds in which a process is busy for its share
 
 
 class _Engine:
@@ -72,38 +75,38 @@ class _Engine:
 
 
 def run_waiting(config: EngineConfig, rounds: int, json_file: str | None) -> None:
-    """Measure and print a row a policy: milliseconds of a step, quiet and beside one and two busy processes."""
+    """Measure and print a row a policy: milliseconds of a step, quiet and beside other processes."""
     console = Console()
     engines = {name: _Engine(config, policy) for name, policy in POLICIES.items()}
-    times: dict[str, dict[int, list[float]]] = {name: {busy: [] for busy in BUSY} for name in POLICIES}
+    times: dict[str, dict[str, list[float]]] = {name: {beside: [] for beside in BESIDE} for name in POLICIES}
     try:
         for number in range(rounds + 1):
-            for busy in BUSY:
-                with console.status(f"round {number} of {rounds}, beside {busy} busy processes"), _busy(busy):
+            for beside, shares in BESIDE.items():
+                with console.status(f"round {number} of {rounds}, {beside}"), _busy(shares):
                     for name, engine in engines.items():
                         took = engine.ask()
                         if number:
-                            times[name][busy].append(took)
+                            times[name][beside].append(took)
     finally:
         for engine in engines.values():
             engine.close()
     table = Table(title=f"a step of {REQUESTS} requests, ms (median of {rounds} rounds)", title_justify="left")
-    for column in ("threads wait", "quiet", "beside 1", "beside 2"):
+    for column in ("threads wait", *BESIDE):
         table.add_column(column, justify="left" if column == "threads wait" else "right")
     for name, row in times.items():
-        table.add_row(name, *(f"{median(row[busy]):.0f}" for busy in BUSY))
+        table.add_row(name, *(f"{median(row[beside]):.0f}" for beside in BESIDE))
     console.print(table)
-    write_figures(json_file, {"policies": {name: {str(k): v for k, v in row.items()} for name, row in times.items()}})
+    write_figures(json_file, {"policies": times})
 
 
 @contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """So many processes that never wait."""
+def _busy(shares: Sequence[float]) -> Iterator[None]:
+    """Processes that are busy for these shares of their time."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_spin, daemon=True) for _ in range(count)]
+    processes = [context.Process(target=_spin, args=(share,), daemon=True) for share in shares]
     for process in processes:
         process.start()
-    time.sleep(0.5 if count else 0)
+    time.sleep(0.5 if shares else 0)
     try:
         yield
     finally:
@@ -112,9 +115,12 @@ def _busy(count: int) -> Iterator[None]:
             process.join()
 
 
-def _spin() -> None:
+def _spin(share: float) -> None:
     while True:
-        pass
+        until = time.perf_counter() + share * BEAT
+        while time.perf_counter() < until:
+            pass
+        time.sleep((1 - share) * BEAT)
 
 
 def main(config: str, told: IO[str]) -> None:

@@ -136,7 +136,7 @@ def engine_costs(
         "backend": run.backend,
         "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
         "threads": str(torch.get_num_threads()),
-        "measured": "in paired rounds",  # the way of it: costs that were measured in another way are not these
+        "measured": "in paired rounds, threads spinning",  # costs that were measured in another way are not these
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
     named = config.costs

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
+from specscope.user_cache import Others
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -17,16 +20,30 @@ if TYPE_CHECKING:
 # What OpenMP libraries read of how their threads wait: GNU's, and Intel's and LLVM's.
 WAITING_NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SPINS = "1000"  # of GNU's, about 5 us; its own choice is 300,000. `specscope bench waiting` has the figures.
+LOOK_SECONDS = 0.1  # in which the others are watched
+BUSY = 0.6  # processors that others may keep busy: a screen that draws takes a quarter
 
 
 def share_cores() -> None:
-    """Let torch's threads sleep soon when they have nothing to do. It must come before torch is imported.
+    """Let torch's threads sleep soon where other processes keep the processors busy. Call it before torch is imported.
 
-    By default they spin, and beside any other busy process, a screen for one, the thread that spins takes the core from
-    the one that it waits for. What the user has set of this stays.
+    By default they spin while they wait, which is quickest: a thread that sleeps must be woken some hundred times in a
+    step. But where the processors are taken, the thread that spins takes one from the thread that it waits for. What
+    the user has set of this stays.
     """
-    if not any(name in os.environ for name in WAITING_NAMES):
+    if "torch" in sys.modules or any(name in os.environ for name in WAITING_NAMES):
+        return
+    others = Others(with_parent=False)  # which may be a screen that starts
+    time.sleep(LOOK_SECONDS)
+    if others.busy() > spare_processors() + BUSY:
         os.environ["GOMP_SPINCOUNT"] = SPINS
+
+
+def spare_processors() -> int:
+    """Those that torch takes no thread for: it starts one for each core."""
+    import psutil
+
+    return (os.cpu_count() or 1) - (psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:

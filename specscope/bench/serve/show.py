@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from specscope.bench.paired import SLIM
 from specscope.bench.serve.drive import LATE
 from specscope.bench.serve.figures import TIMES, percentile_name
 from specscope.bench.serve.points import COMPARED, Figures, points, ratios
@@ -17,7 +16,6 @@ from specscope.trace.wording import plural
 
 MOST_REASONS = 5
 NAMES = "ABCDEFGH"  # of servers
-SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # twelve columns in 80 characters
 
 
 def show_run(run: Figures, percentiles: Sequence[float], console: Console) -> None:

@@ -1,0 +1,50 @@
+"""How the threads of an engine wait is chosen before torch is there, by what else keeps the processors busy."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from specscope.live.start import SPINS, WAITING_NAMES, spare_processors
+
+CHOOSE = """
+import json, os, sys
+from specscope.live.start import WAITING_NAMES, share_cores
+share_cores()
+assert "torch" not in sys.modules
+print(json.dumps({name: os.environ[name] for name in WAITING_NAMES if name in os.environ}))
+"""
+
+
+def chosen(**extra):
+    env = {name: value for name, value in os.environ.items() if name not in WAITING_NAMES}
+    command = [sys.executable, "-c", CHOOSE]
+    ran = subprocess.run(command, env={**env, **extra}, capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout)
+
+
+@contextmanager
+def spinning(count):
+    children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    time.sleep(0.3)
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_threads_sleep_soon_where_the_processors_are_taken():
+    with spinning(spare_processors() + 1):
+        assert chosen() == {"GOMP_SPINCOUNT": SPINS}
+
+
+@pytest.mark.parametrize("name", WAITING_NAMES)
+def test_what_the_user_chose_stays(name):
+    with spinning(spare_processors() + 1):
+        assert chosen(**{name: "7"}) == {name: "7"}
