@@ -227,9 +227,7 @@ def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     ns, drafter = phases.ns.get("  pass 2", []), model_of(engine.drafter)
     if not ns or not isinstance(drafter, Eagle):
         return
-    head = drafter.runner.head
-    weights = [*head.midlayer.parameters(), *head.layers.parameters(), *drafter.runner.lm_head.parameters()]
-    size = sum(weight.numel() * weight.itemsize for weight in weights)
+    size = drafter.runner.read_bytes
     bandwidth = read_bandwidth(engine.runner.loaded.device)
     console.print(
         f"a drafting pass takes {median(ns) / 1e6:.2f} ms, {median(ns) / 1e9 / (size / bandwidth):.1f} times what its "

@@ -8,6 +8,7 @@ and beside busy processes, each policy in an engine of its own, all of them in t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import WAITING_NAMES, start_engine
 from specscope.trace.params import SamplingParams
+from specscope.trace.wording import plural
 
 POLICIES: dict[str, dict[str, str]] = {
     "torch's default": {"GOMP_SPINCOUNT": "300000"},
@@ -38,7 +40,6 @@ POLICIES: dict[str, dict[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
 STEPS = 6  # a turn
-REQUESTS = 6
 # What runs beside the engine: the shares of their time that processes are busy. A screen that draws takes a quarter.
 BESIDE = {"quiet": (), "a screen": (0.25,), "1 busy": (1.0,), "2 busy": (1.0, 1.0)}
 BEAT = 0.02  # seconds in which a process is busy for its share
@@ -47,10 +48,10 @@ BEAT = 0.02  # seconds in which a process is busy for its share
 class _Engine:
     """An engine under one policy, in a process of its own, that runs a few steps when asked."""
 
-    def __init__(self, config: EngineConfig, policy: dict[str, str]) -> None:
+    def __init__(self, config: EngineConfig, policy: dict[str, str], requests: int) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in WAITING_NAMES}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "specscope.bench.waiting", json.dumps(dataclasses.asdict(config))],
+            [sys.executable, "-m", "specscope.bench.waiting", json.dumps(dataclasses.asdict(config)), str(requests)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -74,10 +75,10 @@ class _Engine:
         self._child.wait()
 
 
-def run_waiting(config: EngineConfig, rounds: int, json_file: str | None) -> None:
+def run_waiting(config: EngineConfig, rounds: int, requests: int, json_file: str | None) -> None:
     """Measure and print a row a policy: milliseconds of a step, quiet and beside other processes."""
     console = Console()
-    engines = {name: _Engine(config, policy) for name, policy in POLICIES.items()}
+    engines = {name: _Engine(config, policy, requests) for name, policy in POLICIES.items()}
     times: dict[str, dict[str, list[float]]] = {name: {beside: [] for beside in BESIDE} for name in POLICIES}
     try:
         for number in range(rounds + 1):
@@ -90,7 +91,8 @@ def run_waiting(config: EngineConfig, rounds: int, json_file: str | None) -> Non
     finally:
         for engine in engines.values():
             engine.close()
-    table = Table(title=f"a step of {REQUESTS} requests, ms (median of {rounds} rounds)", title_justify="left")
+    title = f"ms of a step of {plural(requests, 'request')} (median of {rounds} rounds)"
+    table = Table(title=title, title_justify="left")
     for column in ("threads wait", *BESIDE):
         table.add_column(column, justify="left" if column == "threads wait" else "right")
     for name, row in times.items():
@@ -123,11 +125,12 @@ def _spin(share: float) -> None:
         time.sleep((1 - share) * BEAT)
 
 
-def main(config: str, told: IO[str]) -> None:
+def main(config: str, requests: int, told: IO[str]) -> None:
     """The child: load an engine, then run a turn for each line that comes."""
     engine = start_engine(EngineConfig(**json.loads(config)), lambda stage: None)
     params = SamplingParams(max_tokens=10_000, ignore_eos=True)
-    prompts = [prompt for pair in zip(COPYING, PLAIN, strict=False) for prompt in pair][:REQUESTS]
+    both = [prompt for pair in zip(COPYING, PLAIN, strict=False) for prompt in pair]
+    prompts = list(itertools.islice(itertools.cycle(both), requests))
     for _ in told:
         for prompt in prompts if not engine.busy else ():
             engine.add(engine.turn(prompt), params)
@@ -145,4 +148,4 @@ def main(config: str, told: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.stdin)
+    main(sys.argv[1], int(sys.argv[2]), sys.stdin)

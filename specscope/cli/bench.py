@@ -220,14 +220,15 @@ def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noq
 
 @bench.command("waiting")
 @paired
-def bench_waiting(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+@click.option("--requests", type=whole_from(1, 64), metavar="N", default=6, show_default=True, help="Requests at once.")
+def bench_waiting(rounds: int, requests: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare the ways in which idle threads can wait.
 
     The time of a step, on a quiet machine and beside busy processes.
     """
     from specscope.bench.waiting import run_waiting
 
-    run_waiting(engine_config(flags), rounds, json_file)
+    run_waiting(engine_config(flags), rounds, requests, json_file)
 
 
 @bench.command("replay")

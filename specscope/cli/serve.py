@@ -143,14 +143,14 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
 
 def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's. Raises UserError."""
-    from specscope.live.start import start_engine
+    from specscope.live.start import on_passing_thread, start_engine
     from specscope.serve.server import Serving, bind
     from specscope.trace.outputs import Outputs
 
     bound = bind(run.options)
     host, port = bound.getsockname()[:2]
     with ends_at_once():
-        engine = start_engine(run.config, lambda stage: _say(f"{stage} ..."))
+        engine = on_passing_thread(lambda: start_engine(run.config, lambda stage: _say(f"{stage} ...")))
     outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 

@@ -7,7 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
@@ -16,6 +18,7 @@ from specscope.user_cache import Others
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
+T = TypeVar("T")
 
 # What OpenMP libraries read of how their threads wait: GNU's, and Intel's and LLVM's.
 WAITING_NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -46,6 +49,16 @@ def spare_processors() -> int:
     return (os.cpu_count() or 1) - (psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
+def on_passing_thread(work: Callable[[], T]) -> T:
+    """What `work` gives, done on a thread that ends with it. Raises what it raises.
+
+    GNU's OpenMP keeps a pool of threads for each thread that computed, and where all pools have more threads than there
+    are processors, it lets them sleep soon. So an engine that another thread will step is built on a thread that ends.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """Import what an engine needs and build it. Raises UserError.
 
@@ -58,6 +71,7 @@ def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         import_transformers()
         from specscope.engine.engine import Engine
 
-        return Engine(config, progress=progress)
+        build = partial(Engine, config, progress=progress)
+        return on_passing_thread(build) if config.async_scheduling else build()  # its steps have a thread of their own
     finally:
         gc.enable()

@@ -72,10 +72,14 @@ class FusedLayer:
         self.heads, self.kv_heads = attention.q_proj.out_features // self.size, shape.heads
         self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self.qkv = PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], pack=pack).forward
-        self.out = PackedLinear([attention.o_proj], pack=pack).forward
-        self.gate_up = PackedLinear([mlp.gate_proj, mlp.up_proj], pack=pack).forward
-        self.down = PackedLinear([mlp.down_proj], pack=pack).forward
+        linears = (
+            PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], pack=pack),
+            PackedLinear([attention.o_proj], pack=pack),
+            PackedLinear([mlp.gate_proj, mlp.up_proj], pack=pack),
+            PackedLinear([mlp.down_proj], pack=pack),
+        )
+        self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
+        self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
 
     def __call__(

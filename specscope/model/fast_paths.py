@@ -35,6 +35,7 @@ class FastPath:
     dtype: torch.dtype
     lay_out: Callable[[Tensor, Tensor | None], Product]  # (weight, bias) to x -> x W^T + b
     fits: Callable[[Tensor], bool] = lambda weight: True
+    halves: bool = False  # whether it reads two bytes of each number, whatever the dtype
 
 
 def _fbgemm(weight: Tensor, bias: Tensor | None) -> Product:
@@ -75,7 +76,7 @@ def is_half(weight: Tensor) -> bool:
 
 # Which of them is the fastest depends on the machine and on the rows: path_speeds.py finds out.
 PATHS = (
-    FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half),
+    FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half, halves=True),
     FastPath("mkl", torch.float32, _mkl),
     FastPath("onednn", torch.float32, _onednn),
     FastPath("onednn", torch.bfloat16, _onednn),

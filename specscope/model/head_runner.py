@@ -62,6 +62,13 @@ class HeadRunner:
         self._cos, self._sin = cos.contiguous(), sin  # [positions, 1, 2, size / 2] as the layer uses them
         self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
 
+    @property
+    def read_bytes(self) -> int:
+        """Of weights, by a pass of few rows after the first."""
+        unpacked = sum(weight.nbytes for weight in self.lm_head.parameters())
+        lm_head = self.lm_head.read_bytes if isinstance(self.lm_head, PackedLinear) else unpacked
+        return sum(layer.read_bytes for layer in (self.layer, *self.further)) + lm_head
+
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
         """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
         graphs = Graphs(self.cache, self._run, capture, max_context, window)

@@ -35,7 +35,9 @@ class PackedLinear(nn.Module):
             self.bias = None if first.bias is None else _join([linear.bias for linear in linears])
         self.out_features, self.in_features = self.weight.shape
         self._transposed = self.weight.detach().t()
-        self._product = _packed_product(self.weight.detach(), self.bias) if pack else None
+        unpacked = None, self.weight.itemsize
+        self._product, item_size = _packed_product(self.weight.detach(), self.bias) if pack else unpacked
+        self.read_bytes = self.weight.numel() * item_size  # by a product of few rows
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
@@ -46,10 +48,11 @@ class PackedLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def _packed_product(weight: Tensor, bias: Tensor | None) -> Product | None:
+def _packed_product(weight: Tensor, bias: Tensor | None) -> tuple[Product | None, int]:
     """x -> x W^T + b with a repacked weight, on the fastest paths that work; None where none does.
 
-    A library that is the fastest for one row may not be for many: then there are two layouts of the weight.
+    Also the bytes of each number that a product of few rows reads. A library that is the fastest for one row may not
+    be for many: then there are two layouts of the weight.
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
     found: dict[str, Product] = {}
@@ -61,11 +64,12 @@ def _packed_product(weight: Tensor, bias: Tensor | None) -> Product | None:
                 break
             except Exception:  # what a small weight's trial did not show, such as memory running out
                 del fitting[name]
+    item_size = 2 if found and fitting[next(iter(found))].halves else weight.itemsize
     if len(found) < 2:
-        return next(iter(found.values()), None)
+        return next(iter(found.values()), None), item_size
     few, many = found
     most, few_rows, many_rows = speeds.most_rows(few, many) * weight.shape[1], found[few], found[many]
-    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
+    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x), item_size
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from specscope.live.start import SPINS, WAITING_NAMES, spare_processors
+from specscope.live.start import SPINS, WAITING_NAMES, on_passing_thread, spare_processors
 
 CHOOSE = """
 import json, os, sys
@@ -48,3 +49,31 @@ def test_threads_sleep_soon_where_the_processors_are_taken():
 def test_what_the_user_chose_stays(name):
     with spinning(spare_processors() + 1):
         assert chosen(**{name: "7"}) == {name: "7"}
+
+
+COMPUTE = """
+import os, sys, time, torch
+from specscope.live.start import on_passing_thread
+threads = lambda: len(os.listdir("/proc/self/task"))
+compute = lambda: torch.ones(1 << 20).exp().sum().item()
+torch.set_num_threads(2)
+before = threads()
+compute() if sys.argv[1] == "here" else on_passing_thread(compute)
+time.sleep(1.0)  # they end by themselves
+print(threads() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux tells them")
+def test_what_a_passing_thread_computes_leaves_no_pool_of_threads():
+    def left(where):
+        ran = subprocess.run([sys.executable, "-c", COMPUTE, where], capture_output=True, text=True, check=True)
+        return int(ran.stdout)
+
+    assert left("here") == 1
+    assert left("apart") == 0
+
+
+def test_what_a_passing_thread_raises_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        on_passing_thread(lambda: 1 // 0)
