@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from specscope.bench.widgets import run_widgets
 
 
+@pytest.mark.slow  # it compares times
 def test_the_lines_cost_less_than_the_widgets_they_stand_for():
     rows = {row["widget"]: row["ratio"] for row in run_widgets(1)}
     assert rows.keys() == {"DataTable", "Tree", "Sparkline", "Footer"}

@@ -14,8 +14,6 @@ FAST = [  # one of each kind of evidence: the capture alone, audit, models run a
     "coins by row",
     "layers one lower",
     "mask shows siblings",
-    "drafter's KV not moved",
-    "bonus of the root",
 ]
 
 
