@@ -105,11 +105,12 @@ class PhasesMixin:
             now.note()
 
     def _commit(self, now: StepState) -> None:
-        all_stay = not any(len(draft.tree) for draft in now.drafts)
+        if now.features and any(len(draft.tree) for draft in now.drafts):  # a view would keep what others drafted
+            rows = zip(now.features, now.drafts, strict=True)
+            now.features = [features if len(draft.tree) else features.clone() for features, draft in rows]
         for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
             if self.drafter.aux_layers:
-                kept = now.features[i] if all_stay else _committed(part, verdict, now.features[i])
-                self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
+                self._show_features(part, verdict, now.features[i])
             now.parts.append(self._commit_one(now, i))
         if now.moves:
             self.runner.cache.move(list(now.moves.values()))
@@ -117,6 +118,14 @@ class PhasesMixin:
         for request in (part.request for part in now.plan.parts if part.request.finish is not None):
             self._retire(request)
             now.finished.append(request)
+
+    def _show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
+        """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
+        if verdict is None or not len(verdict.path):
+            kept = features[: part.feed].clone() if len(features) > part.feed else features
+        else:
+            kept = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
+        self.drafter.observe(part.request.id, part.request.computed, kept, part.request.tokens)
 
     def _commit_one(self, now: StepState, place: int) -> RequestStep:
         """Keep the accepted path's KV, append what was committed, and write the record."""
@@ -169,10 +178,3 @@ class PhasesMixin:
         self.scheduler.retire(request)
         self.drafter.release(request.id)
         self.requests.pop(request.id, None)
-
-
-def _committed(part: Scheduled, verdict: Verdict | None, features: Tensor) -> Tensor:
-    """The features of what is committed, the fed tokens and the accepted path. A copy: a view would keep all rows."""
-    if verdict is None or not len(verdict.path):
-        return features[: part.feed].clone()
-    return features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]

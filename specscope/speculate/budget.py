@@ -29,7 +29,7 @@ class Curve:
 
 
 FREE = Curve(np.ones(len(MIDDLES)))  # all that is drafted is accepted
-NOTHING = np.zeros(1)
+NOTHING, NO_LEVELS = np.zeros(1), np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Budget:
     @staticmethod
     def off(reason: str) -> Budget:
         """One that asks nothing of a drafter."""
-        return Budget(0, 0, NOTHING, NOTHING[:0], NOTHING[:0], FREE, reason, looks=False)
+        return Budget(0, 0, NOTHING, NO_LEVELS, NO_LEVELS, FREE, reason, looks=False)
 
     @staticmethod
     def whole(depth: int, nodes: int, reason: str = "") -> Budget:
