@@ -33,9 +33,10 @@ def bench(context: click.Context) -> None:
 
     Comparisons are ratios of medians from interleaved A/B runs.
     """
-    share_cores()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+        return
+    share_cores()
 
 
 bench.add_command(bench_serve)

@@ -20,7 +20,6 @@ WORTH = 0.07  # a candidate that is reached and accepted less often is not verif
 class Candidates:
     """Nodes by their paths, parents first: the text's in their order, then those that only the model has."""
 
-    position: int  # the root's
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     of_text: list[int] = field(default_factory=list)  # each one's node in the text's tree, or -1
@@ -30,11 +29,9 @@ class Candidates:
     outcomes: list[tuple[int, bool]] = field(default_factory=list)  # filled by `came`
 
     @staticmethod
-    def merge(
-        position: int, text: Draft, model: Draft, acceptance: Acceptance, beforehand: Sequence[float] = PRIOR
-    ) -> Candidates:
+    def merge(text: Draft, model: Draft, acceptance: Acceptance, beforehand: Sequence[float] = PRIOR) -> Candidates:
         """Both trees as one; what both have is one node. `beforehand`: what is known of each kind of candidate."""
-        found = Candidates(position)
+        found = Candidates()
         places: dict[tuple[int, int], int] = {}
         found._add(text.tree, places, found.of_text, found.of_model)
         found._add(model.tree, places, found.of_model, found.of_text)

@@ -82,9 +82,7 @@ class CombinedDrafter:
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
         merged = [
-            Candidates.merge(context.position, text, model, before, _beforehand(context))
-            if len(text.tree) or len(model.tree)
-            else None
+            Candidates.merge(text, model, before, _beforehand(context)) if len(text.tree) or len(model.tree) else None
             for context, text, model, before in zip(contexts, texts, models, known, strict=True)
         ]
         kept = self._share(contexts, merged)
@@ -127,7 +125,7 @@ class CombinedDrafter:
             return True
         if not len(text.tree):
             return False
-        alone = Candidates.merge(context.position, text, NO_DRAFT, known, _beforehand(context))
+        alone = Candidates.merge(text, NO_DRAFT, known, _beforehand(context))
         if budget is not None:
             return bool((1 - alone.first) * GAIN < budget.passes[:PASSES].sum())
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)

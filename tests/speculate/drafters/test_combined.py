@@ -43,7 +43,7 @@ def paths(tree):
 
 
 def test_what_both_propose_is_one_node():
-    found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
     draft, behind = found.draft(found.best(min(found.worthy(), 9)), TEXT_TREE, MODEL_TREE)
     source = dict(zip(paths(draft.tree), draft.method.source.tolist(), strict=True))
     assert source[(5,)] == source[(5, 6)] == BOTH
@@ -57,7 +57,7 @@ def test_what_both_propose_is_one_node():
 
 
 def test_what_is_left_out_is_told():
-    found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
     draft, _ = found.draft(found.best(min(found.worthy(), 2)), TEXT_TREE, MODEL_TREE)
     assert paths(draft.tree) == [(5,), (5, 6)]
     notes = draft.notes
@@ -86,7 +86,7 @@ def _tree(nodes):
 @given(trees, trees, st.integers(1, 12))
 def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
     one, other = text(*_tree(a)), model(*_tree(b))
-    found = Candidates.merge(3, one, other, Acceptance())
+    found = Candidates.merge(one, other, Acceptance())
     assert {tuple(p) for p in paths(DraftTree.build(found.token, found.parent))} == {
         *paths(one.tree),
         *paths(other.tree),
@@ -103,7 +103,7 @@ def test_the_best_candidates_are_a_tree_and_the_likeliest(a, b, count):
 
 
 def test_outcomes_are_told_by_the_tokens_that_came_verified_or_not():
-    found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
     where = {path: node for node, path in enumerate(paths(DraftTree.build(found.token, found.parent)))}
     found.came([5, 9])
     kinds = [found.kind[where[path]] for path in ((5,), (5, 6), (8,), (5, 9))]
@@ -111,7 +111,7 @@ def test_outcomes_are_told_by_the_tokens_that_came_verified_or_not():
 
 
 def test_where_no_token_came_nothing_is_told_of_candidates():
-    found = Candidates.merge(10, TEXT_TREE, MODEL_TREE, Acceptance())
+    found = Candidates.merge(TEXT_TREE, MODEL_TREE, Acceptance())
     found.came([])
     assert found.outcomes == []
 
@@ -119,11 +119,11 @@ def test_where_no_token_came_nothing_is_told_of_candidates():
 def test_a_source_that_fails_is_left_out_after_a_while():
     known = Acceptance()
     for position in range(200):
-        found = Candidates.merge(position, TEXT_TREE, NO_DRAFT, known)
+        found = Candidates.merge(TEXT_TREE, NO_DRAFT, known)
         found.came([99])
         known.learn(position, found.outcomes)
     assert not found.worthy()
-    assert Candidates.merge(99, NO_DRAFT, MODEL_TREE, known).worthy()
+    assert Candidates.merge(NO_DRAFT, MODEL_TREE, known).worthy()
 
 
 @pytest.fixture(scope="module")
