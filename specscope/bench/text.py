@@ -93,6 +93,9 @@ def _rows(
     def side(name: str) -> Side:
         def run() -> int:
             counted[name], made[name] = Acceptance(), 0
+            shelf = engines[name].drafter.shelf
+            if shelf is not None:
+                shelf.restore({})  # else the last round's answers would be found in this one
             for prompt in prompts:  # turn by turn, as an agent asks
                 (result,) = engines[name].generate([prompt], params)
                 for step in result.steps:
