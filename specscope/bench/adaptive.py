@@ -7,7 +7,7 @@ a round is taken out of its steps (lanes.pace).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,10 @@ from specscope.trace.params import SamplingParams
 
 PLAIN, ADAPTIVE = "none", "adaptive"
 TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")
-EVERY = 4  # rounds between two steps of a fixed tree
+MANY, EVERY = (
+    16,
+    4,
+)  # from so many requests at once, a fixed tree steps in one round of so many: its steps have tokens enough
 TOKENS, UNLIKE = 64, 8  # of each request, and by how many lengths differ: those of equal ones would end together
 SPAN = 200  # steps over which adaptive trees may not be slower than plain decoding
 LEAST_PLAIN, LEAST_BEST = 0.98, 0.97  # of plain decoding over any such span; of the best fixed tree
@@ -68,20 +71,27 @@ class Found:
     mix: Mix
     rates: dict[str, float]
     worst: float
+    best_rate: float  # of the fastest fixed tree, or none, chosen by other steps than it is rated by
 
     @property
     def best(self) -> str:
-        """The fastest fixed tree, or none."""
+        """The fastest fixed tree over all steps, or none."""
         return max((side for side in self.rates if side != ADAPTIVE), key=lambda side: self.rates[side])
 
     @property
     def good(self) -> bool:
         """Whether both goals are met."""
-        return self.worst >= LEAST_PLAIN and self.rates[ADAPTIVE] >= LEAST_BEST * self.rates[self.best]
+        return self.worst >= LEAST_PLAIN and self.rates[ADAPTIVE] >= LEAST_BEST * self.best_rate
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"mix": self.mix.name, "tokens_s": self.rates, "best_fixed": self.best, "worst_span": self.worst}
+        return {
+            "mix": self.mix.name,
+            "tokens_s": self.rates,
+            "best_fixed": self.best,
+            "best_tokens_s": self.best_rate,
+            "worst_span": self.worst,
+        }
 
 
 def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> None:
@@ -130,7 +140,7 @@ def _measure(engine: Engine, mix: Mix, steps: int, progress: Any) -> Found:  # n
     with lanes(engine, wanted, mix.batch) as run:
         for lane in run:
             lane.engine.scheduler.max_batch = max(lane.engine.scheduler.max_batch, mix.batch)
-            lane.every = 1 if lane.name in (PLAIN, ADAPTIVE) else EVERY
+            lane.every = EVERY if mix.batch >= MANY and lane.name not in (PLAIN, ADAPTIVE) else 1
             lane.give(itertools.cycle(work))
         rounds: Rounds = []
         in_turn(run, rounds, lambda: _more(rounds, steps, progress))
@@ -149,7 +159,18 @@ def _found(mix: Mix, run: Sequence[Lane], rounds: Rounds) -> Found:
     rates = {name: rate(steps) for name, steps in by_lane.items()}
     adaptive = by_lane[ADAPTIVE]
     spans = [adaptive[at : at + SPAN] for at in range(max(len(adaptive) - SPAN, 0) + 1)]
-    return Found(mix, rates, min(map(rate, spans)) / rates[PLAIN])
+    fixed = {name: steps for name, steps in by_lane.items() if name != ADAPTIVE}
+    return Found(mix, rates, min(map(rate, spans)) / rates[PLAIN], best_rate(fixed))
+
+
+def best_rate(fixed: Mapping[str, Sequence[Timed]]) -> float:
+    """Tokens a second of the fastest side, chosen by every other step and rated by those between, and the reverse.
+
+    The highest of many rates, each measured with some error, is too high; that of a choice made elsewhere is not.
+    """
+    halves = [{name: steps[start::2] for name, steps in fixed.items()} for start in (0, 1)]
+    chosen = [max(half, key=lambda name: rate(half[name])) for half in halves]
+    return rate([*halves[1][chosen[0]], *halves[0][chosen[1]]])
 
 
 def rate(steps: Sequence[Timed]) -> float:
@@ -162,7 +183,7 @@ def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> 
     for column in ("", "tok/s", "plain", "ratio", f"worst {SPAN}", "best tree", "tok/s", "ratio"):
         table.add_column(column, justify="left" if column in ("", "best tree") else "right")
     for one in found:
-        adaptive, plain, best = (one.rates[side] for side in (ADAPTIVE, PLAIN, one.best))
+        adaptive, plain, best = one.rates[ADAPTIVE], one.rates[PLAIN], one.best_rate
         table.add_row(
             one.mix.name,
             f"{adaptive:.1f}",

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from specscope.bench import adaptive
-from specscope.bench.adaptive import ADAPTIVE, PLAIN, Found, Mix, rate, run_adaptive
+from specscope.bench.adaptive import ADAPTIVE, PLAIN, Found, Mix, best_rate, rate, run_adaptive
+from specscope.bench.lanes import Timed
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from tests.engines import COSTS
@@ -36,10 +38,26 @@ def test_every_side_of_every_mix_is_measured(config, tmp_path, monkeypatch, caps
 def test_the_goals_are_of_plain_decoding_and_of_the_best_tree():
     mix = Mix("code", 1, 0.0)
     rates = {PLAIN: 10.0, ADAPTIVE: 14.0, "3": 14.4, "1": 12.0}
-    assert Found(mix, rates, 0.99).good
-    assert Found(mix, rates, 0.99).best == "3"
-    assert not Found(mix, rates, 0.97).good
-    assert not Found(mix, rates | {"3": 14.5}, 0.99).good
+    assert Found(mix, rates, 0.99, 14.4).good
+    assert Found(mix, rates, 0.99, 14.4).best == "3"
+    assert not Found(mix, rates, 0.97, 14.4).good
+    assert not Found(mix, rates, 0.99, 14.5).good
+
+
+def test_the_best_side_is_chosen_by_other_steps_than_it_is_rated_by():
+    def steps(*tokens):
+        return [Timed(seconds=1.0, drafting=0.0, rows=1, tokens=one, drafts=0, nodes=0, accepted=0) for one in tokens]
+
+    assert best_rate({"a": steps(4, 1, 4, 1), "b": steps(1, 4, 1, 4)}) == 1  # each is best only where it was chosen
+    assert best_rate({"a": steps(3, 3, 3, 3), "b": steps(2, 2, 2, 2)}) == 3
+    highest, fair = [], []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        alike = {str(side): steps(*rng.integers(1, 4, 40)) for side in range(8)}  # all make 2 tokens a second
+        highest.append(max(map(rate, alike.values())))
+        fair.append(best_rate(alike))
+    assert np.mean(highest) > 2.1
+    assert np.mean(fair) == pytest.approx(2.0, abs=0.05)
 
 
 def test_pinned_trees_are_refused(deep):
