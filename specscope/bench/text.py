@@ -119,18 +119,20 @@ def _rows(
 
 
 def _show(rows: Sequence[TextRow], console: Console, machine: Mapping[str, str]) -> None:
-    table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
-    for column in ("workload", "drafter", "tokens a step", "acceptance length", "tok/s over none", "95 %"):
-        table.add_column(column, justify="left" if column in ("workload", "drafter") else "right")
-    for row in rows:
-        low, high = row.speed.interval
-        tau = row.acceptance.tau
-        table.add_row(
-            row.workload,
-            row.speed.a,
-            f"{row.length:.3f}",
-            "-" if tau is None else f"{tau:.3f}",
-            f"{row.speed.ratio:.3f}",
-            f"{low:.3f}–{high:.3f}",
-        )
-    console.print(table)
+    console.print(", ".join(machine.values()), style="dim", highlight=False)
+    for workload in dict.fromkeys(row.workload for row in rows):
+        table = Table(title=workload, title_justify="left", **SLIM)
+        for column in ("drafter", "tokens a step", "acceptance length", "tok/s over none", "95 %"):
+            table.add_column(
+                column, justify="left" if column == "drafter" else "right", no_wrap=column in ("drafter", "95 %")
+            )
+        for row in rows:
+            if row.workload == workload:
+                table.add_row(*_cells(row))
+        console.print(table)
+
+
+def _cells(row: TextRow) -> tuple[str, ...]:
+    low, high = row.speed.interval
+    tau = "-" if row.acceptance.tau is None else f"{row.acceptance.tau:.3f}"
+    return row.speed.a, f"{row.length:.3f}", tau, f"{row.speed.ratio:.3f}", f"{low:.3f}–{high:.3f}"
