@@ -43,6 +43,18 @@ def each(names):
     return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in names]
 
 
+def pairs(names, others, every):
+    """All pairs as parameters of a test that takes long: one of `every` is ordinary, the others are slow tests.
+
+    Each of either side is in an ordinary pair, where the other side has `every` or more.
+    """
+    return [
+        pytest.param(name, other, marks=pytest.mark.slow if name in LIKE_ANOTHER or (i + j) % every else ())
+        for i, name in enumerate(names)
+        for j, other in enumerate(others)
+    ]
+
+
 def build_engines(target, folder):
     """One of each, by name; the head is written into `folder`."""
     heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from specscope.trace.reading import read_capture
+from tests.engines import pairs
 from tests.processes import SPECSCOPE, Terminal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -83,8 +84,7 @@ def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, ver
     whole(path)
 
 
-@pytest.mark.parametrize("verb", ["run", "capture"])
-@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+@pytest.mark.parametrize(("number", "verb"), pairs(ENDING, ["capture", "run"], 2))
 def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path, verb, number):
     path = tmp_path / "run.jsonl"
     child = terminal(*endless(verb, prompts, path, model))

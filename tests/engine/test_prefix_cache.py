@@ -13,7 +13,7 @@ from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.same import same_step
 from tests.engine.cached import HEAD, finish, pressed, watched, wrong_blocks
-from tests.engines import build_engines
+from tests.engines import build_engines, pairs
 
 MODELS = ["draft tree", "eagle", "eagle dynamic", "suffix+eagle"]
 
@@ -268,8 +268,9 @@ def test_contents_are_compared_where_hashes_collide(cached, monkeypatch):
 # Going back
 
 
-@pytest.mark.parametrize("name", ["ngram", "draft tree", "eagle dynamic", "suffix+eagle"])
-@pytest.mark.parametrize("blocks", [8, 60])
+@pytest.mark.parametrize(
+    ("name", "blocks"), pairs(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive"], [8, 60], 2)
+)
 def test_what_comes_again_is_the_same(cached, name, blocks):
     """A step that is run again finds what it found then, whatever is cached by now."""
     engine = cached(name, blocks)

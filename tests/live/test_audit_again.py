@@ -7,7 +7,7 @@ from specscope.cli.audit_again import audit_again
 from specscope.trace.history import History
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
 from tests.analyze.audit.test_faults import kv_not_moved, short_rotary_table
-from tests.engines import each
+from tests.engines import pairs
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,10 @@ def again(engine, history, **how):
     return audit_again(history, "run.jsonl", engine.config.target, engine.config.draft_model, how.get("sample"))
 
 
-@pytest.mark.parametrize("rule", ["greedy", "all", "penalties"])
-@pytest.mark.parametrize("name", each(name for name in SETTINGS if name not in ("none", "ngram")))
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    pairs([name for name in SETTINGS if name not in ("none", "ngram")], ["greedy", "all", "penalties"], 3),
+)
 def test_a_healthy_run_comes_out_again(bench, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=10)

@@ -10,7 +10,7 @@ from specscope.trace.history import History
 from specscope.trace.method import TEXT, model_part, text_part
 from specscope.trace.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
-from tests.engines import PROMPTS, each
+from tests.engines import PROMPTS, pairs
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,7 @@ def bench(deep, tmp_path_factory):
     return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", each(SETTINGS))
+@pytest.mark.parametrize(("name", "rule"), pairs(SETTINGS, RULES, 3))
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=16, prompts=PROMPTS[:4])
