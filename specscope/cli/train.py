@@ -11,6 +11,7 @@ import click
 
 from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
+from specscope.model.places import check_device, head_place, model_place
 from specscope.trace.files import check_training
 
 if TYPE_CHECKING:
@@ -166,7 +167,21 @@ def _check(how: dict[str, Any]) -> None:
     """What can be refused before torch is imported. Raises UserError."""
     if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
+    if how["data"] is not None:
+        _check_data(how["data"])
+    if how["target"] is not None:
+        model_place(how["target"])
+    if how["start"]:
+        head_place(how["start"])
+    check_device(how["device"])
     check_training(how["output"], (how["target"], how["data"], how["start"] or None))
+
+
+def _check_data(path: str) -> None:
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise UserError(f"cannot read the data {path}: {error.strerror}") from error
 
 
 def _taken(how: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

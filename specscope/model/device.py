@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from specscope.errors import UserError, first_line
 from specscope.model.fast_paths import has_bfloat16
+from specscope.model.places import check_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -15,14 +16,10 @@ def pick_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises UserError for a device that is not there or not supported."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, ValueError):
-        raise UserError(f"unknown device {name!r}: use auto, cpu or cuda") from None
+    check_device(name)
+    device = torch.device(name)
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda":
-        raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")
     if not torch.cuda.is_available():
         raise UserError("found no CUDA device: use --device cpu (specscope doctor shows what was found)")
     count = torch.cuda.device_count()

@@ -17,6 +17,7 @@ from specscope.model.eagle_head import EagleHead, llama_config
 from specscope.model.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel
 from specscope.model.meta import quick_meta
+from specscope.model.places import head_place
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
@@ -36,9 +37,7 @@ class LoadedHead:
 
 def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise UserError(f"no EAGLE head at {folder}: give a folder with config.json and model.safetensors")
+    path = head_place(folder)
     tensors = _renamed(_read_tensors(path))
     version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
     parallel = MASK_HIDDEN in tensors

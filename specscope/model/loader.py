@@ -22,6 +22,7 @@ from specscope.model.fuse import fuse
 from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.meta import quick_meta
+from specscope.model.places import model_place
 from specscope.model.quiet import hush
 from specscope.trace.tree import DraftTree
 
@@ -61,22 +62,16 @@ def find_model(target: str | None, progress: Callable[[str], None]) -> tuple[str
     """(what from_pretrained takes, its further arguments, the name for people) of a --target."""
     if target is None:
         return str(bundled_model(progress)), {}, NAME
-    path = Path(target).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"no such file: {target}")
+    path = model_place(target)
+    if path is None:
+        return target, hub_arguments(target), target
+    if path.is_file():
         from transformers import GgufConfig
 
         extra = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
         return str(path.parent), extra, path.stem
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
-        check_config(path)
-        return str(path), {}, path.resolve().name
-    if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
-        raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
-    return target, hub_arguments(target), target
+    check_config(path)
+    return str(path), {}, path.resolve().name
 
 
 def load_model(

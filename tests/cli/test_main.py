@@ -173,7 +173,7 @@ BAD = {
     "draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:x"], "write self:N"),
     "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
     "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
-    "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "unknown device"),
+    "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "'toaster' is not supported"),
     "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
     "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
     "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
@@ -220,6 +220,21 @@ def test_a_tree_that_cannot_be_read_names_every_form_without_torch(words):
     assert all(form in done.stderr for form in TREE_FORMS)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not imported & {"torch", "textual"}
+
+
+@pytest.mark.parametrize(
+    "name", ["no such model", "no such head", "bad device", "device of another kind", "training on no file"]
+)
+def test_what_is_not_there_is_refused_before_torch_is_imported(name, prompts, deep, tmp_path):
+    """Importing torch and transformers takes some seconds."""
+    swap = {"P": prompts, "O": tmp_path / "out.jsonl", "DEEP": deep}
+    words, message = BAD[name]
+    full = [str(swap.get(word, word)) for word in words if word != "TINY"]
+    command = [sys.executable, "-X", "importtime", "-m", "specscope", *full]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize(
