@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import cycle
 
 import numpy as np
 
@@ -98,13 +98,16 @@ Rounds = list[list[Timed | None]]  # by round and lane; None where a step does n
 
 
 def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> None:
-    """Let each take a step, as long as `more`; the order turns round from one round to the next."""
-    for forward in cycle((True, False)):
-        if not more():
-            return
-        number = len(rounds)
-        found = [None if number % lane.every else lane.step() for lane in (run if forward else run[::-1])]
-        rounds.append(found if forward else found[::-1])
+    """Let each take a step, as long as `more`.
+
+    Each round has an order of its own: what a lane finds in the processor's caches depends on the one before it.
+    """
+    orders = random.Random(0)
+    while more():
+        number, found = len(rounds), list[Timed | None]([None] * len(run))
+        for at in orders.sample(range(len(run)), len(run)):
+            found[at] = None if number % run[at].every else run[at].step()
+        rounds.append(found)
 
 
 def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
