@@ -13,7 +13,6 @@ import click
 from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
-from specscope.model.places import check_device, head_place, model_place
 from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output, read_lines
 from specscope.trace.outputs import OutputOptions
@@ -279,20 +278,7 @@ def trace_sampling_options(function: F) -> F:
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
     given = {field.name: flags.pop(field.name) for field in fields(EngineConfig) if field.name in flags}
-    config = EngineConfig(**{name: value for name, value in given.items() if value is not None})
-    _check_places(config)
-    return config
-
-
-def _check_places(config: EngineConfig) -> None:
-    """Raises UserError where a model, a head or a device is not one, before seconds go into importing torch."""
-    check_device(config.device)
-    if config.target is not None:
-        model_place(config.target)
-    if config.draft_model is not None and config.model_part == "eagle":
-        head_place(config.draft_model)
-    elif config.draft_model is not None and config.draft_layers is None:
-        model_place(config.draft_model)
+    return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:

@@ -167,6 +167,7 @@ def _check(how: dict[str, Any]) -> None:
     """What can be refused before torch is imported. Raises UserError."""
     if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
+    check_training(how["output"], (how["target"], how["data"], how["start"] or None))
     if how["data"] is not None:
         _check_data(how["data"])
     if how["target"] is not None:
@@ -174,7 +175,6 @@ def _check(how: dict[str, Any]) -> None:
     if how["start"]:
         head_place(how["start"])
     check_device(how["device"])
-    check_training(how["output"], (how["target"], how["data"], how["start"] or None))
 
 
 def _check_data(path: str) -> None:

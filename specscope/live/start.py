@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
+from specscope.model.places import check_device, head_place, model_place
 from specscope.user_cache import Others
 
 if TYPE_CHECKING:
@@ -59,11 +60,23 @@ def on_passing_thread(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
 
+def check_places(config: EngineConfig) -> None:
+    """Raises UserError where a model, a head or a device is not one, before seconds go into importing torch."""
+    check_device(config.device)
+    if config.target is not None:
+        model_place(config.target)
+    if config.draft_model is not None and config.model_part == "eagle":
+        head_place(config.draft_model)
+    elif config.draft_model is not None and config.draft_layers is None:
+        model_place(config.draft_model)
+
+
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """Import what an engine needs and build it. Raises UserError.
 
     The garbage collector rests meanwhile: 0.5 s of a 4 s start.
     """
+    check_places(config)
     progress("starting torch")
     share_cores()
     gc.disable()
