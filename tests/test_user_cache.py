@@ -23,15 +23,15 @@ def test_others_that_take_processors_are_seen():
 
 
 def test_its_own_work_is_not_others():
-    """Beside the same neighbours, a busy and an idle second differ by less than the processor that it had itself."""
-    found = []
-    for mine in (True, False, True, False):
-        others, end = Others(), time.monotonic() + 0.5
+    """Beside the same neighbours, a busy time and an idle one differ by less than the processor that it had itself."""
+    found = {True: [], False: []}
+    for mine in (True, False) * 5:  # neighbours come and go: the quietest of each counts
+        others, end = Others(), time.monotonic() + 0.3
         while time.monotonic() < end:
             if not mine:
                 time.sleep(0.01)
-        found.append(others.busy())
-    assert min(found[0], found[2]) < min(found[1], found[3]) + 0.5
+        found[mine].append(others.busy())
+    assert min(found[True]) < min(found[False]) + 0.5
 
 
 LOOK = """
