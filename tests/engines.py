@@ -46,7 +46,8 @@ def each(names):
 def pairs(names, others, every):
     """All pairs as parameters of a test that takes long: one of `every` is ordinary, the others are slow tests.
 
-    Each of either side is in an ordinary pair, where the other side has `every` or more.
+    Each of either side is in an ordinary pair, where the other side has `every` or more; but for drafters that are like
+    another one, which are in none.
     """
     return [
         pytest.param(name, other, marks=pytest.mark.slow if name in LIKE_ANOTHER or (i + j) % every else ())

@@ -26,10 +26,8 @@ from specscope.trace.params import SamplingParams
 
 PLAIN, ADAPTIVE = "none", "adaptive"
 TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")
-MANY, EVERY = (
-    16,
-    4,
-)  # from so many requests at once, a fixed tree steps in one round of so many: its steps have tokens enough
+MANY = 16  # requests at once, from which on a quarter of the steps has tokens enough to rate a fixed tree
+EVERY = 4  # rounds between two such steps
 TOKENS, UNLIKE = 64, 8  # of each request, and by how many lengths differ: those of equal ones would end together
 SPAN = 200  # steps over which adaptive trees may not be slower than plain decoding
 LEAST_PLAIN, LEAST_BEST = 0.98, 0.97  # of plain decoding over any such span; of the best fixed tree
