@@ -269,7 +269,8 @@ def test_contents_are_compared_where_hashes_collide(cached, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), pairs(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive"], [8, 60], 2)
+    ("name", "blocks"),
+    pairs(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive", "suffix+eagle"], [8, 60], 2),
 )
 def test_what_comes_again_is_the_same(cached, name, blocks):
     """A step that is run again finds what it found then, whatever is cached by now."""
