@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,12 +13,24 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.thinning import ordinary
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specscope")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("every"):
+            tests[item.path, item.originalname].append(item)
+    for cases in tests.values():
+        every = cases[0].get_closest_marker("every").args[0]
+        kept = ordinary([case.callspec.indices for case in cases], every)
+        for place in set(range(len(cases))).difference(kept):
+            cases[place].add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))

@@ -118,6 +118,7 @@ def test_bad_input_is_one_line(case, tmp_path):
     check(case, tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", {case.kind: case for case in CASES}.values(), ids=str)
 def test_so_it_is_for_people(case, tmp_path):
     if any("\0" in word for word in case.words):

@@ -119,6 +119,7 @@ def test_a_worker_ends_with_its_parent_while_it_loads(terminal, model, prompts, 
     assert child.left() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_gets_sigterm_ends_its_requests_and_the_screen_stays(terminal, model, prompts, tmp_path):
     path = tmp_path / "run.jsonl"
     child = terminal(*endless("run", prompts, path, model))
@@ -134,6 +135,7 @@ def test_a_worker_that_gets_sigterm_ends_its_requests_and_the_screen_stays(termi
     whole(path)
 
 
+@pytest.mark.slow
 def test_more_prompts_than_a_pipe_holds(terminal, model, prompts, tmp_path):
     """Issue 11, item 5: parent and worker waited for each other."""
     prompts, path = tmp_path / "many.jsonl", tmp_path / "run.jsonl"

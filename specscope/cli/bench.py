@@ -11,7 +11,8 @@ from specscope.cli.bench_files import json_option, plot_file
 from specscope.cli.bench_serve import bench_serve
 from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import engine_config, engine_options
-from specscope.live.start import share_cores
+from specscope.engine.config import EngineConfig
+from specscope.live.start import check_places, share_cores
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 rounds_option = click.option(
     "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
 )
+
+
+def checked(flags: dict[str, Any]) -> EngineConfig:
+    """What to measure. Raises UserError for what is not there, before seconds go into importing torch."""
+    config = engine_config(flags)
+    check_places(config)
+    return config
 
 
 def paired(function: F) -> F:
@@ -49,9 +57,10 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 
     At batch 1 and 8; also n-gram and the default drafter on copy-heavy prompts, and the default drafter on unseen ones.
     """
+    config = checked(flags)
     from specscope.bench.cpu import run_cpu
 
-    run_cpu(engine_config(flags), rounds, json_file)
+    run_cpu(config, rounds, json_file)
 
 
 @bench.command("peers")
@@ -62,9 +71,10 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 
     At batch 1.
     """
+    config = checked(flags)
     from specscope.bench.peers import run_peers
 
-    run_peers(engine_config(flags), vllm, rounds, json_file)
+    run_peers(config, vllm, rounds, json_file)
 
 
 @bench.command("scale")
@@ -76,9 +86,10 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
 
     Plain decoding, beside transformers and, with --vllm, vLLM; and attention beside the time that its bytes take.
     """
+    config = checked(flags)
     from specscope.bench.scale import run_scale
 
-    run_scale(engine_config(flags), rounds, json_file, vllm=vllm, plot=plot)
+    run_scale(config, rounds, json_file, vllm=vllm, plot=plot)
 
 
 @bench.command("adaptive")
@@ -92,9 +103,10 @@ def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # 
 
     Eleven mixes of prompts, batch sizes and temperatures.
     """
+    config = checked(flags)
     from specscope.bench.adaptive import run_adaptive
 
-    run_adaptive(engine_config(flags), steps, json_file)
+    run_adaptive(config, steps, json_file)
 
 
 @bench.command("kernels")
@@ -140,9 +152,10 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 
     The breakpoints are twenty conditional ones that never hit.
     """
+    config = checked(flags)
     from specscope.bench.debug import run_debug
 
-    run_debug(engine_config(flags), rounds, json_file)
+    run_debug(config, rounds, json_file)
 
 
 @bench.command("attach")
@@ -168,9 +181,10 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
 
     Tokens/s with them over tokens/s with everything off.
     """
+    config = checked(flags)
     from specscope.bench.observe import run_observe
 
-    run_observe(engine_config(flags), rounds, json_file, screen=screen)
+    run_observe(config, rounds, json_file, screen=screen)
 
 
 @bench.command("traces")
@@ -190,9 +204,10 @@ def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  
     For each trace level, evidence level and sampling ratio: measured, then
     extrapolated to 1,000 engines.
     """
+    config = checked(flags)
     from specscope.bench.traces import run_traces
 
-    run_traces(engine_config(flags), step_ms, json_file)
+    run_traces(config, step_ms, json_file)
 
 
 @bench.command("rules")
@@ -202,9 +217,10 @@ def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 
     At batch 8, greedy and at temperature 0.8, with a chain, a static tree and a dynamic one, or --tree.
     """
+    config = checked(flags)
     from specscope.bench.rules import run_rules
 
-    run_rules(engine_config(flags), rounds, json_file)
+    run_rules(config, rounds, json_file)
 
 
 @bench.command("text")
@@ -214,9 +230,10 @@ def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noq
 
     Acceptance length and tokens/s, over ten edits of one file and on unseen prompts.
     """
+    config = checked(flags)
     from specscope.bench.text import run_text
 
-    run_text(engine_config(flags), rounds, json_file)
+    run_text(config, rounds, json_file)
 
 
 @bench.command("waiting")
@@ -227,9 +244,10 @@ def bench_waiting(rounds: int, requests: int, json_file: str | None, **flags: An
 
     The time of a step, on a quiet machine and beside busy processes.
     """
+    config = checked(flags)
     from specscope.bench.waiting import run_waiting
 
-    run_waiting(engine_config(flags), rounds, requests, json_file)
+    run_waiting(config, rounds, requests, json_file)
 
 
 @bench.command("replay")

@@ -27,6 +27,7 @@ def test_without_a_gpu_nothing_is_estimated():
         need_gpu()
 
 
+@pytest.mark.slow
 def test_every_kernel_is_measured(tmp_path):
     work = Work(batch=2, heads=1, fold=2, size=16, vocabulary=64, layers=2, dtype=torch.float32)
     run_kernels(str(tmp_path / "k.json"), work, CPU)

@@ -25,6 +25,7 @@ def eagle():
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_costs_of_a_drafter_that_is_a_model(batch, eagle, monkeypatch):
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)

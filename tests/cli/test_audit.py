@@ -26,6 +26,7 @@ def test_a_healthy_capture_passes(captured, tiny):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_json_and_a_sample(captured, tiny):
     done = specscope("audit", captured, "--target", tiny, "--sample", 5, "--json")
     found = json.loads(done.stdout)
@@ -35,6 +36,7 @@ def test_json_and_a_sample(captured, tiny):
     assert {one["result"] for one in found["findings"]} == {"passed"}
 
 
+@pytest.mark.slow
 def test_again_by_our_own_engine(captured, tiny):
     done = specscope("audit", captured, "--target", tiny, "--again", "--sample", 6)
     assert done.returncode == 0, done.stderr

@@ -65,6 +65,7 @@ def test_lines_from_a_pipe_go_on_after_a_bad_one():
     assert "step 0" in ran.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

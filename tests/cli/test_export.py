@@ -95,6 +95,7 @@ def test_warnings_are_printed(tmp_path):
     assert "was cut off" in err
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("older", [False, True])
 def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):

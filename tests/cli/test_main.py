@@ -133,6 +133,7 @@ def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
 
 BAD = {
     "no such model": (["capture", "P", "-o", "O", "--target", "./nothing"], "no model at ./nothing"),
+    "no such model to measure": (["bench", "peers", "--target", "./nothing"], "no model at ./nothing"),
     "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
     "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
@@ -191,6 +192,7 @@ BAD = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, deep, tmp_path):
     words, message = BAD[name]
@@ -223,7 +225,15 @@ def test_a_tree_that_cannot_be_read_names_every_form_without_torch(words):
 
 
 @pytest.mark.parametrize(
-    "name", ["no such model", "no such head", "bad device", "device of another kind", "training on no file"]
+    "name",
+    [
+        "no such model",
+        "no such model to measure",
+        "no such head",
+        "bad device",
+        "device of another kind",
+        "training on no file",
+    ],
 )
 def test_what_is_not_there_is_refused_before_torch_is_imported(name, prompts, deep, tmp_path):
     """Importing torch and transformers takes some seconds."""

@@ -67,6 +67,7 @@ def test_greedy_is_generates_own(engines, reference, name):
         assert sum(r.acceptance.accepted for r in results) > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["none", "ngram tree", "draft tree", "draft chain"])
 @given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
 @settings(max_examples=6)

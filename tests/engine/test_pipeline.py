@@ -67,6 +67,7 @@ def timeless(record):
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "blocks"), pairs(DRAFTERS, [FEW, 400], 2))
 def test_the_steps_are_those_of_a_synchronous_engine(make, name, blocks):
     """Records with all their evidence, equal bit for bit: tokens, verdicts, coins, blocks, who ran and who waited."""

@@ -268,6 +268,7 @@ def test_contents_are_compared_where_hashes_collide(cached, monkeypatch):
 # Going back
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "blocks"),
     pairs(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive", "suffix+eagle"], [8, 60], 2),

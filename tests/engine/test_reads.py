@@ -75,6 +75,7 @@ def as_on_a_device(monkeypatch):
     monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [

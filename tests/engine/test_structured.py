@@ -70,6 +70,7 @@ def is_legal(engine, params, tokens):
     return not state.refused
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("form", "params"),
     [*((form, "greedy") for form in FORMS), *(("choice", p) for p in PARAMS), ("json", "min tokens")],
@@ -100,6 +101,7 @@ def test_every_drafted_token_is_allowed_behind_its_own_path(engines, name, tempe
     assert drafted or name in ("none", "eagle adaptive")  # that one finds drafting too dear here
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_seed_gives_legal_output_with_each_drafter_sampled(engines, name):
     for form in FORMS.values():
@@ -131,6 +133,7 @@ def exact(folder, prompt, temperature):
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "rule"), [("draft tree", "standard"), ("draft tree", "traversal"), ("ngram", "match")]
 )
@@ -155,6 +158,7 @@ def test_sampled_output_has_the_masked_targets_distribution(engines, deep, name,
         assert any((step.tree.drawn != Drawn.DETERMINISTIC).any() for step in results[0].steps if len(step.tree))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["draft tree", "suffix+eagle", "eagle dynamic", "ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_preemption_changes_nothing(engines, name, temperature):
@@ -256,6 +260,7 @@ def test_min_tokens_gives_way_where_the_form_can_only_end(engines):
         assert (result.text, result.finish) == ("ab", FinishReason.EOS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_holds_eos_and_stop_tokens_back_along_each_path(engines, temperature):
     """EOS and a stop token are the likeliest by far: they come first where they may, at the exact length."""
@@ -439,6 +444,7 @@ def test_all_rules_take_masked_distributions(engines, rule):
         engine.verifier.rule = old
 
 
+@pytest.mark.slow
 def test_a_schema_on_the_real_model_gives_json_that_fits():
     schema = {
         "type": "object",

@@ -51,6 +51,7 @@ def fill(engine, seed):
         engine.add(PROMPTS[int(rng.integers(len(PROMPTS)))], params)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", each(DRAFTERS))
 @settings(max_examples=10)
 @given(

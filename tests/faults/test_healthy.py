@@ -36,6 +36,7 @@ def check(name, folder):
     assert found.exit is Exit.CONSISTENT
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SOME)
 def test_a_healthy_run_names_no_cause(name, tmp_path):
     check(name, tmp_path)
@@ -51,6 +52,7 @@ def test_no_healthy_run_names_a_cause(name, tmp_path):
     check(name, tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
 def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path, monkeypatch, params):
     """The EAGLE-3 head with mask rows that it was never trained on: a weak drafter, but nothing is wrong."""

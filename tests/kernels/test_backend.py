@@ -37,6 +37,7 @@ def run(tiny, backend, how, params):
     return results
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("temperature", "name"),
     [
@@ -62,6 +63,7 @@ def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
                 np.testing.assert_allclose(got, wanted, atol=2e-5, err_msg=part)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["synthetic", "tree"])
 def test_a_step_is_judged_on_the_device_alone_and_read_once(tiny, monkeypatch, name):
     """Forced verdicts too: they take the path that they are to time."""

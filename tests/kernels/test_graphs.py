@@ -90,7 +90,7 @@ def watch_replays(graphs):
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        pytest.param(name, temperature, marks=() if name == "eagle" else pytest.mark.slow)
+        pytest.param(name, temperature, marks=() if name == "ngram" else pytest.mark.slow)
         for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0), strict=True)
     ],
 )

@@ -264,6 +264,7 @@ def changed(tmp_path, monkeypatch, module, old, new):
     return copy
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mistake_is_caught(name, tmp_path, monkeypatch):
     module, old, new, check, how = MUTATIONS[name]
@@ -279,6 +280,7 @@ def test_a_mistake_is_caught(name, tmp_path, monkeypatch):
 ALIKE = {(module, check, str(how)): (module, check, how) for module, _, _, check, how in MUTATIONS.values()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("module", "check", "how"), ALIKE.values())
 def test_without_the_mistake_the_same_cases_pass(module, check, how, tmp_path, monkeypatch):
     copy = changed(tmp_path, monkeypatch, module, "import torch\n", "import torch\n")

@@ -31,6 +31,7 @@ RULES = [DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT]
 NO_CHOICES = torch.zeros(0, dtype=torch.int64, device=DEVICE)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drawn", RULES)
 @settings(max_examples=30, deadline=None)
 @given(
@@ -108,6 +109,7 @@ def test_the_end_of_the_sum_is_no_border():
     check_verify(tree_verify, np.random.default_rng(35), WITH_REPLACEMENT, vocabulary=4, most_nodes=0, block=4)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drawn", RULES)
 def test_shares_and_turns_change_nothing(drawn):
     """The walk stops and goes on at any pass; what is added up in shares is the same but for float64's rounding."""

@@ -20,6 +20,7 @@ def again(engine, history, **how):
     return audit_again(history, "run.jsonl", engine.config.target, engine.config.draft_model, how.get("sample"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "rule"),
     pairs([name for name in SETTINGS if name not in ("none", "ngram")], ["greedy", "all", "penalties"], 3),

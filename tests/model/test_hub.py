@@ -68,6 +68,7 @@ def test_what_was_fetched_earlier_is_loaded_without_a_network(tiny, tmp_path, of
     assert time.perf_counter() - start < 30
 
 
+@pytest.mark.slow
 def test_offline_mode_is_refused_in_one_line(tmp_path):
     said, seconds, error = load("hf/none", tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
     assert said.startswith("refused cannot load")

@@ -139,6 +139,7 @@ def rate(costs, world, choose, learn, steps=2500):
     return sum(t for t, _ in made) / sum(s for _, s in made), min(each)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("quality", "honesty", "slope"),
     [

@@ -352,6 +352,7 @@ def damaged_files(tmp_path_factory):
     return files
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_commands_over_damaged_captures_end_well(damaged_files, tmp_path, seed):
     file, script, page = damaged_files[seed], tmp_path / "script", tmp_path / "page.html"

@@ -189,6 +189,7 @@ async def test_nothing_and_counts_only():
         assert COUNTS_ONLY.split(":")[0] in text_of(panel)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", ["eagle", "ngram", "sampled"])
 async def test_every_question_fits_every_size(size, name):

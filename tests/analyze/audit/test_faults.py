@@ -207,6 +207,7 @@ FAULTS = [
 BEGIN_LATE = (positions_by_index, kv_not_moved, missing_leaf, stale_features)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("plant", "name", "rule", "check", "words"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
 def test_a_fault_is_found_where_it_is(bench, monkeypatch, plant, name, rule, check, words):
     engine = bench.fresh(name)

@@ -31,6 +31,7 @@ def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
     return from_history(history, "run")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "temperature"), pairs([name for name in DRAFTERS if "adaptive" not in name], [0.0, 1.0], 2)
 )

@@ -114,6 +114,7 @@ def test_a_good_capture_beside_shows_what_no_check_can(tmp_path):
     assert again.exit is Exit.CONSISTENT
 
 
+@pytest.mark.slow
 def test_equal_contexts_speak_for_and_against_causes(tmp_path):
     """Where only the drafter differs, a cause in the target loses and one in the drafter wins."""
     setting = SETTINGS["eagle chain"]

@@ -40,6 +40,7 @@ def is_there(name, folder):
     assert len(right) != len(wrong) or any(a != b for a, b in zip(right, wrong, strict=True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FAST)
 def test_the_cause_is_named_first(name, folder):
     is_there(name, folder)

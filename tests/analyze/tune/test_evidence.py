@@ -89,6 +89,7 @@ def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
     assert same > 0.8 * row  # elsewhere the smaller search looks at what the larger one did not, and that is said
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drafter", ALONE)
 @pytest.mark.parametrize(
     "tree", ["3", "2x2", "[(0,), (1,), (0, 0), (0, 1)]", "dynamic:4,depth=2,top=4", "dynamic:9,depth=3,top=3"]
@@ -112,6 +113,7 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
     assert compared > 30
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("drafter", "large", "tree", "temperature", "rule"),
     [

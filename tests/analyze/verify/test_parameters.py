@@ -35,6 +35,7 @@ def under(history, **params):
     return out
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.parametrize("engine", ["draft tree", "eagle dynamic"])
 def test_each_rule_is_seen_and_passes(engines, name, engine):

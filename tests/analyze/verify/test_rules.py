@@ -148,6 +148,7 @@ def test_compare_names_the_rule(judged, deep):
     assert compared.Cause.RULE in causes
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", TRAVERSAL_MISTAKES)
 def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
     """Each mistake that the enumeration catches, planted in a running engine: its own evidence gives it away."""
@@ -156,6 +157,7 @@ def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
     assert failed(history)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("rule", "what"), pairs([*TREES, STANDARD], ["accepted", "rejected", "deep", "final"], 2))
 def test_what_is_forced_convicts_nobody(deep, rule, what):
     """Verdicts that follow from force are left out of every check, exact and statistical."""

@@ -51,6 +51,7 @@ def convicted():
     return find
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("fault", "tree", "drawn", "name"), SEEN)
 def test_a_mistake_is_seen(convicted, fault, tree, drawn, name):
     assert name in convicted(fault, tree, drawn)
@@ -60,6 +61,7 @@ def test_every_mistake_is_tried():
     assert {fault for fault, *_ in SEEN} | {"noise reused"} == set(FAULTS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_that_is_reused_is_seen(seed):
     """vLLM 47386: 10/60/30 comes out as 10.2/63.0/26.8, and every verdict recomputes.

@@ -39,6 +39,7 @@ SAMPLING = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("drafter", "sampling"), pairs(DRAFTERS, SAMPLING, 3))
 def test_real_engines_raise_no_alarm(engines, drafter, sampling):
     """With preemption: nine blocks for five requests."""

@@ -131,6 +131,7 @@ def head(tmp_path_factory):
     return str(write_head(tmp_path_factory.mktemp("head"), head_tensors()))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drafter", COMBINED)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_output_is_that_of_plain_decoding(deep, head, drafter, batch):

@@ -60,6 +60,7 @@ def plain(make):
     return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("head", "tree"),
     [*(("eagle3", tree) for tree in TREES), ("eagle3 whole", TREES[2]), ("eagle1", "4"), ("eagle1", TREES[4])],
@@ -178,6 +179,7 @@ def sampled(seed):
     return SamplingParams(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True, logit_bias=BIAS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", SAMPLED, ids=str)
 @given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
 @settings(max_examples=4)
@@ -207,6 +209,7 @@ def hugging(deep):
     return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("head", ["eagle3", "eagle3 whole", "eagle1", "one aux_layer"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_chain_is_what_the_head_says_of_true_features(make, heads, hugging, head, bias):

@@ -22,6 +22,7 @@ def engines(deep, tmp_path_factory):
     return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_notes_are_those_of_the_distributions(engines, name, params):

@@ -97,6 +97,7 @@ def worst(text, vocab, drawn, outcomes, seeds=5):
     return max(total_variation(parse_tree(text), seed, vocab, drawn, outcomes) for seed in range(seeds))
 
 
+@pytest.mark.every(3)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), DEEP)
 def test_traversal_emits_the_targets_distribution(text, vocab, drawn):
@@ -177,6 +178,7 @@ def mean_accepted(shape, seed, vocab, drawn, outcomes):
     return total
 
 
+@pytest.mark.every(3)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), DEEP)
 def test_traversal_accepts_at_least_as_much_as_the_standard_rule(text, vocab, drawn):

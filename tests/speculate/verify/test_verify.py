@@ -69,6 +69,7 @@ def agree(got, wanted):
     assert got.final_margin == pytest.approx(wanted.final_margin, abs=2e-5)
 
 
+@pytest.mark.every(2)
 @BACKENDS
 @settings(max_examples=60)
 @given(
