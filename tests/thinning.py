@@ -10,9 +10,7 @@ def ordinary(cases, every):
     The cases are taken in a fixed random order: first those that have a parameter's value which several cases share
     and none yet has, so that a matrix keeps every row and column; then any.
     """
-    shared = {
-        value for case in cases for value in case.items() if sum(value in other.items() for other in cases) > 1
-    }
+    shared = {value for case in cases for value in case.items() if sum(value in other.items() for other in cases) > 1}
     turns = random.Random(0).sample(range(len(cases)), len(cases))
     kept, seen = set(), set()
     for place in turns:

@@ -34,6 +34,7 @@ RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
 FIRST = np.array([0.35, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
+BEGINNING = 4  # searches of its own that what others' brought counts as: a few poor ones alone end no drafting
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
 SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
 MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
@@ -67,7 +68,7 @@ class Recent:
 
     lift: float  # tokens beyond their price that its searches found after one pass
     size: int  # of the batches that they were priced for: see size_of
-    searches: int = 1  # of which that is the mean: of all at first, then of the last ones
+    searches: int = BEGINNING  # of which that is the mean: of all at first, then of the last ones
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted

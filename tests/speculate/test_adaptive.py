@@ -262,6 +262,20 @@ def test_a_copy_of_what_was_learned_brings_back_the_same_choices():
     assert more() == first
 
 
+def test_a_poor_first_search_ends_no_drafting_where_others_drafted_well():
+    """A search brings all or nothing; stopping at the first that brings little leaves most that are worth it."""
+    sizer = Sizer(PLAN, costs())
+    sizer.learned.firsts[1] = 0.25
+    poor = [[math.log(0.02)] * PLAN.top]
+    searches = 0
+    while sizer.choose("r", 1, greedy=True, length=40 + searches).depth:
+        searches += 1
+        assert searches < 20
+        budget = sizer.choose("r", 1, greedy=True, length=40 + searches)
+        sizer.learn([Outcome("r", True, budget, poor, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
+    assert searches > 2
+
+
 def test_a_text_that_brings_nothing_is_looked_into_less_often():
     sizer, nothing = Sizer(PLAN, costs(first=0.006)), DraftTree.empty()
     sizer.learned.firsts[1] = -1.0  # so that the model does not draft
