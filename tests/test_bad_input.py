@@ -118,7 +118,7 @@ def test_bad_input_is_one_line(case, tmp_path):
     check(case, tmp_path)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", {case.kind: case for case in CASES}.values(), ids=str)
 def test_so_it_is_for_people(case, tmp_path):
     if any("\0" in word for word in case.words):
@@ -272,6 +272,7 @@ PRINTS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("words", PRINTS)
 def test_output_that_cannot_be_written_is_said(words, tmp_path):
     (tmp_path / "script").write_text("next\nwhere\n")
@@ -289,6 +290,7 @@ def test_a_reader_that_goes_is_no_error(words, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&- <&-"])
 def test_without_a_standard_error_the_exit_code_tells(where, tmp_path):
     done = shell(f"$S tree x {where}", tmp_path)

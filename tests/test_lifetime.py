@@ -84,6 +84,7 @@ def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, ver
     whole(path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("number", "verb"), pairs(ENDING, ["capture", "run"], 2))
 def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path, verb, number):
     path = tmp_path / "run.jsonl"

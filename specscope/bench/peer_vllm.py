@@ -1,8 +1,9 @@
 """vLLM as a peer. Run by the interpreter of vLLM's own environment: it must import nothing of specscope.
 
-    python peer_vllm.py '{"model": "folder", "dtype": "float32", "ngram": true, "prompts": [[1, 2]], "tokens": 64}'
+    python peer_vllm.py
 
-prints "ready", and then, for each line that it reads, the tokens that one run over the prompts made. With "batches" in
+reads a line, {"model": "folder", "dtype": "float32", "ngram": true, "prompts": [[1, 2]], "tokens": 64}, prints "ready",
+and then, for each line that it reads, the tokens that one run over the prompts made. With "batches" in
 place of "prompts", a list of lists of prompts, a line is the number of a batch, and the answer is how many tokens a
 second its prompts are decoded with, all at once: "tokens" of them each, after the prompts are cached.
 """
@@ -30,7 +31,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
 
 def main() -> None:
     """Load, say so, and run whenever a line comes."""
-    work = json.loads(sys.argv[1])
+    work = json.loads(sys.stdin.readline())  # too long for an argument
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is not an answer

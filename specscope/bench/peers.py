@@ -77,7 +77,7 @@ def vllm_process(python: str, engine: Engine, work: Mapping[str, Any]) -> Iterat
     model = bundled_model(lambda _: None) if engine.config.target is None else engine.config.target
     work = {"model": str(model), "dtype": engine.run_info.dtype, **work}
     # -P: this folder's own kernels.py must not stand for the package that transformers looks for.
-    command = [python, "-P", peer_vllm.__file__, json.dumps(work)]
+    command = [python, "-P", peer_vllm.__file__]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -98,15 +98,16 @@ def vllm_process(python: str, engine: Engine, work: Mapping[str, Any]) -> Iterat
             return UserError(f"vLLM stopped: {last[0]}")
 
         def ask(line: str = "") -> str:
-            questions.write(f"{line}\n")
-            questions.flush()
+            with suppress(BrokenPipeError):  # it has no answer either
+                questions.write(f"{line}\n")
+                questions.flush()
             answer = answers.readline()
             if not answer:
                 raise said()
             return answer
 
         try:
-            if answers.readline().strip() != "ready":
+            if ask(json.dumps(work)).strip() != "ready":
                 raise said()
             yield ask
         finally:

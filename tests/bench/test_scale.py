@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from specscope.bench import curves, scale, scale_points
+from specscope.bench.peers import vllm_process
 from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding
 from specscope.cli.main import cli
 from specscope.engine.config import EngineConfig
@@ -59,7 +60,7 @@ def test_vllm_is_asked_for_every_point(model, small, tmp_path):
         textwrap.dedent(f"""\
             #!{sys.executable}
             import json, sys
-            batches = json.loads(sys.argv[-1])["batches"]
+            batches = json.loads(sys.stdin.readline())["batches"]
             print("ready", flush=True)
             for line in sys.stdin:
                 print(1000 * int(line) + len(batches[int(line)]), flush=True)
@@ -73,6 +74,27 @@ def test_vllm_is_asked_for_every_point(model, small, tmp_path):
     assert [row["rates"]["vLLM"] for row in rows] == [[1.0], [1003.0], [2001.0], [3001.0], [4008.0]]
     with pytest.raises(UserError, match="there is no Python to run"):
         scale.run_scale(config, 1, None, vllm=str(tmp_path / "none"), plot=None)
+
+
+def test_vllm_is_given_batches_that_no_argument_could_hold(model, tmp_path):
+    python = tmp_path / "python"
+    answer = "sum(map(sum, json.loads(sys.stdin.readline())['batches'][0]))"
+    python.write_text(f"#!{sys.executable}\nimport json, sys\nfound = {answer}\nprint('ready')\nprint(found)\n")
+    python.chmod(0o755)
+    engine = Engine(target=model, dtype="float32", drafter="none", kv_memory=0.01)
+    with vllm_process(str(python), engine, {"batches": [[[7] * 100_000] * 4]}) as ask:
+        assert ask("0") == f"{7 * 400_000}\n"
+
+
+def test_a_vllm_that_ends_at_once_is_one_line(model, tmp_path):
+    """Before it has read what it is to do."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
+    python.chmod(0o755)
+    engine = Engine(target=model, dtype="float32", drafter="none", kv_memory=0.01)
+    work = {"batches": [[[7] * 100_000] * 4]}
+    with pytest.raises(UserError, match="vLLM stopped: no such module"), vllm_process(str(python), engine, work):
+        pass
 
 
 def test_both_sides_decode_what_they_say(model):

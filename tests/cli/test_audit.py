@@ -43,6 +43,7 @@ def test_again_by_our_own_engine(captured, tiny):
     assert "committed tokens" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_changed_p_is_found(captured, tiny, tmp_path):
     """The capture says another p at one node."""
     text = captured.read_text()

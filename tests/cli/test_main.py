@@ -192,7 +192,7 @@ BAD = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_gets_one_line_and_exit_code_2(name, prompts, model, tiny, deep, tmp_path):
     words, message = BAD[name]

@@ -35,6 +35,7 @@ def params(tokens, **how):
     return SamplingParams(max_tokens=tokens, ignore_eos=True, **how)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "slots"), [("none", 0), ("ngram", 9), ("draft tree", 4)])
 def test_what_just_fits_runs_and_one_more_is_refused_at_once_with_the_figures(small, name, slots):
     """vLLM 39734: such a request waited for ever, and everyone behind it."""

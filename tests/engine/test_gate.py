@@ -42,6 +42,7 @@ def outputs(records):
     return {end.info.id: end.output.tolist() for record in records for end in record.finished}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["ngram", "suffix", "draft tree", "eagle", "p-eagle dynamic", "suffix+eagle adaptive"])
 def test_it_goes_off_under_load_and_says_why(make, name):  # noqa: F811
     engine = make(name, disable_above=1)
@@ -57,6 +58,7 @@ def test_it_goes_off_under_load_and_says_why(make, name):  # noqa: F811
     assert any(len(part.tree) for record in last for part in record.requests)  # on again for the last request
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["draft tree", "eagle", "p-eagle", "ngram", "suffix"])
 def test_a_drafter_is_caught_up_when_drafting_returns(make, name):  # noqa: F811
     """TensorRT-LLM 16888: acceptance stayed low for the rest of the request. Here the trees are those of no gap."""

@@ -29,6 +29,7 @@ def afresh(model, prompt, output):
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "temperature"), pairs(DRAFTERS, [0.0, 1.0], 2))
 def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, temperature):
     """Before bias, penalties, form, temperature and top-k: vLLM's raw_logprobs."""

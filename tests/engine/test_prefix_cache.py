@@ -51,6 +51,7 @@ def verdicts(records):
     return [(part.tree.token.tolist(), part.verdict.path.tolist(), part.verdict.token) for part in parts]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hit_leaves_no_hole_in_target_or_drafter(cached, name):
     """SGLang 19897, vLLM 47930: KV that was never written under the drafter. All of it is as computed afresh."""

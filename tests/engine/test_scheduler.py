@@ -54,6 +54,7 @@ def longest_waits(engine, records):
     return longest
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prompt", ["abcabc {}", "x" * 40 + "{}"])
 def test_every_request_makes_progress_and_none_holds_kv_without_its_turn(drafting, prompt):
     """64 trees of 24 nodes are more than three steps of 512 tokens."""
@@ -83,6 +84,7 @@ def test_a_prompt_gets_its_turn_beside_decoding_requests(drafting):
     assert max(longest_waits(drafting, records + run(drafting)).values()) <= 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("count", "tokens"), [(6, 16), (20, 100)])
 def test_output_does_not_depend_on_turns(drafting, count, tokens):
     prompts = [f"abcabc {i}" for i in range(count)]

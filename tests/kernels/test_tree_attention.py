@@ -28,6 +28,7 @@ def test_any_batch(rng, requests, **how):
     check_attention(tree_attention, rng, requests=requests, **how)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("how", [{}, {"splits": 2}, {"window": 9}, {"softcap": 20.0}, {"sinks": True}])
 def test_half_types_sum_in_float32(dtype, how):

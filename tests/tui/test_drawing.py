@@ -181,6 +181,7 @@ def odd_history() -> History:
     return history
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", [(20, 6), (60, 20), (120, 40)])
 async def test_odd_records_do_not_stop_the_screen(size):
     viewer = Viewer(odd_history())

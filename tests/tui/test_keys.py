@@ -279,6 +279,7 @@ async def test_a_screen_that_only_listens_offers_neither_prompt_nor_cancel():
         assert (engine.submitted, engine.cancelled) == ([], [])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 async def test_the_foot_of_each_screen_names_what_matters_there(width):
     viewer, engine = live(40, "paused")

@@ -18,7 +18,7 @@ def bench(deep, tmp_path_factory):
     return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("name", "rule"), pairs(SETTINGS, RULES, 3))
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     engine = bench.engine(name)

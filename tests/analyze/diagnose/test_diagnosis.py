@@ -172,6 +172,7 @@ def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
     assert features.features_stale(healthy) is None
 
 
+@pytest.mark.slow
 def test_a_good_capture_beside_shows_other_features(tmp_path):
     """One late, taken from the wrong rows, from other layers: each has the norms of something else."""
     good = {}

@@ -63,6 +63,7 @@ def kept_paths(told, mask, row):
     return {found[column] for column in np.flatnonzero(mask[row]).tolist()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drafter", ALONE)
 @pytest.mark.parametrize(
     "tree", ["dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=3", "dynamic:10,depth=4,top=4", LARGE]

@@ -85,6 +85,7 @@ def test_noise_that_is_reused_is_seen(seed):
     assert check(healthy, "recovered draws").least_bias < abs(found.bias) * 1.2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("tree", "drawn"), SHAPES)
 def test_healthy_runs_raise_no_alarm(tree, drawn):
     """60 in all, short ones: none fails at the level that is the default."""

@@ -60,6 +60,7 @@ def features_of(hugging, engine, tokens):
     return torch.cat([states[layer][0] for layer in engine.drafter.aux_layers], dim=-1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tree", TREES)
 def test_greedy_tokens_are_the_targets_own(make, plain, tree):
     engine = make(tree)

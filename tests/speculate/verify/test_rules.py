@@ -104,6 +104,7 @@ def test_traversal_emits_the_targets_distribution(text, vocab, drawn):
     assert worst(text, vocab, drawn, ahead, 3) < 1e-12
 
 
+@pytest.mark.every(3)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), SHAPES)
 def test_matching_emits_the_targets_distribution(text, vocab, drawn):
