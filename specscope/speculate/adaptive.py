@@ -15,7 +15,7 @@ from the clock, so that a run with the same seed and the same costs drafts the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,7 +34,7 @@ RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
 FIRST = np.array([0.35, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
-BEGINNING = 4  # searches of its own that what others' brought counts as: a few poor ones alone end no drafting
+BEGINNING = 4  # of a new request's own searches, that others' count as at most: a poor one alone ends no drafting
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
 SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
 MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
@@ -68,7 +68,7 @@ class Recent:
 
     lift: float  # tokens beyond their price that its searches found after one pass
     size: int  # of the batches that they were priced for: see size_of
-    searches: int = BEGINNING  # of which that is the mean: of all at first, then of the last ones
+    searches: int  # of which that is the mean: of all at first, then of the last ones
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
@@ -94,6 +94,7 @@ class Learned:
     candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
     firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
+    searches: dict[int, int] = field(default_factory=dict)  # that found so
     lifts: list[float] = field(default_factory=list)  # by level
     shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
     verifying: float = 1.0  # of a batch, that have a tree where somebody has one
@@ -116,6 +117,7 @@ class Prices:
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
     size: int  # size_of(batch)
+    first: float  # what the first level brings in such batches
     least: float  # that the first level must bring
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
@@ -156,15 +158,20 @@ class Sizer:
         self.costs = costs
         self.learned = Learned(lifts=[LIFT] * plan.depth, shares=[1.0] * plan.depth, unseen=[0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
+        self._asked: dict[str, tuple[Recent, Prices]] = {}  # in this step; kept of those that decode in it
         self._seconds: dict[int, Doubles] = {}  # of a step by nodes of each tree; by batch
 
     def choose(self, request: str, batch: int, *, greedy: bool, length: int = 0) -> Budget:
-        """The budget of a request of so many tokens in a batch of that many, as if all of them chose alike."""
+        """The budget of a request of so many tokens in a batch of that many, as if all of them chose alike.
+
+        Nothing is learned from being asked: a scheduler also asks for requests that then find no place.
+        """
         known, price = self.learned, self._prices
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
         recent = self._recent(request, price)
         recent.length = length
+        self._asked[request] = recent, price
         depth, reason, probe = self._depth(request, recent, price)
         if not depth and recent.pause:
             return Budget.off(reason)
@@ -175,14 +182,12 @@ class Sizer:
 
     def _recent(self, request: str, price: Prices) -> Recent:
         """A request's figures. Where the batch is of another size, rows have other prices: its lift moves as all do."""
-        known = self.learned
-        recent = known.recent.get(request)
-        if recent is None:
-            recent = known.recent[request] = Recent(known.firsts[price.size], price.size)
-        elif recent.size != price.size:
-            recent.lift += known.firsts[price.size] - known.firsts[recent.size]
-            recent.size = price.size
-        return recent
+        known = self.learned.recent.get(request)
+        if known is None:
+            others = self.learned.searches.get(price.size, 0)
+            return Recent(price.first, price.size, min(max(others, 1), BEGINNING))
+        moved = 0.0 if known.size == price.size else price.first - self.learned.firsts[known.size]
+        return replace(known, lift=known.lift + moved, size=price.size)
 
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
@@ -204,7 +209,10 @@ class Sizer:
             if count >= EXPLORE_EVERY and level:
                 passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
                 break
-        known.firsts.setdefault(size_of(batch), float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max()))
+        size = size_of(batch)
+        first = known.firsts.get(size)
+        if first is None:
+            first = float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max())
         return Prices(
             of=known,
             steps=known.steps,
@@ -213,7 +221,8 @@ class Sizer:
             together=together,
             passes=passes,
             lifts=np.array(known.lifts),
-            size=size_of(batch),
+            size=size,
+            first=first,
             least=float(MARGIN * passes[0]),
             seconds=float(seconds[0]),
             alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
@@ -246,6 +255,7 @@ class Sizer:
         for one in outcomes:
             if one.budget is not None:
                 self._learn_one(one, one.budget)
+        self._asked.clear()
         probed = any(one.budget is not None and one.budget.probe for one in outcomes)
         self.learned.unprobed = 0 if probed else self.learned.unprobed + 1
         self.learned.candidates.learn([candidate for one in outcomes for candidate in one.candidates])
@@ -255,7 +265,9 @@ class Sizer:
 
     def _learn_one(self, one: Outcome, budget: Budget) -> None:
         known = self.learned
-        recent = known.recent[one.request]
+        recent, price = self._asked[one.request]
+        known.recent[one.request] = recent
+        known.firsts.setdefault(price.size, price.first)
         recent.look(budget, paid=len(one.tree) > 0)
         if not one.levels:
             recent.idle += 1
@@ -264,6 +276,7 @@ class Sizer:
         if len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
         first, *deeper = lifts(one.levels, budget, self.plan.top)
+        known.searches[recent.size] = known.searches.get(recent.size, 0) + 1
         known.firsts[recent.size] += LIFT_WEIGHT * (first - known.firsts[recent.size])
         recent.searches += 1
         recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (first - recent.lift)

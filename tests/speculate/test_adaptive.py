@@ -139,7 +139,6 @@ def rate(costs, world, choose, learn, steps=2500):
     return sum(t for t, _ in made) / sum(s for _, s in made), min(each)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("quality", "honesty", "slope"),
     [
@@ -265,15 +264,26 @@ def test_a_copy_of_what_was_learned_brings_back_the_same_choices():
 def test_a_poor_first_search_ends_no_drafting_where_others_drafted_well():
     """A search brings all or nothing; stopping at the first that brings little leaves most that are worth it."""
     sizer = Sizer(PLAN, costs())
-    sizer.learned.firsts[1] = 0.25
+    sizer.learned.firsts[1], sizer.learned.searches[1] = 0.25, 50
     poor = [[math.log(0.02)] * PLAN.top]
     searches = 0
-    while sizer.choose("r", 1, greedy=True, length=40 + searches).depth:
+    while (budget := sizer.choose("r", 1, greedy=True, length=40 + searches)).depth:
         searches += 1
         assert searches < 20
-        budget = sizer.choose("r", 1, greedy=True, length=40 + searches)
         sizer.learn([Outcome("r", True, budget, poor, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
     assert searches > 2
+
+
+def test_being_asked_teaches_nothing():
+    """A scheduler asks for requests that then find no place: a step that is run again may not ask for them."""
+    sizer = Sizer(PLAN, costs())
+    assert sizer.choose("waiting", 2, greedy=True, length=40).depth
+    assert (sizer.learned.recent, sizer.learned.firsts) == ({}, {})
+    budget = sizer.choose("r", 1, greedy=True, length=40)
+    found = [[math.log(0.5)]]
+    sizer.learn([Outcome("r", True, budget, found, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
+    assert list(sizer.learned.recent) == ["r"]
+    assert list(sizer.learned.firsts) == [1]
 
 
 def test_a_text_that_brings_nothing_is_looked_into_less_often():
