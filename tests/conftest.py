@@ -24,7 +24,7 @@ settings.load_profile("specscope")
 def pytest_collection_modifyitems(items):
     tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("every"):
+        if item.get_closest_marker("every") and not item.get_closest_marker("slow"):
             tests[item.path, item.originalname].append(item)
     for cases in tests.values():
         every = cases[0].get_closest_marker("every").args[0]

@@ -38,22 +38,9 @@ LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "ngram+eagle", "suffix+draft", "suff
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 
-def each(names):
+def each_drafter(names):
     """The names as parameters of a test that takes long."""
     return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in names]
-
-
-def pairs(names, others, every):
-    """All pairs as parameters of a test that takes long: one of `every` is ordinary, the others are slow tests.
-
-    Each of either side is in an ordinary pair, where the other side has `every` or more; but for drafters that are like
-    another one, which are in none.
-    """
-    return [
-        pytest.param(name, other, marks=pytest.mark.slow if name in LIKE_ANOTHER or (i + j) % every else ())
-        for i, name in enumerate(names)
-        for j, other in enumerate(others)
-    ]
 
 
 def build_engines(target, folder):

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from specscope.trace.reading import read_capture
-from tests.engines import pairs
 from tests.processes import SPECSCOPE, Terminal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,7 +84,8 @@ def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, ver
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("number", "verb"), pairs(ENDING, ["capture", "run"], 2))
+@pytest.mark.parametrize("verb", ["capture", "run"])
+@pytest.mark.parametrize("number", ENDING)
 def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path, verb, number):
     path = tmp_path / "run.jsonl"
     child = terminal(*endless(verb, prompts, path, model))

@@ -3,9 +3,9 @@
     python peer_vllm.py
 
 reads a line, {"model": "folder", "dtype": "float32", "ngram": true, "prompts": [[1, 2]], "tokens": 64}, prints "ready",
-and then, for each line that it reads, the tokens that one run over the prompts made. With "batches" in
-place of "prompts", a list of lists of prompts, a line is the number of a batch, and the answer is how many tokens a
-second its prompts are decoded with, all at once: "tokens" of them each, after the prompts are cached.
+and then, for each further line, the tokens that one run over the prompts made. With "batches" in place of "prompts", a
+list of lists of prompts, a line is the number of a batch, and the answer is how many tokens a second its prompts are
+decoded with, all at once: "tokens" of them each, after the prompts are cached.
 """
 
 from __future__ import annotations

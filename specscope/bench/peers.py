@@ -28,8 +28,7 @@ from specscope.trace.params import SamplingParams
 def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: str | None) -> None:
     """Measure and print. `vllm`: the Python of an environment that has vLLM."""
     console = Console()
-    if vllm is not None and not os.access(vllm, os.X_OK):
-        raise UserError(f"--vllm {vllm}: there is no Python to run; give the path of the environment's bin/python")
+    need_python(vllm)
     console.print("loading the engines", style="dim")
     plain = Engine(config.without_drafting())
     own = Engine(config)
@@ -59,6 +58,12 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
     write_json(json_file, comparisons, machine)
 
 
+def need_python(vllm: str | None) -> None:
+    """Raises UserError where `--vllm` names no Python, before seconds go into loading."""
+    if vllm is not None and not os.access(vllm, os.X_OK):
+        raise UserError(f"--vllm {vllm}: there is no Python to run; give the path of the environment's bin/python")
+
+
 def _fastest(python: Path) -> dict[str, str]:
     """The settings that vLLM's documents ask for on a CPU: a core for each thread, and Intel's OpenMP where it is."""
     settings = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{torch.get_num_threads() - 1}"}
@@ -72,8 +77,6 @@ def vllm_process(python: str, engine: Engine, work: Mapping[str, Any]) -> Iterat
 
     `work`: as peer_vllm takes it, but for the model. Raises UserError where it does not start.
     """
-    if not os.access(python, os.X_OK):
-        raise UserError(f"--vllm {python}: there is no Python to run; give the path of the environment's bin/python")
     model = bundled_model(lambda _: None) if engine.config.target is None else engine.config.target
     work = {"model": str(model), "dtype": engine.run_info.dtype, **work}
     # -P: this folder's own kernels.py must not stand for the package that transformers looks for.

@@ -20,7 +20,7 @@ from rich.table import Table
 from specscope.bench.cpu import Peer
 from specscope.bench.device import read_bandwidth
 from specscope.bench.paired import SLIM, machine_info, write_figures
-from specscope.bench.peers import vllm_process
+from specscope.bench.peers import need_python, vllm_process
 from specscope.bench.scale_points import BATCHES, OWN, PEER, VLLM, Point, points
 from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding, attention_seconds, fill
 from specscope.engine.config import EngineConfig
@@ -36,6 +36,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
     """Measure and print. `vllm`: the Python of an environment that has vLLM."""
     if plot is not None:
         _need_matplotlib()
+    need_python(vllm)
     console = Console()
     console.print("loading the engine and its peers", style="dim")
     engine = _engine(config)

@@ -7,7 +7,7 @@ import torch
 from specscope import SamplingParams
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.reading import read_capture
-from tests.engines import DRAFTERS, PROMPTS, build_engines, pairs
+from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,8 @@ def afresh(model, prompt, output):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("name", "temperature"), pairs(DRAFTERS, [0.0, 1.0], 2))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, temperature):
     """Before bias, penalties, form, temperature and top-k: vLLM's raw_logprobs."""
     shaping = {"logit_bias": {70: 3.0}, "presence_penalty": 1.0, "top_k": 50, "min_tokens": 3}

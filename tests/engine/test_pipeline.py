@@ -12,7 +12,7 @@ from specscope.engine.pipeline import Owner, Slot
 from specscope.errors import UserError
 from specscope.speculate.verify.verifier import Judged
 from specscope.trace.records import FinishReason
-from tests.engines import DRAFTERS, PROMPTS, pairs
+from tests.engines import DRAFTERS, PROMPTS, each_drafter
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 FEW = 7  # blocks: somebody is preempted
@@ -68,7 +68,8 @@ def timeless(record):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("name", "blocks"), pairs(DRAFTERS, [FEW, 400], 2))
+@pytest.mark.parametrize("blocks", [FEW, 400])
+@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_the_steps_are_those_of_a_synchronous_engine(make, name, blocks):
     """Records with all their evidence, equal bit for bit: tokens, verdicts, coins, blocks, who ran and who waited."""
     want, got = make(name), make(name, async_scheduling=True)

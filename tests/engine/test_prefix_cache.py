@@ -13,7 +13,7 @@ from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.same import same_step
 from tests.engine.cached import HEAD, finish, pressed, watched, wrong_blocks
-from tests.engines import build_engines, pairs
+from tests.engines import build_engines, each_drafter
 
 MODELS = ["draft tree", "eagle", "eagle dynamic", "suffix+eagle"]
 
@@ -270,9 +270,9 @@ def test_contents_are_compared_where_hashes_collide(cached, monkeypatch):
 
 
 @pytest.mark.every(2)
+@pytest.mark.parametrize("blocks", [8, 60])
 @pytest.mark.parametrize(
-    ("name", "blocks"),
-    pairs(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive", "suffix+eagle"], [8, 60], 2),
+    "name", each_drafter(["ngram", "draft tree", "eagle dynamic", "suffix+eagle adaptive", "suffix+eagle"])
 )
 def test_what_comes_again_is_the_same(cached, name, blocks):
     """A step that is run again finds what it found then, whatever is cached by now."""

@@ -19,7 +19,7 @@ from specscope.trace.changes import Changes
 from specscope.trace.records import FinishReason
 from specscope.trace.rules import RULES
 from specscope.trace.tree import ROOT, Drawn
-from tests.engines import DRAFTERS, PROMPTS, build_engines, fresh, pairs
+from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter, fresh
 
 pytest.importorskip("xgrammar")
 BYTES, EOS = 3, 2  # of the tiny tokenizer: its byte-level tokens begin there, in the order of its alphabet
@@ -83,7 +83,9 @@ def test_greedy_output_with_any_drafter_is_plain_decodings(engines, form, params
         assert outputs(engine, PROMPTS[:3], asked) == plain, name
 
 
-@pytest.mark.parametrize(("name", "temperature"), pairs(DRAFTERS, [0.0, 1.5], 2))
+@pytest.mark.every(2)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_every_drafted_token_is_allowed_behind_its_own_path(engines, name, temperature):
     """Flat (chain) rows in a tree would let siblings' children through; and nothing is drafted behind the end."""
     engine, drafted = engines[name], 0

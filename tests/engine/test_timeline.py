@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each, fresh
+from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def fill(engine, seed):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", each(DRAFTERS))
+@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 @settings(max_examples=10)
 @given(
     seed=st.integers(0, 10_000),

@@ -7,7 +7,7 @@ from specscope.cli.audit_again import audit_again
 from specscope.trace.history import History
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
 from tests.analyze.audit.test_faults import kv_not_moved, short_rotary_table
-from tests.engines import pairs
+from tests.engines import each_drafter
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,8 @@ def again(engine, history, **how):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    pairs([name for name in SETTINGS if name not in ("none", "ngram")], ["greedy", "all", "penalties"], 3),
-)
+@pytest.mark.parametrize("rule", ["greedy", "all", "penalties"])
+@pytest.mark.parametrize("name", each_drafter(name for name in SETTINGS if name not in ("none", "ngram")))
 def test_a_healthy_run_comes_out_again(bench, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=10)

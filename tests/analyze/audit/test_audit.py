@@ -10,7 +10,7 @@ from specscope.trace.history import History
 from specscope.trace.method import TEXT, model_part, text_part
 from specscope.trace.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, Bench, failed, run
-from tests.engines import PROMPTS, pairs
+from tests.engines import PROMPTS, each_drafter
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def bench(deep, tmp_path_factory):
 
 
 @pytest.mark.every(6)
-@pytest.mark.parametrize(("name", "rule"), pairs(SETTINGS, RULES, 3))
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", each_drafter(SETTINGS))
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=16, prompts=PROMPTS[:4])

@@ -9,7 +9,7 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, Answer
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
-from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh, pairs
+from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,8 @@ def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("name", "temperature"), pairs([name for name in DRAFTERS if "adaptive" not in name], [0.0, 1.0], 2)
-)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", each_drafter(name for name in DRAFTERS if "adaptive" not in name))
 def test_the_batch_changes_nothing(engines, name, temperature):
     engine = engines[name]
     a = ran(engine, temperature=temperature)

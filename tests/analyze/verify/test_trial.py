@@ -18,7 +18,7 @@ from tests.analyze.histories import RUN
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import RUNS, run
 from tests.analyze.verify.edits import edited, failed, replaced
-from tests.engines import DRAFTERS, SMALL, pairs
+from tests.engines import DRAFTERS, SMALL, each_drafter
 from tests.trace import strategies
 
 TRACES = Path(__file__).parents[3] / "traces"
@@ -40,7 +40,8 @@ SAMPLING = {
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("drafter", "sampling"), pairs(DRAFTERS, SAMPLING, 3))
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("drafter", each_drafter(DRAFTERS))
 def test_real_engines_raise_no_alarm(engines, drafter, sampling):
     """With preemption: nine blocks for five requests."""
     assert failed(run(engines[drafter], SMALL, **SAMPLING[sampling])) == []
