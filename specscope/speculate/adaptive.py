@@ -34,7 +34,6 @@ RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
 FIRST = np.array([0.35, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
-BEGINNING = 4  # of a new request's own searches, that others' count as at most: a poor one alone ends no drafting
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
 SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
 MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
@@ -68,7 +67,7 @@ class Recent:
 
     lift: float  # tokens beyond their price that its searches found after one pass
     size: int  # of the batches that they were priced for: see size_of
-    searches: int  # of which that is the mean: of all at first, then of the last ones
+    searches: int = 1  # of which that is the mean: of all at first, then of the last ones
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
@@ -94,7 +93,6 @@ class Learned:
     candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
     firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
-    searches: dict[int, int] = field(default_factory=dict)  # that found so
     lifts: list[float] = field(default_factory=list)  # by level
     shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
     verifying: float = 1.0  # of a batch, that have a tree where somebody has one
@@ -184,8 +182,7 @@ class Sizer:
         """A request's figures. Where the batch is of another size, rows have other prices: its lift moves as all do."""
         known = self.learned.recent.get(request)
         if known is None:
-            others = self.learned.searches.get(price.size, 0)
-            return Recent(price.first, price.size, min(max(others, 1), BEGINNING))
+            return Recent(price.first, price.size)
         moved = 0.0 if known.size == price.size else price.first - self.learned.firsts[known.size]
         return replace(known, lift=known.lift + moved, size=price.size)
 
@@ -276,7 +273,6 @@ class Sizer:
         if len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
         first, *deeper = lifts(one.levels, budget, self.plan.top)
-        known.searches[recent.size] = known.searches.get(recent.size, 0) + 1
         known.firsts[recent.size] += LIFT_WEIGHT * (first - known.firsts[recent.size])
         recent.searches += 1
         recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (first - recent.lift)

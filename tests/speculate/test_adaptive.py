@@ -261,19 +261,6 @@ def test_a_copy_of_what_was_learned_brings_back_the_same_choices():
     assert more() == first
 
 
-def test_a_poor_first_search_ends_no_drafting_where_others_drafted_well():
-    """A search brings all or nothing; stopping at the first that brings little leaves most that are worth it."""
-    sizer = Sizer(PLAN, costs())
-    sizer.learned.firsts[1], sizer.learned.searches[1] = 0.25, 50
-    poor = [[math.log(0.02)] * PLAN.top]
-    searches = 0
-    while (budget := sizer.choose("r", 1, greedy=True, length=40 + searches)).depth:
-        searches += 1
-        assert searches < 20
-        sizer.learn([Outcome("r", True, budget, poor, DraftTree.empty(), np.zeros(0), np.zeros(0, np.int64), 1)])
-    assert searches > 2
-
-
 def test_being_asked_teaches_nothing():
     """A scheduler asks for requests that then find no place: a step that is run again may not ask for them."""
     sizer = Sizer(PLAN, costs())
