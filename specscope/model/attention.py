@@ -16,7 +16,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from specscope.model.batch import Batch
 from specscope.model.fast_paths import has_bfloat16
-from specscope.model.groups import Group
+from specscope.model.groups import Group, Masks
 from specscope.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 BACKEND = "specscope"
 MANY = 8  # sequences of a group from which on plain products in bfloat16 take less time than the fused attention
-FEW_ROWS = 64  # up to so many, what attention takes is to read the keys
+UNIT = 32  # rows that the fused attention gives a thread together, for each key head of each sequence
+SPLIT = 2048  # slots from which on what idle threads would take of them is worth putting parts together
+IDLE = 0.2  # of the threads' time
 # What scaled_dot_product_attention calls on a processor; it gives the logarithms of the sums too.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 Parts = tuple[Tensor, Tensor]  # as `attend` returns them
-Masks = tuple[int | None, int, torch.dtype]  # what a group's masks differ by: window, query heads of a key head, dtype
 Read = Callable[[int, int], Parts]  # keys and values of slots that lie side by side
 
 
@@ -68,19 +69,35 @@ def attend(
     return (scores - sums[..., None]).exp().to(value.dtype) @ value, sums
 
 
-def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
-    """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, 1, K, D] where they lie.
+def parts_of(units: int, slots: int) -> int:
+    """In how many parts a sequence's keys are best read, so that no thread is idle while others work.
 
-    Few rows give the fused attention few pieces of work: where all keys are seen, each thread takes its part of them.
+    `units`: pieces of work that the fused attention has without that.
     """
     threads = torch.get_num_threads()
-    if bias is not None or query.shape[2] > FEW_ROWS or threads == 1 or key.shape[2] % threads:
-        return attend(query, key, value, bias, variant.scale, variant.softcap)
-    query = query.expand(-1, threads, -1, -1)
-    key, value = (x.unflatten(2, (threads, -1)).squeeze(1) for x in (key, value))
-    out, sums = attend(query, key, value, None, variant.scale, variant.softcap)
+    idle = -units % threads
+    return threads if slots >= max(SPLIT, threads) and idle > IDLE * (units + idle) else 1
+
+
+def _units(kv_heads: int, rows: int) -> int:
+    """Pieces of work that the fused attention makes of a sequence's rows."""
+    return kv_heads * -(-rows // UNIT)
+
+
+def _attend_in_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
+    """`attend` of one segment's rows [Hkv, 1, M, D] on parts of its keys [Hkv, P, K, D]."""
+    out, sums = attend(query.expand(-1, key.shape[1], -1, -1), key, value, bias, variant.scale, variant.softcap)
     share = sums.softmax(1)[..., None]
     return (out.float() * share).sum(1, keepdim=True), sums.logsumexp(1, keepdim=True)
+
+
+def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
+    """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, 1, K, D] where they lie."""
+    parts = parts_of(_units(len(key), query.shape[2]), key.shape[2])
+    if bias is not None or parts == 1 or key.shape[2] % parts:
+        return attend(query, key, value, bias, variant.scale, variant.softcap)
+    key, value = (x.unflatten(2, (parts, -1)).squeeze(1) for x in (key, value))
+    return _attend_in_parts(query, key, value, None, variant)
 
 
 def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, variant: Variant) -> Tensor:
@@ -88,8 +105,7 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
 
     The softmax over all of a context is put together from those over its parts (FlashAttention, Dao et al. 2022).
     """
-    key, value = group.context(cache, layer)
-    rows, kv_heads = query[group.rows], len(key)
+    rows, kv_heads = query[group.rows], cache.layers[layer].heads
     padded, heads, size = rows.shape
     fold, alone = heads // kv_heads, padded == group.size  # alone: one row a segment, nothing to turn round
     if alone:
@@ -97,12 +113,14 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Group, va
     else:
         q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
     masks = (variant.window, fold, query.dtype)
+    parts = parts_of(_units(kv_heads, q.shape[2]), group.width(variant.window)) if group.can_be_cut else 1
+    key, value = group.context(cache, layer, variant.window, parts)
     if _suits_products(query, group, variant):
         scores = (q * variant.scale) @ key.transpose(2, 3)
         bias = group.bias(*masks)
         out = (scores if bias is None else scores.add_(bias)).softmax(-1) @ value
     else:
-        out = _in_parts(q, key, value, group, masks, variant, lambda start, end: cache.read(layer, start, end))
+        out = _with_pieces(q, key, value, group, masks, variant, lambda start, end: cache.read(layer, start, end))
     by_row = out.transpose(0, 1) if alone else out.unflatten(2, (fold, -1)).permute(1, 3, 0, 2, 4)
     flat: Tensor = by_row.reshape(padded, heads, -1).to(query.dtype)
     return flat if group.real is None else flat.index_select(0, group.real)
@@ -115,11 +133,14 @@ def _suits_products(query: Tensor, group: Group, variant: Variant) -> bool:
     return plain and cpu and group.size >= MANY
 
 
-def _in_parts(
+def _with_pieces(
     query: Tensor, key: Tensor, value: Tensor, group: Group, masks: Masks, variant: Variant, read: Read
 ) -> Tensor:
     """Attention of a group's rows [Hkv, B, M, D] on what was gathered or lies in place, then on runs."""
-    out, sums = attend(query, key, value, group.bias(*masks), variant.scale, variant.softcap)
+    if key.shape[1] > group.size:
+        out, sums = _attend_in_parts(query, key, value, group.bias(*masks, key.shape[1]), variant)
+    else:
+        out, sums = attend(query, key, value, group.bias(*masks), variant.scale, variant.softcap)
     pieces = group.pieces(*masks)
     if pieces or variant.sinks is not None:
         out = out.float()

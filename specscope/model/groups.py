@@ -1,7 +1,9 @@
 """How the torch backend attends: contexts read in place where they lie side by side, the rest gathered in groups.
 
-A long context's runs of blocks are read where they lie, one request at a time, and need no mask: every row sees them.
-What is left of each request, at least the slots that it feeds, is padded to a group with those that are about as long.
+A context that lies side by side is read in place as a whole by the few rows of a step, with a mask of all of it, and by
+idle threads in parts. The many rows of a prompt's chunk, and rows whose context lies in several places, read its long
+runs of blocks one after another; these need no mask, as every row sees them. What is left of each request, at least the
+slots that it feeds, is padded to a group with those that are about as long.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ GATHER = 5  # what a slot of padding takes, in rows that attend to it
 GATHERED = 13  # and what it takes to gather a slot
 CALL = 8192  # what a call of its own takes, in slots times rows: less padding than that is cheaper
 LONG = 1024  # slots of context from which on runs are read in place
+FEW = 16  # rows whose mask of the whole context is read in less time than another call takes
 RUN = 256  # slots that a run has at least: a shorter one is gathered
 NOWHERE = -(2**30)  # as a position: before every other
+Masks = tuple[int | None, int, torch.dtype]  # what a group's masks differ by: window, query heads of a key head, dtype
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,44 @@ class Group:
     row: Ints  # [B, M] position of each row; NOWHERE in padding
     runs: list[Run]
     device: torch.device
-    _bias: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
-    _pieces: dict[tuple[int | None, int, torch.dtype], list[Piece]] = field(default_factory=dict)
+    _views: dict[int | None, tuple[Bools, int]] = field(default_factory=dict)
+    _bias: dict[tuple[Masks, int], Tensor | None] = field(default_factory=dict)
+    _pieces: dict[Masks, list[Piece]] = field(default_factory=dict)
     _scratch: dict[LayerShape, tuple[list[Tensor], tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
-    def bias(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask of the K slots [1, B, fold * M, K]: 0 where a row sees a slot, least where not.
+    def view(self, window: int | None) -> tuple[Bools, int]:
+        """[B, M, K - n] which slots each row sees within a window, and n: so many at the beginning no row sees.
 
-        None where all is seen. `fold` query heads share a key, one after another.
+        What is gathered keeps them: n is 0.
         """
-        key = (window, fold, dtype)
+        if window is None:
+            return self.seen, 0
+        if window not in self._views:
+            seen, first = self.seen & self._within(window), 0
+            if self.start is not None:
+                first = int(seen[self.row != NOWHERE].any(0).argmax())
+                seen = seen[:, :, first:]
+            self._views[window] = seen, first
+        return self._views[window]
+
+    def width(self, window: int | None) -> int:
+        """How many slots of each segment are read."""
+        return int(self.view(window)[0].shape[-1])
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether it is one segment that is read in place: its keys can be read in parts."""
+        return self.size == 1 and self.start is not None and self.device.type == "cpu"
+
+    def bias(self, window: int | None, fold: int, dtype: torch.dtype, parts: int = 1) -> Tensor | None:
+        """Additive mask of the slots that are read [1, B, fold * M, K - n]: 0 where a row sees a slot, least where not.
+
+        None where all is seen. `fold` query heads share a key, one after another. `parts`: as in `context`.
+        """
+        key = (window, fold, dtype), parts
         if key not in self._bias:
-            seen = self.seen if window is None else self.seen & self._within(window)
-            self._bias[key] = self._masked(seen, fold, dtype)
+            seen = self.view(window)[0]
+            self._bias[key] = self._masked(_overlapping(seen, parts) if parts > 1 else seen, fold, dtype)
         return self._bias[key]
 
     def _within(self, window: int) -> Bools:
@@ -114,25 +143,44 @@ class Group:
         cut += [(every, length, None)] if every < length else []
         return [Piece(run.member, run.start + start, run.start + end, bias) for start, end, bias in cut]
 
-    def context(self, cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
-        """The K keys and values of every segment, [heads, B, K, size] each, in place or gathered by whole blocks.
+    def context(self, cache: KVCache, layer: int, window: int | None = None, parts: int = 1) -> tuple[Tensor, Tensor]:
+        """The keys and values of every segment, [heads, B, K - n, size] each, in place or gathered by whole blocks.
 
-        Layers of one shape share a scratch tensor: what was gathered is gone at the next call.
+        n: see `view`. `parts`: of a segment alone and in place, in how many overlapping parts they are given, in place
+        of B. Layers of one shape share a scratch tensor: what was gathered is gone at the next call.
         """
-        keys = self.seen.shape[-1]
+        seen, first = self.view(window)
+        keys = seen.shape[-1]
+        if self.start is not None and parts > 1:
+            size, stride = _part(keys, parts)
+            return cache.read(layer, self.start + first, self.start + first + size, parts, stride)
         if self.start is not None:
-            return cache.read(layer, self.start, self.start + keys, self.size, self.stride)
-        shape, parts = cache.layers[layer], cache.parts[layer]
+            return cache.read(layer, self.start + first, self.start + first + keys, self.size, self.stride)
+        shape, stores = cache.layers[layer], cache.parts[layer]
         if shape not in self._scratch:
-            out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in parts]
+            out = [part.new_empty(len(part), len(self.blocks), BLOCK_SIZE * part.shape[2]) for part in stores]
             views = [
-                x.view(len(x), self.size, -1, part.shape[2])[:, :, :keys] for x, part in zip(out, parts, strict=True)
+                x.view(len(x), self.size, -1, part.shape[2])[:, :, :keys] for x, part in zip(out, stores, strict=True)
             ]
             self._scratch[shape] = out, (views[0][: shape.heads], views[-1][-shape.heads :])
         out, kept = self._scratch[shape]
-        for part, gathered in zip(parts, out, strict=True):
+        for part, gathered in zip(stores, out, strict=True):
             torch.index_select(part.view(len(part), -1, gathered.shape[2]), 1, self.blocks, out=gathered)
         return kept
+
+
+def _part(keys: int, parts: int) -> tuple[int, int]:
+    """How many of the keys each part has, and from one part's first to the next one's: the last ends where they do."""
+    stride = keys // parts
+    return keys - (parts - 1) * stride, stride
+
+
+def _overlapping(seen: Bools, parts: int) -> Bools:
+    """[1, M, K] in overlapping parts [parts, M, size]: where two overlap, the second sees nothing."""
+    size, stride = _part(seen.shape[-1], parts)
+    cut = np.stack([seen[0, :, at * stride : at * stride + size] for at in range(parts)])
+    cut[1:, :, : size - stride] = False
+    return cut
 
 
 @dataclass(frozen=True)
@@ -155,7 +203,8 @@ class _Layout:
         length, whole = segment.length, segment.context // BLOCK_SIZE
         blocks = np.asarray(segment.table.blocks[: -(-length // BLOCK_SIZE)], dtype=np.int64)
         runs, kept = [], np.arange(len(blocks))
-        if segment.context >= LONG:
+        side_by_side = bool((np.diff(blocks) == 1).all())
+        if segment.context >= LONG and not (side_by_side and len(segment.tokens) <= FEW):
             in_place = np.zeros(len(blocks), dtype=np.bool_)
             edges = [0, *(np.flatnonzero(np.diff(blocks[:whole]) != 1) + 1).tolist(), whole]
             for start, end in pairwise(edges):
@@ -167,7 +216,7 @@ class _Layout:
         places = (kept[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
         beyond = len(blocks) * BLOCK_SIZE - length  # the last block is among the kept: it holds fed rows
         others = blocks[kept]
-        side_by_side = bool((others[1:] - others[:-1] == 1).all())
+        side_by_side = side_by_side or bool((np.diff(others) == 1).all())
         return _Layout(
             segment=segment,
             first=first,

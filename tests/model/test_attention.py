@@ -48,12 +48,13 @@ requests = st.lists(
     st.booleans(),
     st.sampled_from([0, 200, 1024, 10**6]),
     st.sampled_from([0, 20, 1024]),
-    st.sampled_from([1, 2, 4]),
+    st.sampled_from([0, 16]),
+    st.sampled_from([1, 2, 3, 8]),
     st.sampled_from([SIZE, 6]),
     st.integers(0, 99),
 )
 @settings(max_examples=150, deadline=None)
-def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, threads, value_size, seed):
+def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, few, threads, value_size, seed):
     """Whatever is padded together (`call`), read in place (`long`), or split over threads."""
     generator = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
@@ -69,13 +70,13 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, call, long, th
         cache.write(0, torch.from_numpy(table.slots(0, context)), old_k, old_v)
         segments.append(Segment.of_tree(table, context, list(range(fed)), tree, logits=True))
         histories.append((old_k.transpose(0, 1), old_v.transpose(0, 1)))
-    with patch.multiple(groups_module, CALL=call, LONG=long, RUN=16):
+    with patch.multiple(groups_module, CALL=call, LONG=long, FEW=few, RUN=16):
         batch = Batch.build(segments, torch.device("cpu"))
     rows = batch.tokens.shape[1]
     query, key = rand(1, HEADS, rows, SIZE), rand(1, KV_HEADS, rows, SIZE)
     value = rand(1, KV_HEADS, rows, value_size)
     sinks = rand(HEADS) if with_sinks else None
-    with patch.object(torch, "get_num_threads", lambda: threads):
+    with patch.object(torch, "get_num_threads", lambda: threads), patch.multiple(attention, SPLIT=0, IDLE=0.0):
         out, _ = specscope_attention(
             SimpleNamespace(layer_idx=0),
             *(batch.as_laid_out(x[0].transpose(0, 1)).transpose(0, 1)[None] for x in (query, key, value)),
@@ -163,6 +164,31 @@ def test_a_long_context_is_read_where_it_lies():
     assert both.start is None  # a call for each of them would take longer
     in_place, gathered = groups_of(alone(900), scattered(900))
     assert (in_place.start, gathered.start) == (0, None)
+
+
+def test_few_rows_read_all_that_lies_side_by_side_as_one():
+    """The context and what they feed, with one mask; in a window no more than some row sees."""
+    group, short = groups_of(alone(4000, rows=5), alone(60, blocks=[300, 301, 302, 303]))
+    assert (group.start, group.size, group.runs) == (0, 1, [])
+    assert group.bias(None, 3, torch.float32).shape == (1, 1, 15, 4000)
+    assert (group.width(None), group.width(100), group.width(5000)) == (4000, 104, 4000)
+    assert group.bias(100, 3, torch.float32).shape == (1, 1, 15, 104)
+    seen = group.bias(100, 1, torch.float32)[0, 0] == 0
+    assert seen.sum(1).tolist() == [100] * 5
+    assert (group.can_be_cut, short.can_be_cut) == (True, True)
+    (both,) = groups_of(alone(4000), alone(3990, blocks=range(300, 550)))
+    assert (both.start, both.size, both.width(None), both.can_be_cut) == (0, 2, 4000, False)
+    (chunk,) = groups_of(alone(4000, rows=17))
+    assert len(chunk.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("units", "slots", "threads", "parts"),
+    [(3, 7500, 2, 2), (3, 2047, 2, 1), (6, 7500, 2, 1), (3, 7500, 8, 8), (12, 7500, 8, 8), (15, 7500, 8, 1)],
+)
+def test_idle_threads_take_parts_of_the_keys(units, slots, threads, parts, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert attention.parts_of(units, slots) == parts
 
 
 def test_contexts_that_begin_equally_far_apart_are_read_in_place_together():
