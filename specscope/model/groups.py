@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GATHER = 5  # what a slot of padding takes, in rows that attend to it
 GATHERED = 13  # and what it takes to gather a slot
-CALL = 8192  # what a call of its own takes, in slots times rows: less padding than that is cheaper
+CALL = 8192  # what a call of its own takes, in slots times rows
 LONG = 1024  # slots of context from which on runs are read in place
 FEW = 16  # rows whose mask of the whole context is read in less time than another call takes
 RUN = 256  # slots that a run has at least: a shorter one is gathered
@@ -228,31 +228,39 @@ class _Layout:
 
 
 def build_groups(segments: Sequence[Segment], first: NDArray[np.int64], device: torch.device) -> list[Group]:
-    """Segments together with those whose rest is about as long, so that padding is never more than the rests are.
+    """Segments together with those whose rest is about as long: see `_together`.
 
     Of those together, the ones that lie equally far apart in the cache are one group, which is read in place.
     `first`: the batch's row of each segment's first token.
     """
-    groups: list[list[int]] = []
-    sizes: list[tuple[int, int]] = []  # rows and slots of each
     layouts = [_Layout.of(segment, int(row)) for segment, row in zip(segments, first, strict=False)]
-    for i in sorted(range(len(segments)), key=lambda i: -len(layouts[i].places)):
-        rows, slots = layouts[i].rows, len(layouts[i].places)
-        for g, (m, k) in enumerate(sizes):
-            wider = max(m, rows)
-            more = (len(groups[g]) + 1) * _work(wider, k) - len(groups[g]) * _work(m, k) - _work(rows, slots)
-            if more <= CALL:
-                groups[g].append(i)
-                sizes[g] = (wider, k)
-                break
-        else:
-            groups.append([i])
-            sizes.append((rows, slots))
+    few = [one for one in layouts if one.rows <= FEW]
+    many = [one for one in layouts if one.rows > FEW]
     return [
         _group(part, start, stride, device)
-        for members in groups
-        for part, start, stride in _parts([layouts[i] for i in sorted(members)])
+        for members in (*_together(few), *_together(many))
+        for part, start, stride in _parts(sorted(members, key=lambda one: one.first))
     ]
+
+
+def _together(layouts: Sequence[_Layout]) -> list[list[_Layout]]:
+    """Which segments to pad to the longest of them, so that all the padding and a call for each group take the least.
+
+    The best way to cut them, sorted by length, into groups: least[n] is what the n longest take.
+    """
+    ordered = sorted(layouts, key=lambda one: (-len(one.places), -one.rows))
+    rows, slots = np.array([(one.rows, len(one.places)) for one in ordered]).reshape(-1, 2).T
+    least, begin = np.zeros(len(ordered) + 1), [0]
+    for end in range(1, len(ordered) + 1):
+        widest = np.maximum.accumulate(rows[:end][::-1])[::-1]
+        taken = least[:end] + CALL + np.arange(end, 0, -1) * (widest + GATHER) * slots[:end]
+        begin.append(int(taken.argmin()))
+        least[end] = taken[begin[-1]]
+    groups, end = list[list[_Layout]](), len(ordered)
+    while end:
+        groups.append(ordered[begin[end] : end])
+        end = begin[end]
+    return groups[::-1]
 
 
 def _parts(members: list[_Layout]) -> list[tuple[list[_Layout], int | None, int]]:
@@ -276,11 +284,6 @@ def _by_place(members: list[_Layout]) -> Iterator[tuple[list[_Layout], int | Non
     others = [one for one in members if one.start is None]
     if others:
         yield others, None, 0
-
-
-def _work(rows: int, slots: int) -> int:
-    """What a segment's attention takes."""
-    return (rows + GATHER) * slots
 
 
 def _group(members: list[_Layout], start: int | None, stride: int, device: torch.device) -> Group:

@@ -147,6 +147,9 @@ def test_padding_stays_below_what_the_segments_are():
     assert padded < 1.1 * (4000 + 7 * 64)
     wide = groups_of(scattered(3000, rows=60), *[scattered(3000) for _ in range(7)])
     assert sum(group.seen.size for group in wide) < 1.1 * 67 * 3000
+    for long in (500, 1000, 1400):  # one of them with the long one would take less than a call, all of them more
+        groups = groups_of(alone(long), *[alone(128, blocks=range(8 * i, 8 * i + 8)) for i in range(20, 27)])
+        assert [(group.size, group.width(None)) for group in groups] == [(1, long), (7, 128)]
     same = groups_of(*[scattered(1000 + i) for i in range(8)])
     assert [group.size for group in same] == [8]
 
