@@ -39,7 +39,7 @@ SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pas
 MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
-MOST_PAUSE = 4  # steps between two looks into a text that brings nothing
+MOST_PAUSE = 4  # steps in which a request that finds nothing is left alone before it is asked for again
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
 
@@ -71,18 +71,21 @@ class Recent:
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
-    pause: int = 0  # steps until its text is looked into again, where the model does not draft
-    pauses: int = 0  # how many such steps there were between its last looks, none of which paid
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
+    pause: int = 0  # steps that it was left alone for since its text was last looked into, where nothing paid
+    until: int = 0  # of the sizer's steps: it is left alone before this one
+    reason: str = ""  # why, for the evidence
 
-    def look(self, budget: Budget, *, paid: bool) -> None:
-        """After a step: a text is looked into less often while nothing that is found there is worth a row."""
-        if not budget.looks:
-            self.pause -= 1
-        elif budget.depth or paid:
-            self.pause = self.pauses = 0
+    def look(self, budget: Budget, *, paid: bool, steps: int) -> None:
+        """After step number `steps`, in which it was asked for: more seldom while nothing that is found is worth a row.
+
+        Requests are left alone until the same steps, so that those between cost next to nothing.
+        """
+        if budget.depth or paid:
+            self.pause = 0
         else:
-            self.pause = self.pauses = min(max(2 * self.pauses, 1), MOST_PAUSE)
+            self.pause, self.reason = min(max(2 * self.pause, 1), MOST_PAUSE), budget.reason
+            self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
 
 @dataclass
@@ -165,22 +168,22 @@ class Sizer:
         Nothing is learned from being asked: a scheduler also asks for requests that then find no place.
         """
         known, price = self.learned, self._prices
+        found = known.recent.get(request)
+        if found is not None and known.steps < found.until:
+            return Budget.off(found.reason)
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
-        recent = self._recent(request, price)
+        recent = self._recent(found, price)
         recent.length = length
         self._asked[request] = recent, price
         depth, reason, probe = self._depth(request, recent, price)
-        if not depth and recent.pause:
-            return Budget.off(reason)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
             *(price.together, price.beforehand, probe),
         )
 
-    def _recent(self, request: str, price: Prices) -> Recent:
+    def _recent(self, known: Recent | None, price: Prices) -> Recent:
         """A request's figures. Where the batch is of another size, rows have other prices: its lift moves as all do."""
-        known = self.learned.recent.get(request)
         if known is None:
             return Recent(price.first, price.size)
         moved = 0.0 if known.size == price.size else price.first - self.learned.firsts[known.size]
@@ -189,10 +192,7 @@ class Sizer:
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
-        if batch not in self._seconds:
-            sizes = range(batch, batch * (1 + plan.max_nodes) + 1)
-            self._seconds[batch] = np.array([costs.step_seconds(size, batch) for size in sizes])
-        seconds = self._seconds[batch]
+        seconds = self._step_seconds(batch)
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
         together = batch * worth * (seconds - seconds[0])
         rows = together[::batch] / batch
@@ -225,6 +225,13 @@ class Sizer:
             alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
             text=text,
         )
+
+    def _step_seconds(self, batch: int) -> Doubles:
+        """[batch * nodes + 1] of a step by how many nodes it verifies in all."""
+        if batch not in self._seconds:
+            sizes = range(batch, batch * (1 + self.plan.max_nodes) + 1)
+            self._seconds[batch] = np.array([self.costs.step_seconds(size, batch) for size in sizes])
+        return self._seconds[batch]
 
     def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
         """How deep a search may go, why, and whether it is a probe."""
@@ -262,10 +269,13 @@ class Sizer:
 
     def _learn_one(self, one: Outcome, budget: Budget) -> None:
         known = self.learned
+        if budget.is_off:
+            known.recent[one.request].idle += 1
+            return
         recent, price = self._asked[one.request]
         known.recent[one.request] = recent
         known.firsts.setdefault(price.size, price.first)
-        recent.look(budget, paid=len(one.tree) > 0)
+        recent.look(budget, paid=len(one.tree) > 0, steps=known.steps)
         if not one.levels:
             recent.idle += 1
             return
@@ -294,15 +304,16 @@ class Sizer:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
         rows = batch + sum(len(one.tree) for one in outcomes)
-        seconds = self.costs.step_seconds(rows, batch)
         looked = [len(one.levels) for one in outcomes if one.levels]
+        by_nodes = self._step_seconds(batch)
+        seconds = float(by_nodes[rows - batch])
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):
                 seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
         known = self.learned
         known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
-        known.costs = RATE_KEEP * known.costs + seconds / self.costs.step_seconds(batch, batch)
+        known.costs = RATE_KEEP * known.costs + seconds / float(by_nodes[0])
 
     def forget(self, request: str) -> None:
         """A request ended."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.speculate.adaptive import (
+    MOST_PAUSE,
     PROBE_EVERY,
     PROBE_SHARE,
     Kind,
@@ -128,12 +129,13 @@ def seconds(costs, outcome):
 
 
 def rate(costs, world, choose, learn, steps=2500):
-    """Tokens a second; and the worst of any 200 steps."""
+    """Tokens a second; and the worst of any 200 steps. Tokens are expected ones: over 200 steps luck would be 3 %."""
     made = []
     for _ in range(steps):
         outcome = world.step(choose())
         learn(outcome)
-        made.append((outcome.tokens, seconds(costs, outcome)))
+        tokens = 1 + (np.exp(outcome.scores) * world.honesty**outcome.tree.depth).sum()
+        made.append((tokens, seconds(costs, outcome)))
     spans = [made[i : i + 200] for i in range(0, steps - 200, 50)]
     each = [sum(t for t, _ in span) / sum(s for _, s in span) for span in spans]
     return sum(t for t, _ in made) / sum(s for _, s in made), min(each)
@@ -180,7 +182,8 @@ def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
     assert depths[200:300].count(0) >= 90
     probe = 0.006 + 0.002 + 4 * 0.001  # the first pass, one of the tokens that it missed, the rows of four nodes
     every = max(PROBE_EVERY, math.ceil(probe / (PROBE_SHARE * 0.031)))
-    assert max(len(run) for run in "".join("x" if d else "." for d in depths).split("x")) == every
+    longest = max(len(run) for run in "".join("x" if d else "." for d in depths).split("x"))
+    assert every <= longest <= every + MOST_PAUSE  # it may be left alone just then
     assert depths[-50:].count(0) == 0
     assert "no draft pays" in _sized(sizer, bad).reason
 
@@ -209,14 +212,18 @@ def test_those_who_draft_bear_the_cost_of_a_pass_together():
 
     def step(drafting):
         budgets = {name: sizer.choose(name, 4, greedy=True) for name in names}
-        idle = replace(budgets["r0"], depth=0, probe=False)
         sizer.learn([
-            replace(good.step(budget if name in drafting else idle), request=name) for name, budget in budgets.items()
+            replace(good.step(budget if name in drafting else idle(budget)), request=name)
+            for name, budget in budgets.items()
         ])  # fmt: skip
         return budgets["r0"]
 
+    def idle(budget):
+        return budget if budget.is_off else replace(budget, depth=0, probe=False)
+
     def prices():
-        budget = sizer.choose("r0", 4, greedy=True)
+        while (budget := sizer.choose("r0", 4, greedy=True)).is_off:
+            step(())
         rate = max(sizer.learned.tokens / sizer.learned.costs, 1.0)
         return budget.passes[0] / rate, budget.prices[1] / rate
 
@@ -286,9 +293,9 @@ def test_a_text_that_brings_nothing_is_looked_into_less_often():
             path = np.arange(len(tree))
             sizer.learn([Outcome("r", True, budget, (), tree, np.zeros(len(tree)), path, len(tree) + 1)])
 
-    assert "".join("x" if look else "." for look in looks(20)) == "x.x..x....x....x...."
+    assert "".join("x" if look else "." for look in looks(20)) == "x.xx.x....x....x...."
     assert list(looks(1, DraftTree.build([7], [ROOT]))) == [True]
-    assert list(looks(3)) == [True, False, True]  # what paid is looked for at once
+    assert list(looks(3)) == [True, True, False]  # what paid is looked for at once
 
 
 def test_requests_are_told_apart_and_forgotten():
