@@ -22,6 +22,7 @@ REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, an
 BRANCHES = 4  # of them
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
+HEAD_SAFETY = 4.0  # of a head: each level is fed what the last one rounded, and 3.1 times was seen among 5,000
 ABSURD = 10.0  # times the usual rounding: no rounding any more
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 
@@ -139,7 +140,7 @@ def calibrate_head(over: Features, dtype: str, plans: Sequence[Contexts]) -> flo
         for key, logits in rows.items():
             best = logits.topk(min(WIDEST, int((logits > -torch.inf).sum())))
             largest = max(largest, float((found[key][best.indices] - best.values).abs().max()))
-    return _slack(dtype, largest)
+    return _slack(dtype, largest, HEAD_SAFETY)
 
 
 def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[tuple[int, int], Tensor]:
@@ -152,7 +153,7 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor | None) -> dict[
     }
 
 
-def _slack(dtype: str, largest: float) -> float:
+def _slack(dtype: str, largest: float, safety: float = SAFETY) -> float:
     """Raises UserError where the model, run in two ways, differs by more than rounding: such a judge would pass all."""
     least = 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
     if largest > ABSURD * least:
@@ -160,7 +161,7 @@ def _slack(dtype: str, largest: float) -> float:
             f"the judge disagrees with itself: log probabilities differ by {largest:.2g} when contexts share a pass, "
             f"far more than {dtype} rounds; this model cannot be audited so"
         )
-    return max(least, SAFETY * largest)
+    return max(least, safety * largest)
 
 
 def _beginning(contexts: Contexts) -> Contexts:
