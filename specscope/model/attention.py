@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BACKEND = "specscope"
 MANY = 8  # sequences of a group from which on plain products in bfloat16 take less time than the fused attention
 UNIT = 32  # rows that the fused attention gives a thread together, for each key head of each sequence
-SPLIT = 2048  # slots from which on what idle threads would take of them is worth putting parts together
+SPLIT = 2048  # slots from which on a part for each idle thread saves more than putting them together takes
 IDLE = 0.2  # of the threads' time
 # What scaled_dot_product_attention calls on a processor; it gives the logarithms of the sums too.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -93,7 +93,7 @@ def _attend_in_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | N
 
 def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
     """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, 1, K, D] where they lie."""
-    parts = parts_of(_units(len(key), query.shape[2]), key.shape[2])
+    parts = parts_of(_units(len(key), query.shape[2]), key.shape[2]) if key.device.type == "cpu" else 1
     if bias is not None or parts == 1 or key.shape[2] % parts:
         return attend(query, key, value, bias, variant.scale, variant.softcap)
     key, value = (x.unflatten(2, (parts, -1)).squeeze(1) for x in (key, value))

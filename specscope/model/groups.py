@@ -1,9 +1,9 @@
 """How the torch backend attends: contexts read in place where they lie side by side, the rest gathered in groups.
 
 A context that lies side by side is read in place as a whole by the few rows of a step, with a mask of all of it, and by
-idle threads in parts. The many rows of a prompt's chunk, and rows whose context lies in several places, read its long
+idle threads in parts. Many rows, as of a prompt's chunk, and rows whose context lies in several places, read its long
 runs of blocks one after another; these need no mask, as every row sees them. What is left of each request, at least the
-slots that it feeds, is padded to a group with those that are about as long.
+slots that it feeds, is padded to a group with those that are about as long; few rows are never padded to many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GATHER = 5  # what a slot of padding takes, in rows that attend to it
 GATHERED = 13  # and what it takes to gather a slot
 CALL = 8192  # what a call of its own takes, in slots times rows
 LONG = 1024  # slots of context from which on runs are read in place
-FEW = 16  # rows whose mask of the whole context is read in less time than another call takes
+FEW = 32  # rows, as those of trees: a mask of their whole context takes about as long as calls for its runs at most
 RUN = 256  # slots that a run has at least: a shorter one is gathered
 NOWHERE = -(2**30)  # as a position: before every other
 Masks = tuple[int | None, int, torch.dtype]  # what a group's masks differ by: window, query heads of a key head, dtype
@@ -146,8 +146,8 @@ class Group:
     def context(self, cache: KVCache, layer: int, window: int | None = None, parts: int = 1) -> tuple[Tensor, Tensor]:
         """The keys and values of every segment, [heads, B, K - n, size] each, in place or gathered by whole blocks.
 
-        n: see `view`. `parts`: of a segment alone and in place, in how many overlapping parts they are given, in place
-        of B. Layers of one shape share a scratch tensor: what was gathered is gone at the next call.
+        n: see `view`. `parts`: of a segment alone and in place, in how many overlapping parts they are given
+        instead of B. Layers of one shape share a scratch tensor: what was gathered is gone at the next call.
         """
         seen, first = self.view(window)
         keys = seen.shape[-1]
@@ -295,7 +295,7 @@ def _group(members: list[_Layout], start: int | None, stride: int, device: torch
     row_of, is_real = np.zeros((size, rows), dtype=np.int64), np.zeros((size, rows), dtype=np.bool_)
     block_of = np.zeros((size, max(len(one.kept) for one in members)), dtype=np.int64)
     seen = np.zeros((size, rows, keys), dtype=np.bool_)
-    seen[:, :, 0] = True  # a padded row sees one slot, so that its softmax is finite; its result is not read
+    seen[:, :, 0] = True  # a padded row sees one slot, if its window does not begin later; its result is not read
     column, row = (np.full((size, n), NOWHERE, dtype=np.int32) for n in (keys, rows))
     for b, one in enumerate(members):
         s, m, places = one.segment, one.rows, one.places

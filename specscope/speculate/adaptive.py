@@ -72,16 +72,16 @@ class Recent:
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
-    pause: int = 0  # steps that it was left alone for since its text was last looked into, where nothing paid
+    pause: int = 0  # steps at most that it is left alone for after its text was looked into and nothing paid
     until: int = 0  # of the sizer's steps: it is left alone before this one
     reason: str = ""  # why, for the evidence
 
     def look(self, budget: Budget, *, paid: bool, steps: int) -> None:
         """After step number `steps`, in which it was asked for: more seldom while nothing that is found is worth a row.
 
-        Requests are left alone until the same steps, so that those between cost next to nothing.
+        Those that are left alone for equally long are asked for in the same steps, so that others cost next to nothing.
         """
-        if budget.depth or paid:
+        if budget.depth or paid or self.promising:
             self.pause = 0
         else:
             self.pause, self.reason = min(max(2 * self.pause, 1), MOST_PAUSE), budget.reason
@@ -169,7 +169,7 @@ class Sizer:
         """
         known, price = self.learned, self._prices
         found = known.recent.get(request)
-        if found is not None and known.steps < found.until:
+        if found is not None and known.steps < found.until and found.size == size_of(batch):
             return Budget.off(found.reason)
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
@@ -305,15 +305,15 @@ class Sizer:
         batch = len(outcomes)
         rows = batch + sum(len(one.tree) for one in outcomes)
         looked = [len(one.levels) for one in outcomes if one.levels]
-        by_nodes = self._step_seconds(batch)
-        seconds = float(by_nodes[rows - batch])
+        plain = self.costs.step_seconds(batch, batch)
+        seconds = self.costs.step_seconds(rows, batch) if rows > batch else plain
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):
                 seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
         known = self.learned
         known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
-        known.costs = RATE_KEEP * known.costs + seconds / float(by_nodes[0])
+        known.costs = RATE_KEEP * known.costs + seconds / plain
 
     def forget(self, request: str) -> None:
         """A request ended."""

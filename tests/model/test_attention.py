@@ -181,7 +181,7 @@ def test_few_rows_read_all_that_lies_side_by_side_as_one():
     assert (group.can_be_cut, short.can_be_cut) == (True, True)
     (both,) = groups_of(alone(4000), alone(3990, blocks=range(300, 550)))
     assert (both.start, both.size, both.width(None), both.can_be_cut) == (0, 2, 4000, False)
-    (chunk,) = groups_of(alone(4000, rows=17))
+    (chunk,) = groups_of(alone(4000, rows=33))
     assert len(chunk.runs) == 1
 
 

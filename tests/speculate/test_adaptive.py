@@ -298,6 +298,16 @@ def test_a_text_that_brings_nothing_is_looked_into_less_often():
     assert list(looks(3)) == [True, True, False]  # what paid is looked for at once
 
 
+def test_a_request_that_is_left_alone_is_asked_for_when_the_batch_shrinks():
+    sizer = Sizer(PLAN, costs(first=0.006))
+    sizer.learned.firsts[3] = -1.0  # in batches of 4 to 7 no draft pays
+    budget, nothing = sizer.choose("r", 4, greedy=True), np.zeros(0, np.int64)
+    sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), np.zeros(0), nothing, 1)])
+    sizer.learned.recent["r"].until = sizer.learned.steps + 3
+    assert sizer.choose("r", 5, greedy=True).is_off
+    assert sizer.choose("r", 1, greedy=True).depth > 0
+
+
 def test_requests_are_told_apart_and_forgotten():
     sizer, bad = Sizer(PLAN, costs(first=0.006)), World(0.5, 0.0, 2)
     sizer.choose("other", 1, greedy=True)
