@@ -192,7 +192,10 @@ class Sizer:
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
-        seconds = self._step_seconds(batch)
+        if batch not in self._seconds:
+            sizes = range(batch, batch * (1 + plan.max_nodes) + 1)
+            self._seconds[batch] = np.array([costs.step_seconds(size, batch) for size in sizes])
+        seconds = self._seconds[batch]
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
         together = batch * worth * (seconds - seconds[0])
         rows = together[::batch] / batch
@@ -225,13 +228,6 @@ class Sizer:
             alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
             text=text,
         )
-
-    def _step_seconds(self, batch: int) -> Doubles:
-        """[batch * nodes + 1] of a step by how many nodes it verifies in all."""
-        if batch not in self._seconds:
-            sizes = range(batch, batch * (1 + self.plan.max_nodes) + 1)
-            self._seconds[batch] = np.array([self.costs.step_seconds(size, batch) for size in sizes])
-        return self._seconds[batch]
 
     def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
         """How deep a search may go, why, and whether it is a probe."""
