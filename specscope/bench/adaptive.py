@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ PLAIN, ADAPTIVE = "none", "adaptive"
 TREES = ("1", "3", "dynamic:4,depth=2,top=4", "dynamic:8,depth=3,top=4", "dynamic:16,depth=5,top=4")
 MANY = 16  # requests at once, from which on a quarter of the steps has tokens enough to rate a fixed tree
 EVERY = 4  # rounds between two such steps
+KV_MEMORY = 4.0  # GiB at least, so that the contexts of eight engines with up to 32 requests each lie side by side
 TOKENS, UNLIKE = 64, 8  # of each request, and by how many lengths differ: those of equal ones would end together
 SPAN = 200  # steps over which adaptive trees may not be slower than plain decoding
 LEAST_PLAIN, LEAST_BEST = 0.98, 0.97  # of plain decoding over any such span; of the best fixed tree
@@ -95,7 +96,7 @@ class Found:
 def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> None:
     """Measure and print."""
     console = Console()
-    engine = Engine(config)
+    engine = Engine(replace(config, kv_memory=max(config.kv_memory, KV_MEMORY)))
     if engine.sizer is None:
         raise UserError("bench adaptive compares adaptive trees: use a drafter with a head, without --tree")
     found = []

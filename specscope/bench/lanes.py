@@ -14,6 +14,7 @@ import numpy as np
 from specscope.engine.engine import Engine
 from specscope.engine.generate import Prompt
 from specscope.live.fork import beside
+from specscope.speculate.drafters.combined import model_of
 from specscope.trace.changes import Changes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
@@ -42,6 +43,9 @@ class Lane:
         self.name, self.engine, self.batch = name, engine, batch
         self.done = False  # whether it has run all that it was given
         self.every = 1  # it steps in each round whose number is a multiple of this
+        self.part = (0, 1)  # which part of the KV cache is its own, of how many: in_turn sets it
+        if (model := model_of(engine.drafter)) is not None:
+            model.cache.pool.keep_apart(batch)
         self._work: Iterator[Work] = iter(())
 
     def give(self, work: Iterator[Work]) -> None:
@@ -50,6 +54,7 @@ class Lane:
 
     def step(self) -> Timed | None:
         """One step; None where it was no full batch of decoding, or where all is done."""
+        self.engine.runner.cache.pool.keep_apart(self.batch, *self.part)
         while len(self.engine.requests) < self.batch and (work := next(self._work, None)) is not None:
             self.engine.add(*work)
         self.done = not self.engine.busy
@@ -79,7 +84,6 @@ class Lane:
 def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch: int) -> Iterator[list[Lane]]:
     """Lanes over an engine's model, by name: what each changes of its drafter, draft_model and tree."""
     made: list[Lane] = []
-    engine.runner.cache.pool.keep_apart(len(wanted) * batch)
     try:
         for name, changes in wanted.items():
             made.append(Lane(name, beside(engine, Changes(engine=changes)), batch))
@@ -102,6 +106,8 @@ def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> No
 
     Each round has an order of its own: what a lane finds in the processor's caches depends on the one before it.
     """
+    for at, lane in enumerate(run):
+        lane.part = (at, len(run))
     orders = random.Random(0)
     while more():
         number, found = len(rounds), list[Timed | None]([None] * len(run))

@@ -101,7 +101,7 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
 def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare adaptive trees with plain decoding and fixed trees.
 
-    Eleven mixes of prompts, batch sizes and temperatures.
+    Eleven mixes of prompts, batch sizes and temperatures. The KV cache has at least 4 GiB.
     """
     config = checked(flags)
     from specscope.bench.adaptive import run_adaptive

@@ -62,6 +62,7 @@ class StepState:
                 greedy=part.request.params.greedy,
                 budget=self.budgets.get(part.request.id),
                 levels=draft.levels,
+                sure=draft.sure,
                 tree=draft.tree,
                 scores=np.zeros(0, np.float32) if draft.notes is None else draft.notes.score,
                 path=verdict.path,

@@ -15,7 +15,9 @@ from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.combined import CombinedDrafter, model_of
 from specscope.trace.params import SamplingParams
+from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import RequestStep
+from specscope.trace.tree import DraftTree, TreeShape
 
 SCRATCH = "\0scratch"  # the drafter's request; nobody's can be called so
 
@@ -29,7 +31,7 @@ def run_again(
     """
     try:
         logits = target_again(engine, part, tokens)
-        drafted = drafter_again(engine, _context(engine, tokens, prompt_len, params)) if len(part.tree) else None
+        drafted = drafter_again(engine, _context(engine, tokens, prompt_len, params), part.tree)
     except OutOfBlocksError as error:
         raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
@@ -64,11 +66,16 @@ def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Te
         cache.truncate(table, 0)
 
 
-def drafter_again(engine: Engine, context: Context) -> Draft | None:
-    """What a drafter that is a model makes of the same context; None for any other."""
+def drafter_again(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
+    """What a drafter that is a model makes of the same context; None for any other, or of an empty tree.
+
+    Where a budget counted the draws, as many are made as the tree has.
+    """
     drafter = model_of(engine.drafter)
-    if drafter is None:
+    if drafter is None or not len(tree):
         return None
+    if isinstance(drafter.plan, DynamicPlan) and tree.is_sampled:
+        context = replace(context, shape=TreeShape(tuple(tree.parent.tolist())))
     try:
         if drafter.aux_layers:
             table = BlockTable()

@@ -18,7 +18,7 @@ from specscope.speculate.drafters.synthetic import Synthetic
 from specscope.speculate.sampling import distributions
 from specscope.trace.history import RequestHistory
 from specscope.trace.records import ROUNDING, RequestStep
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def steps_again(
 def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> StepAgain:
     logits = target_again(engine, part, context.tokens)
     found = _drafted(engine, context, part.tree)
-    same = None if found is None or part.sizing else _alike(found.tree, part.tree)
-    sampled = found is not None and bool((part.tree.drawn != Drawn.DETERMINISTIC).any())
+    sampled = found is not None and part.tree.is_sampled
+    same = None if found is None or (part.sizing and not sampled) else _alike(found.tree, part.tree)
     judged = found if sampled and found is not None else Draft(part.tree)  # of drawn nodes the verdict asks for q
     tokens, committed = _tokens(engine, part, context, logits, judged)
     return StepAgain(
@@ -79,10 +79,12 @@ def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> St
 def _drafted(engine: Engine, context: Context, tree: DraftTree) -> Draft | None:
     """What the drafter drafts now; None where it drafted nothing then, for reasons that may lie outside the step."""
     drafter = engine.drafter
-    if not len(tree) or isinstance(drafter, Synthetic | CombinedDrafter):  # these go by what was accepted before
+    if not len(tree) or isinstance(drafter, Synthetic):
+        return None
+    if isinstance(drafter, CombinedDrafter) and not tree.is_sampled:  # ranked by what was accepted before
         return None
     if model_of(drafter) is not None:
-        return drafter_again(engine, context) or NO_DRAFT
+        return drafter_again(engine, context, tree) or NO_DRAFT
     try:
         return drafter.propose([context])[0]
     finally:

@@ -43,10 +43,14 @@ class BlockPool:
         self._known: dict[int, None] = {}  # free blocks that are known, in the order in which they were given back
         self._lanes: range = range(0)  # where sequences begin, as long as these blocks are free
 
-    def keep_apart(self, sequences: int) -> None:
-        """Let so many sequences begin far apart: as they grow, the blocks of each lie side by side."""
-        lane = self.blocks // sequences
-        self._lanes = range(0, lane * sequences, lane) if lane else range(0)
+    def keep_apart(self, sequences: int, part: int = 0, parts: int = 1) -> None:
+        """Let so many sequences begin far apart: as they grow, the blocks of each lie side by side.
+
+        Engines that share the pool have a part of it each, so that their sequences do not lie between each other's.
+        """
+        lane = self.blocks // (sequences * parts)
+        first = part * sequences * lane
+        self._lanes = range(first, first + sequences * lane, lane) if lane else range(0)
 
     @property
     def free(self) -> int:

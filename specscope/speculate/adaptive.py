@@ -14,19 +14,25 @@ from the clock, so that a run with the same seed and the same costs drafts the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specscope.speculate.acceptance import Lately
 from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles
 from specscope.speculate.costs import Costs
 from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import DraftTree, Floats, Ints
+from specscope.trace.tree import ROOT, DraftTree, Floats, Ints
 from specscope.trace.wording import plural
 
+# Chances of the first, second, ... draw at a node by the drafter's largest probability, before anything is known.
+SIBLINGS = (0.15 + 0.8 * MIDDLES, 0.12 * (1 - MIDDLES), 0.06 * (1 - MIDDLES), 0.04 * (1 - MIDDLES))
+DRAW_PRIOR = 0.75  # draws of each kind that were accepted so often, before anything is known
 BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
@@ -45,20 +51,21 @@ EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
 @dataclass
 class Kind:
-    """What became of the nodes of greedy requests, or of sampled ones. One decaying count for each bin."""
+    """What became of nodes of one kind. One decaying count for each bin of probabilities."""
 
     tries: Doubles = field(default_factory=lambda: np.full(len(MIDDLES), BIN_PRIOR))
     hits: Doubles = field(default_factory=lambda: BIN_PRIOR * MIDDLES)
 
-    def add(self, scores: Floats, accepted: Ints) -> None:
-        """Verified nodes by the log probability of their paths, and which of them were accepted."""
+    def add(self, scores: Floats | Doubles, accepted: NDArray[Any]) -> None:
+        """Verified nodes by the logs of their probabilities, and which of them were accepted."""
         bins = np.searchsorted(EDGES, np.exp(scores))
         self.tries = KEEP * self.tries + np.bincount(bins, minlength=len(MIDDLES))
         self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=len(MIDDLES))
 
-    def curve(self) -> Curve:
-        """As counted, with neighbours that fall set to the higher one's rate."""
-        return Curve(np.maximum.accumulate(self.hits / np.maximum(self.tries, 1e-9)))
+    def curve(self, *, rises: bool = True) -> Curve:
+        """As counted; of one that must rise, neighbours that fall are set to the higher one's rate."""
+        rates = self.hits / np.maximum(self.tries, 1e-9)
+        return Curve(np.maximum.accumulate(rates) if rises else rates)
 
 
 @dataclass
@@ -93,6 +100,9 @@ class Learned:
     """All that changes from step to step: a copy of it brings an engine back to an earlier step."""
 
     kinds: dict[bool, Kind] = field(default_factory=lambda: {True: Kind(), False: Kind()})  # by: is it greedy?
+    draws: list[Kind] = field(
+        default_factory=lambda: [Kind(np.full(len(MIDDLES), DRAW_PRIOR), DRAW_PRIOR * rates) for rates in SIBLINGS]
+    )
     candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
     firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
@@ -135,6 +145,11 @@ class Prices:
         """By: is it greedy? The same."""
         return {greedy: kind.curve() for greedy, kind in self.of.kinds.items()}
 
+    @cached_property
+    def siblings(self) -> tuple[Curve, ...]:
+        """As in Budget, of a sampled request. The same."""
+        return tuple(kind.curve(rises=False) for kind in self.of.draws)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -149,6 +164,7 @@ class Outcome:
     path: Ints  # its accepted nodes
     tokens: int  # committed
     candidates: Sequence[tuple[int, bool]] = ()  # of two sources: kinds, and whether each was the token that came
+    sure: Sequence[float] | None = None  # as in Draft
 
 
 class Sizer:
@@ -179,7 +195,7 @@ class Sizer:
         depth, reason, probe = self._depth(request, recent, price)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
-            *(price.together, price.beforehand, probe),
+            *(price.together, price.beforehand, probe, () if greedy else price.siblings),
         )
 
     def _recent(self, known: Recent | None, price: Prices) -> Recent:
@@ -276,9 +292,11 @@ class Sizer:
             recent.idle += 1
             return
         recent.idle, recent.fed = 0, recent.length
-        if len(one.tree):
+        if one.sure is not None:
+            self._learn_draws(one.tree, one.sure, one.path)
+        elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
-        first, *deeper = lifts(one.levels, budget, self.plan.top)
+        first, *deeper = lifts(one.levels, budget, self.plan.top, drawn=one.sure is not None)
         known.firsts[recent.size] += LIFT_WEIGHT * (first - known.firsts[recent.size])
         recent.searches += 1
         recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (first - recent.lift)
@@ -287,6 +305,20 @@ class Sizer:
             known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
         for level in range(len(known.unseen)):
             known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
+
+    def _learn_draws(self, tree: DraftTree, sure: Sequence[float], path: Ints) -> None:
+        """Of each node that was reached, which of its draws was accepted, if any."""
+        accepted = {ROOT, *path.tolist()}
+        order: Counter[int] = Counter()
+        reached: list[list[int]] = [[] for _ in self.learned.draws]
+        for node, parent in enumerate(tree.parent.tolist()):
+            if parent in accepted:
+                reached[order[parent]].append(node)
+                order[parent] += 1
+        for kind, nodes in zip(self.learned.draws, reached, strict=True):
+            if nodes:
+                hits = np.flatnonzero([node in accepted for node in nodes])
+                kind.add(np.log([sure[node] for node in nodes]), hits)
 
     def _learn_shares(self, outcomes: Sequence[Outcome]) -> None:
         """Of the batch, how many went down to each level and had trees. Probes go alone, and say nothing of levels."""
@@ -326,14 +358,18 @@ def _shared(before: float, now: float) -> float:
     return before + (SHARE_WEIGHT * (now - before) if now else SHARE_BACK * (1 - before))
 
 
-def lifts(levels: Sequence[Sequence[float]], budget: Budget, top: int) -> list[float]:
-    """Of each level that was looked at: tokens that it added, beyond their price, for each that led to it."""
+def lifts(levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False) -> list[float]:
+    """Of each level that was looked at: tokens that it added, beyond their price, for each that led to it.
+
+    `drawn`: the levels are the logs of chances, not of the drafter's probabilities.
+    """
     found: list[float] = []
     nodes: list[float] = []
     before, above = 0.0, 1.0
     for scores in levels:
         nodes = sorted([*nodes, *scores], reverse=True)
-        value = budget.best(nodes)[1]
+        value = budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1]
         found.append((value - before) / max(above, 1e-6))
-        before, above = value, float(budget.curve.at(sorted(scores, reverse=True)[:top]).sum())
+        best = sorted(scores, reverse=True)[:top]
+        before, above = value, float((np.exp(best) if drawn else budget.curve.at(best)).sum())
     return found

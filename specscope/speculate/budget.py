@@ -46,6 +46,9 @@ class Budget:
     together: Doubles | None = None  # [...] tokens that so many nodes of the whole batch must bring; None: nothing
     beforehand: Sequence[float] = PRIOR  # chances of candidates from two sources, by kind (speculate/acceptance.py)
     probe: bool = False  # whether it is there to see if drafting pays again
+    # That the first, second, ... draw at a node is accepted, by the drafter's largest probability there; (): no draws,
+    # but the likeliest tokens.
+    siblings: tuple[Curve, ...] = ()
     looks: bool = True  # whether texts are looked into, where the request has two sources
 
     @property
@@ -71,13 +74,11 @@ class Budget:
 
     def with_free_rows(self, nodes: int) -> Budget:
         """The same for a drafter whose nodes another one chooses from: `nodes` of them, at no price."""
-        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1), together=None)
+        return replace(self, nodes=nodes, prices=np.zeros(nodes + 1), together=None, siblings=())
 
-    def goes_on(self, level: int, frontier: Sequence[float]) -> bool:
-        """Whether to draft another level below nodes of these scores, `level` levels down."""
-        if level >= self.depth:
-            return False
-        return bool(self.lifts[level] * self.curve.at(frontier).sum() > self.passes[level])
+    def goes_on(self, level: int, expected: float) -> bool:
+        """Whether to draft another level, `level` levels down. `expected`: accepted nodes of those it begins at."""
+        return level < self.depth and bool(self.lifts[level] * expected > self.passes[level])
 
     @staticmethod
     def off(reason: str) -> Budget:

@@ -186,6 +186,11 @@ class DraftTree:
         return int(self.depth.max()) if len(self) else 0
 
     @cached_property
+    def is_sampled(self) -> bool:
+        """Whether nodes were drawn from q."""
+        return bool((self.drawn != Drawn.DETERMINISTIC).any())
+
+    @cached_property
     def ancestors(self) -> Bools:
         """[n, n] True where the column's node is the row's node or one of its ancestors."""
         mask = np.eye(len(self), dtype=np.bool_)

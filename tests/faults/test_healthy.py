@@ -19,7 +19,7 @@ from tests.heads import write_parallel_head
 SOME = [
     "none, warm",
     "ngram tree, warm, crowded",
-    "model chain, rules",
+    "early chain, rules",
     "early tree, penalties",
     "eagle dynamic, greedy",
     "eagle adaptive, warm",

@@ -109,7 +109,7 @@ class World:
                     found.append((len(token) - 1, score[-1], hit))
             levels.append([s for _, s, _ in found])
             frontier = sorted(sorted(found, key=lambda x: -x[1])[: PLAN.top])
-            if not budget.goes_on(len(levels), [s for _, s, _ in frontier]):
+            if not budget.goes_on(len(levels), budget.curve.at([s for _, s, _ in frontier]).sum()):
                 break
         kept = sorted(range(len(score)), key=lambda n: (-score[n], n))[: budget.best(sorted(score, reverse=True))[0]]
         kept.sort()

@@ -107,6 +107,8 @@ def judge_text(
         for step in one.steps:
             if step.part.position + 1 + reach >= most:
                 continue  # no room for a draft
+            if step.part.tree.is_sampled:
+                continue  # the model's draws: nothing of the text is beside them
             drawn = draws(one, step)
             if drawn is None:
                 unknown += 1

@@ -15,7 +15,7 @@ from specscope.trace.params import SamplingParams
 from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
 from specscope.trace.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
 from specscope.trace.rules import MATCH, STANDARD
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Step:
     @property
     def is_sampled(self) -> bool:
         """Whether drafts were drawn from a recorded q."""
-        return bool(len(self.tree)) and bool((self.tree.drawn != Drawn.DETERMINISTIC).any())
+        return self.tree.is_sampled
 
     @cached_property
     def trials(self) -> tuple[Trials, ...]:

@@ -149,7 +149,7 @@ def q_dropped(case: Case) -> Suspect | None:
     """Deterministic nodes where the plan is to sample, or where they are not the drafter's likeliest tokens."""
     judged, unlikely, planned, example = 0, 0, 0, None
     for step in case.drafting:
-        if step.params is None or step.params.greedy or (step.tree.drawn != Drawn.DETERMINISTIC).any():
+        if step.params is None or step.params.greedy or step.is_sampled:
             continue
         if not case.is_model:
             continue

@@ -33,7 +33,7 @@ from specscope.trace.history import History, RequestHistory
 from specscope.trace.plan import MAX_DEPTH
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.rules import MATCH, looks_ahead
-from specscope.trace.tree import ROOT, Bools, Doubles, Drawn, Ints
+from specscope.trace.tree import ROOT, Bools, Doubles, Ints
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged
@@ -121,7 +121,7 @@ def evidence(histories: Sequence[History]) -> Evidence:
     most = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
     chosen = [steps[i * len(steps) // most] for i in range(most)]
     parts = [request.steps[place] for request, place, _ in chosen]
-    sampled = [bool((part.tree.drawn != Drawn.DETERMINISTIC).any()) for part in parts]
+    sampled = [part.tree.is_sampled for part in parts]
     texts = _Texts()
     return _pad(
         [_candidates(request.steps[place], texts.after(request, place)) for request, place, _ in chosen],
@@ -243,7 +243,7 @@ def _reach(
     """Of every candidate; see the head of this file."""
     verdict, n = part.verdict, len(part.tree)
     assert verdict is not None
-    by_outcome = part.rule != MATCH and bool((part.tree.drawn != Drawn.DETERMINISTIC).any())
+    by_outcome = part.rule != MATCH and part.tree.is_sampled
     own = (verdict.outcome == Outcome.ACCEPTED if by_outcome else verdict.p).astype(float).tolist()
     reach = [0.0] * len(parent)
     for node in sorted(range(len(parent)), key=made.__getitem__):

@@ -11,7 +11,7 @@ from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
 from specscope.trace.history import History
-from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.records import RunInfo
 from specscope.trace.rules import BLOCK
 from specscope.trace.stats import Acceptance
@@ -72,6 +72,11 @@ def tune(
     plan = data.plan()
     if told.whole and plan is None:
         raise UserError("only the recorded tree could be told of, and its string cannot be read")
+    if told.sampled and isinstance(plan, DynamicPlan):
+        raise UserError(
+            "the run's sampled requests had as many draws a step as were expected to pay: tune cannot tell what other "
+            "trees would have held. Record with --no-adaptive --tree dynamic:32"
+        )
     space = Space(
         most=most,
         top=not told.sampled and not data.greedy and not told.lookup,

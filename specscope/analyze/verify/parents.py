@@ -10,6 +10,7 @@ from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE,
 from specscope.trace.tree import Bools, Doubles
 
 NATS = 1e-3  # by which an entropy in float32 over a whole vocabulary may be off
+SURE = 0.99  # a token with more of p has nearly all of what rejections leave, whatever they are
 LACKING = "the capture has no evidence on the parents that were tried"
 
 
@@ -208,9 +209,13 @@ def final_shares(c: Columns) -> Check:
 
 
 def _of_all_p(c: Columns, most: Doubles) -> Bools:
-    """[S] final tokens drawn with their whole p, as if nothing had been rejected. By chance one in a million is."""
+    """[S] final tokens drawn with their whole p, as if nothing had been rejected. By chance one in a million is.
+
+    But for tokens that are all of p: they are all of what is left of it too.
+    """
     e = c.parents
     due = e.there & (c.kind == RECOVERED) & ~c.greedy & ~c.forced_final & (most > 1.01 * e.final_p)
+    due &= e.final_p < SURE
     same: Bools = due & (np.abs(c.final_p - e.final_p) <= 1e-6 * e.final_p)
     return same if same.sum() > max(3, 0.01 * due.sum()) else np.zeros_like(same)
 

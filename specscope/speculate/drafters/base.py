@@ -20,7 +20,7 @@ from specscope.speculate.verify.distribution import Dense
 from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
-from specscope.trace.tree import DraftTree
+from specscope.trace.tree import DraftTree, TreeShape
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Context:
     params: SamplingParams
     budget: Budget | None = None  # how much to draft where that is adaptive; a drafter that cannot ignores it
     allowed: Allowed | None = None  # what may follow, where not every token may
+    shape: TreeShape | None = None  # of draws that are to be made again; None: what the plan or the budget says
 
     @property
     def position(self) -> int:
@@ -89,6 +90,9 @@ class Draft:
     # not look.
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
     levels: Sequence[Sequence[float]] = ()  # of a search: the log probabilities of the paths found at each depth
+    # Of a tree whose draws were counted: the drafter's largest probability at each node's parent. Its levels are the
+    # chances that nodes are accepted.
+    sure: Sequence[float] | None = None
     pruned: int = 0  # nodes of a text that the request's form does not allow
     # Of two sources: each candidate whose turn came, its kind and whether it was the token. Filled by `commit`.
     outcomes: Sequence[tuple[int, bool]] = ()

@@ -4,6 +4,9 @@ The text's continuations and the model's tree are merged by their paths. What th
 chance that it is accepted, by what became of the request's earlier candidates (speculate/acceptance.py). The likeliest
 paths are the tree. Where the text is so sure that the model would bring less than its passes cost, the model does not
 run: its next pass is fed what it missed. Deterministic: q is a point mass, whatever a node's source.
+
+Where a sampled request with a budget has no text to speak of, the model's draws alone are the tree: they are accepted
+more often than as many of its likeliest tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from specscope.trace.tree import DraftTree
 PASS = 0.1  # of a plain step: what a pass of the model is taken to cost
 PASSES = 2  # of the model that bring that
 GAIN = 0.8  # tokens that the model is expected to bring where the text's first token is wrong
+DRAWS = 0.35  # a text whose first token comes less often leaves a sampled request to the model's draws
 KEPT = 256  # requests that ended or lost their place, whose candidates are kept for when they come back
 
 
@@ -73,19 +77,25 @@ class CombinedDrafter:
         self.passes = ()
         texts = self.text.propose(contexts)
         known = [self._request(c).before(c) for c in contexts]
-        asked = [not self._is_enough(*one) for one in zip(contexts, texts, known, strict=True)]
+        alone = [
+            Candidates.merge(text, NO_DRAFT, before, _beforehand(context)) if len(text.tree) else None
+            for context, text, before in zip(contexts, texts, known, strict=True)
+        ]
+        asked = [not self._is_enough(*one) for one in zip(contexts, alone, strict=True)]
+        draws = [wanted and _draws(c, text) for c, text, wanted in zip(contexts, alone, asked, strict=True)]
         models = [NO_DRAFT] * len(contexts)
         if any(asked):
-            drafts = iter(
-                self.model.propose([self._of_model(c) for c, wanted in zip(contexts, asked, strict=True) if wanted])
-            )
+            told = [self._of_model(c, draws=d) for c, d, wanted in zip(contexts, draws, asked, strict=True) if wanted]
+            drafts = iter(self.model.propose(told))
             models = [next(drafts) if wanted else NO_DRAFT for wanted in asked]
             self.passes = self.model.passes
         merged = [
-            Candidates.merge(text, model, before, _beforehand(context)) if len(text.tree) or len(model.tree) else None
-            for context, text, model, before in zip(contexts, texts, models, known, strict=True)
+            Candidates.merge(text, model, before, _beforehand(context))
+            if len(model.tree) and model.sure is None
+            else one
+            for context, text, model, before, one in zip(contexts, texts, models, known, alone, strict=True)
         ]
-        kept = self._share(contexts, merged)
+        kept = self._share(contexts, [None if m.sure is not None else f for m, f in zip(models, merged, strict=True)])
         return [self._join(*one) for one in zip(contexts, texts, models, merged, kept, strict=True)]
 
     def _share(self, contexts: Sequence[Context], merged: Sequence[Candidates | None]) -> list[list[int]]:
@@ -112,20 +122,19 @@ class CombinedDrafter:
             found = self._requests[context.request] = _Request()
         return found
 
-    def _of_model(self, context: Context) -> Context:
-        """What the model is told: all that it finds is ranked here."""
-        if context.budget is None:
+    def _of_model(self, context: Context, *, draws: bool) -> Context:
+        """What the model is told: all that it finds is ranked here, but for draws."""
+        if context.budget is None or draws:
             return context
         return replace(context, budget=context.budget.with_free_rows(self.model.plan.max_nodes))
 
-    def _is_enough(self, context: Context, text: Draft, known: Acceptance) -> bool:
+    def _is_enough(self, context: Context, alone: Candidates | None) -> bool:
         """Whether the model's passes would cost more than they bring, the text being so sure or the budget so small."""
         budget = context.budget
         if budget is not None and not budget.depth:
             return True
-        if not len(text.tree):
+        if alone is None:
             return False
-        alone = Candidates.merge(text, NO_DRAFT, known, _beforehand(context))
         if budget is not None:
             return bool((1 - alone.first) * GAIN < budget.passes[:PASSES].sum())
         return (1 - alone.first) * GAIN < PASS * self.model.max_depth * (1 + alone.expected)
@@ -135,6 +144,8 @@ class CombinedDrafter:
     ) -> Draft:
         request = self._requests[context.request]
         request.drafted, request.candidates = len(model.tree) > 0, found
+        if model.sure is not None:
+            return model if found is None else replace(model, outcomes=found.outcomes)
         if found is None:
             return NO_DRAFT
         if not (kept or request.drafted):
@@ -180,6 +191,11 @@ class CombinedDrafter:
         """Begin with what another drafter knew of a request before its root was at `position`, under a new name."""
         if known := other._requests.get(request):
             self._requests[name] = _Request(known.acceptance.before(position))
+
+
+def _draws(context: Context, alone: Candidates | None) -> bool:
+    """Whether the model shall draw. `alone`: the text's candidates."""
+    return context.budget is not None and bool(context.budget.siblings) and (alone is None or alone.first < DRAWS)
 
 
 def _beforehand(context: Context) -> Sequence[float]:

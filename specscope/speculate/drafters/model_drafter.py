@@ -16,7 +16,7 @@ from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
 from specscope.speculate.drafters.suffix_index import Shelf
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, share_rows, start_tree
-from specscope.trace.plan import DynamicPlan, TreePlan
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Floats, Ints
 
@@ -109,6 +109,8 @@ class ModelDrafter(ABC):
     def _plan_for(self, context: Context) -> TreePlan | None:
         """The plan of a request's own budget, where it has one; None where it shall draft nothing."""
         plan, budget = self.plan, context.budget
+        if context.shape is not None:
+            return StaticPlan(context.shape)
         if budget is None or not isinstance(plan, DynamicPlan):
             return plan
         return DynamicPlan(budget.nodes, budget.depth, plan.top) if budget.depth else None

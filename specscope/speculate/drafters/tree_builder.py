@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.budget import share_out
+from specscope.speculate.budget import Budget, Doubles, share_out
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import draw_siblings
 from specscope.speculate.likeliest import likeliest
@@ -54,6 +54,8 @@ class Level:
 
 class TreeBuilder(ABC):
     """One request's tree while it grows. Nodes are numbered as they are found, parents first."""
+
+    sampled = False  # whether its nodes are draws, all of which are verified
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -149,73 +151,169 @@ class TreeBuilder(ABC):
         return np.asarray([place.get(node, -1) for node in kept], dtype=np.int32)
 
 
-class StaticTreeBuilder(TreeBuilder):
-    """A tree of a given shape. `_behind[i]` is the shape's node behind node i."""
+class SampledTreeBuilder(TreeBuilder):
+    """One whose nodes are draws from q. Every draw has a number, which is its coin's too."""
 
-    def __init__(self, context: Context, plan: StaticPlan) -> None:
+    coin: Doubles  # [most draws]
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.shape = plan.shape
-        self.sampled = not plan.top and not context.params.greedy
-        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
-        self._behind: list[int] = []
+        self._number: list[int] = []  # of each node's draw
         self._q: dict[int, Dense] = {}
         self._q_drawn: list[float] = []  # of each node's token
 
-    def grow(self, level: Level, rows: slice) -> None:
-        """Top tokens, or draws without replacement."""
-        if self.sampled:
-            grow_sampled(level, [(self, rows)])
-            return
-        first, wanted = len(self.token), self.wanted()
-        best = self._top(level, rows, max(map(len, wanted)))
-        for node, children, row in zip(self.frontier, wanted, best, strict=True):
-            for shape_node, (token, log_prob) in zip(children, row, strict=False):
-                self._behind.append(shape_node)
-                self._add(node, token, log_prob)
-        self._move_on_from(first)
+    def look(self, level: Level, rows: slice) -> None:
+        """Whatever of its rows of `level` says how often to draw. Called before `wanted`."""
 
+    @abstractmethod
     def wanted(self) -> list[list[int]]:
-        """For each node of the frontier the shape's nodes that are to be its children."""
-        return [self.shape.children(ROOT if node == ROOT else self._behind[node]) for node in self.frontier]
+        """For each node of the frontier the draws that are to be its children."""
+
+    def grow(self, level: Level, rows: slice) -> None:
+        """Draws without replacement."""
+        grow_sampled(level, [(self, rows)])
 
     def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Give the frontier children: q [V] at each node, and what was drawn from it, tokens with their q or 0."""
         first = len(self.token)
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
             self._q[node] = Dense(row)
-            for shape_node, (token, prob) in zip(children, tokens, strict=False):
+            for number, (token, prob) in zip(children, tokens, strict=False):
                 if prob > 0:  # else q has no further token to give
-                    self._behind.append(shape_node)
+                    self._number.append(number)
                     self._q_drawn.append(prob)
                     self._add(node, token, float(np.log(prob)))
         self._move_on_from(first)
 
+    def stop(self) -> None:
+        """Nothing more is to be drawn."""
+        self._move_on_from(len(self.token))
+
+    @abstractmethod
     def _move_on_from(self, first: int) -> None:
         """The frontier is now those of the nodes from `first` on that are to have children."""
-        self._move_on([node for node in range(first, len(self.token)) if self.shape.children(self._behind[node])])
 
     def finish(self) -> tuple[Draft, Ints]:
         """All nodes, as they were drawn."""
         nodes = range(len(self.token))
-        if self.sampled:
-            tree = DraftTree.build(self.token, self.parent, self._q_drawn, Drawn.WITHOUT_REPLACEMENT)
-        else:
-            tree = DraftTree.build(self.token, self.parent)
+        tree = DraftTree.build(self.token, self.parent, self._q_drawn, Drawn.WITHOUT_REPLACEMENT)
         return Draft(tree, self._q, self._notes(nodes)), self._places(nodes)
+
+
+class StaticTreeBuilder(SampledTreeBuilder):
+    """A tree of a given shape, whose nodes number the draws. Top tokens where the request or the plan says so."""
+
+    def __init__(self, context: Context, plan: StaticPlan) -> None:
+        super().__init__(context)
+        self.shape = plan.shape
+        self.sampled = not plan.top and not context.params.greedy
+        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
+
+    def grow(self, level: Level, rows: slice) -> None:
+        """Top tokens, or draws without replacement."""
+        if self.sampled:
+            super().grow(level, rows)
+            return
+        first, wanted = len(self.token), self.wanted()
+        best = self._top(level, rows, max(map(len, wanted)))
+        for node, children, row in zip(self.frontier, wanted, best, strict=True):
+            for shape_node, (token, log_prob) in zip(children, row, strict=False):
+                self._number.append(shape_node)
+                self._add(node, token, log_prob)
+        self._move_on_from(first)
+
+    def wanted(self) -> list[list[int]]:
+        """For each node of the frontier the shape's nodes that are to be its children."""
+        return [self.shape.children(ROOT if node == ROOT else self._number[node]) for node in self.frontier]
+
+    def _move_on_from(self, first: int) -> None:
+        self._move_on([node for node in range(first, len(self.token)) if self.shape.children(self._number[node])])
+
+    def finish(self) -> tuple[Draft, Ints]:
+        """All nodes, as they were drawn."""
+        if self.sampled:
+            return super().finish()
+        nodes = range(len(self.token))
+        return Draft(DraftTree.build(self.token, self.parent), {}, self._notes(nodes)), self._places(nodes)
+
+
+class CountedTreeBuilder(SampledTreeBuilder):
+    """As many draws at each node as are expected to pay, of a request with a budget.
+
+    How often to draw follows from how sure the drafter is there, never from what was drawn: all draws are verified, or
+    what is emitted would not have the target's distribution.
+    """
+
+    def __init__(self, context: Context, plan: DynamicPlan, budget: Budget) -> None:
+        super().__init__(context)
+        self.plan, self.budget = plan, budget
+        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, plan.max_nodes)
+        self.levels: list[list[float]] = []  # log chances of the nodes drawn at each depth
+        self._chance: list[float] = []  # of each draw: that it and all above it are accepted
+        self._sure: list[float] = []  # and the drafter's largest probability at its parent
+        self._wanted: list[list[int]] = []
+
+    def look(self, level: Level, rows: slice) -> None:
+        """Count the draws: the likeliest to be accepted, for as long as they pay for their rows."""
+        log_sure = [row[0] for row in level.top(self.plan.top)[1][rows]]
+        above = np.array([1.0 if node == ROOT else self._chance[self._number[node]] for node in self.frontier])
+        curves = self.budget.siblings[: self.plan.top]
+        chance = above[:, None] * np.stack([curve.at(log_sure) for curve in curves], axis=1)
+        chance = np.minimum.accumulate(chance, axis=1)  # the next draw comes after the one before it
+        drawn = len(self._chance)
+        prices = self.budget.prices[drawn : self.plan.max_nodes + 1]
+        order = np.argsort(-chance, axis=None, kind="stable")[: len(prices) - 1]
+        worth = np.append(0.0, np.cumsum(chance.flat[order]) - (prices[1 : len(order) + 1] - prices[0]))
+        most = max(
+            int(worth.argmax()), int(self.budget.probe and not drawn)
+        )  # a probe that draws nothing shows nothing
+        counts = np.bincount(order[:most] // chance.shape[1], minlength=len(chance))
+        self._wanted = []
+        for count, chances, log_prob in zip(counts.tolist(), chance.tolist(), log_sure, strict=True):
+            self._wanted.append([*range(len(self._chance), len(self._chance) + count)])
+            self._chance += chances[:count]
+            self._sure += [float(np.exp(log_prob))] * count
+
+    def wanted(self) -> list[list[int]]:
+        """As counted."""
+        return self._wanted
+
+    def _move_on_from(self, first: int) -> None:
+        """Where another pass is expected to pay."""
+        found = sorted(range(first, len(self.token)), key=lambda node: (-self._chance[self._number[node]], node))
+        self.levels.append([float(np.log(self._chance[self._number[node]])) for node in found])
+        best = sorted(found[: self.plan.top])
+        expected = sum(self._chance[self._number[node]] for node in best)
+        self._move_on(best if self.budget.goes_on(len(self.levels), expected) else [])
+
+    def finish(self) -> tuple[Draft, Ints]:
+        """All nodes, as they were drawn."""
+        draft, places = super().finish()
+        sure = [self._sure[number] for number in self._number]
+        return replace(draft, levels=self.levels, sure=sure), places
 
 
 def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:
     """Give every tree's frontier children from its rows of `level`; those that are sampled are drawn together."""
-    sampled = [(tree, rows) for tree, rows in growing if isinstance(tree, StaticTreeBuilder) and tree.sampled]
+    sampled = [(tree, rows) for tree, rows in growing if isinstance(tree, SampledTreeBuilder) and tree.sampled]
     if sampled:
         grow_sampled(level, sampled)
     for tree, rows in growing:
-        if not (isinstance(tree, StaticTreeBuilder) and tree.sampled):
+        if not tree.sampled:
             tree.grow(level, rows)
 
 
-def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]]) -> None:
+def grow_sampled(level: Level, growing: Sequence[tuple[SampledTreeBuilder, slice]]) -> None:
     """All children of every frontier, drawn without replacement: one read of the device, whatever the batch."""
+    for tree, rows in growing:
+        tree.look(level, rows)
+    idle = [tree for tree, _ in growing if not any(tree.wanted())]
+    growing = [(tree, rows) for tree, rows in growing if tree not in idle]
+    for tree in idle:
+        tree.stop()
+    if not growing:
+        return
     parts = [tree.rows(level, rows) for tree, rows in growing]
     q = all_probabilities(parts, level.backend)
     if any(part.allowed is not None for part in parts):
@@ -263,7 +361,7 @@ class DynamicTreeBuilder(TreeBuilder):
         level, budget = len(self.levels), self.context.budget
         if level >= self.plan.depth:
             return False
-        return budget is None or budget.goes_on(level, [self.score[node] for node in frontier])
+        return budget is None or budget.goes_on(level, budget.curve.at([self.score[node] for node in frontier]).sum())
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         """The nodes of highest score, in their order. Of equal ones the earlier: a parent comes before its child."""
@@ -281,7 +379,7 @@ class DynamicTreeBuilder(TreeBuilder):
 
 def share_rows(trees: Sequence[TreeBuilder]) -> None:
     """Say how many nodes of each tree are verified, as the budgets of all together have it."""
-    adaptive = [tree for tree in trees if tree.context.budget is not None]
+    adaptive = [tree for tree in trees if tree.context.budget is not None and not tree.sampled]
     budgets = [tree.context.budget for tree in adaptive if tree.context.budget is not None]
     chances = [b.curve.at(sorted(tree.score, reverse=True)) for tree, b in zip(adaptive, budgets, strict=True)]
     for tree, count in zip(adaptive, share_out(budgets, chances), strict=True):
@@ -290,4 +388,8 @@ def share_rows(trees: Sequence[TreeBuilder]) -> None:
 
 def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:
     """An empty tree for a request, to be grown as the plan says."""
-    return StaticTreeBuilder(context, plan) if isinstance(plan, StaticPlan) else DynamicTreeBuilder(context, plan)
+    if isinstance(plan, StaticPlan):
+        return StaticTreeBuilder(context, plan)
+    if context.budget is not None and context.budget.siblings:
+        return CountedTreeBuilder(context, plan, context.budget)
+    return DynamicTreeBuilder(context, plan)

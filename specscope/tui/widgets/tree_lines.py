@@ -145,7 +145,7 @@ def _columns(columns: tuple[Column, ...], step: RequestStep, same: Collection[Co
     if not len(step.tree):
         return tuple(column for column in given if column in (P, COIN))
     source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
-    if step.notes is None or np.any(step.tree.drawn != Drawn.DETERMINISTIC):
+    if step.notes is None or step.tree.is_sampled:
         return (*source, *given)
     return (*source, *(DRAFT if column is Q else column for column in given))
 

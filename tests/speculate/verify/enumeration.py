@@ -73,13 +73,21 @@ def draws(shape, q: Model, drawn: Drawn):
     yield from go(0, {}, 1.0)
 
 
-def emitted(shape, p_model, q_model, drawn, outcomes, rearrange=lambda tree, q: tree):
-    """Joint distribution of the first tokens, as many as the tree is deep plus one.
+def trees(shape, q_model, drawn, rearrange):
+    """Every tree of a shape with its q and its probability."""
+    for tokens, weight in draws(shape, q_model, drawn):
+        tree = DraftTree.build([tokens[i] for i in range(len(shape))], shape.parent, drawn=drawn)
+        paths = {ROOT: ()} | {i: tuple(tokens[j] for j in tree.path_to(i)) for i in range(len(tree))}
+        q = {n: dense(q_model(paths[n])) for n in paths if shape.children(n)}
+        yield rearrange(tree, q), {} if drawn == Drawn.DETERMINISTIC else q, weight
+
+
+def emitted(drafts, p_model, length, outcomes):
+    """Joint distribution of the first `length` tokens. `drafts`: (tree, q by parent, probability).
 
     `outcomes(tree, p, q)` yields (probability, accepted path, [V] what the final token is drawn from) for all that a
     rule can decide. What a step does not emit is continued by the target itself.
     """
-    length = shape.max_depth + 1
     joint: dict[tuple[int, ...], float] = defaultdict(float)
 
     def continue_by_target(prefix, weight):
@@ -89,14 +97,10 @@ def emitted(shape, p_model, q_model, drawn, outcomes, rearrange=lambda tree, q: 
         for token, share in enumerate(p_model(prefix)):
             continue_by_target((*prefix, token), weight * share)
 
-    for tokens, weight in draws(shape, q_model, drawn):
-        tree = DraftTree.build([tokens[i] for i in range(len(shape))], shape.parent, drawn=drawn)
-        paths = {ROOT: ()} | {i: tuple(tokens[j] for j in tree.path_to(i)) for i in range(len(tree))}
-        q = {n: dense(q_model(paths[n])) for n in paths if shape.children(n)}
-        tree = rearrange(tree, q)
+    for tree, q, weight in drafts:
         paths = {ROOT: ()} | {i: tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree))}
         p = [dense(p_model(paths[n])) for n in [ROOT, *range(len(tree))]]
-        for share, path, last in outcomes(tree, p, {} if drawn == Drawn.DETERMINISTIC else q):
+        for share, path, last in outcomes(tree, p, q):
             prefix = tuple(tree.token[path].tolist())
             for token, final in enumerate(last / last.sum()):
                 if final:
@@ -104,13 +108,17 @@ def emitted(shape, p_model, q_model, drawn, outcomes, rearrange=lambda tree, q: 
     return joint
 
 
-def total_variation(shape, seed, vocab, drawn, outcomes, rearrange=lambda tree, q: tree):
-    """Of what is emitted from the target, for random p and q."""
-    p_model, q_model = Model(vocab, seed), Model(vocab, seed + 1000)
-    joint = emitted(shape, p_model, q_model, drawn, outcomes, rearrange)
+def variation(joint, p_model, length):
+    """Total variation of a joint distribution from the target's."""
     assert abs(sum(joint.values()) - 1) < 1e-9
     truth = 0.0
-    for prefix in itertools.product(range(vocab), repeat=shape.max_depth + 1):
+    for prefix in itertools.product(range(p_model.vocab), repeat=length):
         weight = np.prod([p_model(prefix[:i])[prefix[i]] for i in range(len(prefix))])
         truth += abs(joint[prefix] - weight)
     return truth / 2
+
+
+def total_variation(shape, seed, vocab, drawn, outcomes, rearrange=lambda tree, q: tree):
+    """Of what is emitted from the target, for random p and q."""
+    p_model, q_model, length = Model(vocab, seed), Model(vocab, seed + 1000), shape.max_depth + 1
+    return variation(emitted(trees(shape, q_model, drawn, rearrange), p_model, length, outcomes), p_model, length)
