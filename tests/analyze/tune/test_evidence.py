@@ -82,7 +82,8 @@ def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
             if complete[row]:
                 tokens = request.before(place, part.position + 1)
                 params = request.info.params
-                draft = drafter_again(small, Context(SCRATCH, tokens, len(request.info.prompt_tokens), params))
+                context = Context(SCRATCH, tokens, len(request.info.prompt_tokens), params)
+                draft = drafter_again(small, context, part.tree)
                 assert kept_paths(told, mask, row) == rank_paths(draft.tree)
                 same += 1
             row += 1
