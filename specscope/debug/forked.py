@@ -99,4 +99,5 @@ class Forked:
     def near_tie(self) -> bool:
         """Whether the first difference is in a step with a decision that rounding could flip."""
         parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
-        return any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
+        decided = any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
+        return decided or any(step.near_draws(self.dtype) for step in parted)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import put
-from specscope.speculate.verify.distribution import draw_margin
+from specscope.speculate.verify.distribution import SLACK, draw_margin
 from specscope.trace.tree import Doubles
 
 BLOCK = 256  # tokens
@@ -78,40 +78,43 @@ def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
     return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
 
 
-def draw_siblings(rows: Tensor, coins: Doubles) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens drawn from each row without replacement, [F][k], and their probabilities in it.
+Siblings = tuple[list[list[int]], list[list[float]], list[list[float]]]  # tokens, probabilities, margins; [F][k] each
+
+
+def draw_siblings(rows: Tensor, coins: Doubles) -> Siblings:
+    """Tokens drawn from each row without replacement, their probabilities in it, and the draws' margins.
 
     rows [F, V] of any float dtype, not negative; coins [F, k]. The probability is 0 from where on the row has no
     further token to give. A device is read once.
     """
     if rows.device.type == "cpu":
         return _on_host(rows, coins)
-    tokens, probs = _on_device(rows, put(coins, rows.device))
-    both = torch.stack([tokens.double(), probs]).cpu()
-    return both[0].long().tolist(), both[1].tolist()
+    tokens, probs, margins = torch.stack(_on_device(rows, put(coins, rows.device))).cpu()
+    return tokens.long().tolist(), probs.tolist(), margins.tolist()
 
 
-def _on_host(rows: Tensor, coins: Doubles) -> tuple[list[list[int]], list[list[float]]]:
+def _on_host(rows: Tensor, coins: Doubles) -> Siblings:
     tokens = [[0] * coins.shape[1] for _ in coins]
     probs = [[0.0] * coins.shape[1] for _ in coins]
-    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), tokens, probs, strict=True)
-    for row, sums, row_coins, row_tokens, row_probs in each:
+    margins = [[1.0] * coins.shape[1] for _ in coins]
+    each = zip(rows.numpy(), block_sums(rows).numpy(), coins.tolist(), tokens, probs, margins, strict=True)
+    for row, sums, row_coins, row_tokens, row_probs, row_margins in each:
         urn = Urn(row, sums)
         for child, coin in enumerate(row_coins):
-            token, share, _ = urn.draw(coin)
+            token, share, margin = urn.draw(coin)
             if share <= 0:
                 break
-            row_tokens[child], row_probs[child] = token, float(row[token])
+            row_tokens[child], row_probs[child], row_margins[child] = token, float(row[token]), margin
             if child + 1 < len(row_coins):
                 urn.remove(token)
-    return tokens, probs
+    return tokens, probs, margins
 
 
-def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
-    """As draw_siblings, all rows at once: int64 [F, k] and float64 [F, k]. coins float64 [F, k]. Nothing is read."""
+def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As draw_siblings, all rows at once: float64 [F, k] each. coins float64 [F, k]. Nothing is read."""
     sums, lanes = block_sums(rows), torch.arange(BLOCK, device=rows.device)
     taken: list[Tensor] = []  # int64 [F, 1] each
-    some = []
+    some, margins = [], []
 
     def inside(block: Tensor) -> Tensor:
         """float64 [F, BLOCK] one block of each row [F, 1], 0 where nothing is any more."""
@@ -129,8 +132,17 @@ def _on_device(rows: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
         own = inside(block)
         up_to = torch.nn.functional.pad(ends, (1, 0)).gather(1, block) + own.cumsum(1)
         last = (lanes * (own > 0)).amax(1, keepdim=True)  # where the sums within fall short by rounding
-        token = block * BLOCK + torch.minimum(torch.searchsorted(up_to, share, right=True), last)
-        taken.append(token)
+        at = torch.minimum(torch.searchsorted(up_to, share, right=True), last)
+        above = up_to.gather(1, at)
+        borders = torch.cat([above - own.gather(1, at), above], dim=1) / ends[:, -1:]
+        margins.append(_margins(coin, borders.nan_to_num_(nan=0.0)))
+        taken.append(block * BLOCK + at)
         sums.scatter_(1, block, inside(block).sum(1, keepdim=True))
     tokens = torch.cat(taken, dim=1)
-    return tokens, rows.gather(1, tokens).double() * torch.cat(some, dim=1)
+    return tokens.double(), rows.gather(1, tokens).double() * torch.cat(some, dim=1), torch.cat(margins, dim=1)
+
+
+def _margins(coin: Tensor, borders: Tensor) -> Tensor:
+    """draw_margin of each row: coin [F, 1], borders [F, 2]; float64 [F, 1]."""
+    between = (borders > SLACK) & (borders < 1 - SLACK)
+    return (coin - borders).abs().where(between, 1.0).amin(1, keepdim=True)

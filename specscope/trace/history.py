@@ -159,6 +159,10 @@ class History:
         """The decisions of a step that rounding could flip (Verdict.near_ties); none where the dtype is not known."""
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
+    def near_draws(self, step: RequestStep) -> list[int]:
+        """The drafter's draws in a step of which the same holds (RequestStep.near_draws)."""
+        return [] if self.run is None else step.near_draws(self.run.dtype)
+
     @property
     def counts_only(self) -> bool:
         """Whether there are counts of intervals and no step of a request: of an engine that tells no more."""

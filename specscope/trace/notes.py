@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specscope.trace.equal import ArrayEq
-from specscope.trace.tree import Floats, Ints
+from specscope.trace.tree import Doubles, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,8 @@ class DraftNotes(ArrayEq):
     fed_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
     fed_position: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [r]
     fed_norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [r, aux layers] L2 norm of each
+    # Where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn. [n] or [0]
+    draw_margin: Doubles = field(default_factory=lambda: np.zeros(0))
 
 
 PARENT_ARRAYS: Mapping[str, type[np.generic]] = {

@@ -203,6 +203,12 @@ class RequestStep(ArrayEq):
         """The root's position in the request: coins follow from it, and its slot."""
         return self.context_len + self.prefill_tokens
 
+    def near_draws(self, dtype: str) -> list[int]:
+        """The nodes whose draws rounding in this dtype could make of another token: see Verdict.near_ties."""
+        if self.notes is None:
+            return []
+        return np.flatnonzero(self.notes.draw_margin < ROUNDING.get(dtype, 0.0)).tolist()
+
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
         if self.verdict is None:

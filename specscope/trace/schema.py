@@ -146,6 +146,7 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
     dropped_token: PerDropped[Token] = field(name="specscope.draft.dropped_token", default_factory=list)
     dropped_parent: PerDropped[Parent] = field(name="specscope.draft.dropped_parent", default_factory=list)
     dropped_score: PerDropped[LogProbability] = field(name="specscope.draft.dropped_score", default_factory=list)
+    draw_margin: PerNode[Probability] = field(name="specscope.draft.draw_margin", default_factory=list)
     cached: Count = field(name="specscope.draft.cached", default=0)
     rows: Annotated[list[Count], Meta(max_length=4096)] = field(name="specscope.draft.rows", default_factory=list)
     fed_token: PerFed[Token] = field(name="specscope.draft.fed_token", default_factory=list)
@@ -216,6 +217,8 @@ class DecodeStep(Prefill, frozen=True, kw_only=True):
         if self.dropped is UNSET:
             return
         _same_length(self, n, "draft", ("prob", "score"))
+        if self.draw_margin:
+            _same_length(self, n, "draft", ("draw_margin",))
         _same_length(self, self.dropped, "draft", ("dropped_token", "dropped_parent", "dropped_score"))
         _parents_first("specscope.draft.dropped_parent", self.dropped_parent, n)
         rows = len(self.fed_token)

@@ -50,6 +50,7 @@ NOTES_ARRAYS = {
     "fed_token": np.int32,
     "fed_position": np.int32,
     "fed_norms": np.float32,  # row after row
+    "draw_margin": np.float64,
 }
 
 

@@ -8,7 +8,6 @@ table at the end of the tests (tests/conftest.py).
 from dataclasses import dataclass, field
 from itertools import product
 
-import numpy as np
 import pytest
 
 from specscope import SamplingParams
@@ -17,7 +16,6 @@ from specscope.analyze.verify.trial import judge
 from specscope.engine.pipeline import Pipeline
 from specscope.speculate.drafters.combined import model_of
 from specscope.trace.history import History
-from specscope.trace.tree import Drawn
 from tests.analyze.audit.runs import Bench, failed
 from tests.engine.cached import HEAD, pressed
 
@@ -117,27 +115,12 @@ def parted(wanted, got):
         pairs = zip(steps, got.steps[name], strict=False)
         first = next(((step, beside) for (one, step), (other, beside) in pairs if one != other), None)
         if first is not None:
-            near = wanted.history.near_ties(first[0]) or drawn_at_a_border(*first)
+            near = wanted.history.near_ties(first[0]) or wanted.history.near_draws(first[0])
             assert near, f"{name} parts at step {first[0].index}, at no near tie"
             ties += 1
         else:
             assert got.tokens[name] == wanted.tokens[name]
     return ties
-
-
-def drawn_at_a_border(step, other):
-    """Whether two trees part where a token was sampled at the border of its neighbour's part of the cumulative sum.
-
-    The evidence has no margin of a drafter's draws. Up to there q is the same but for rounding, and so is the coin.
-    """
-    one, two = step.tree, other.tree
-    if len(one) != len(two) or one.parent.tolist() != two.parent.tolist():
-        return False
-    (differs,) = np.nonzero(one.token != two.token)
-    if not len(differs) or one.drawn[differs[0]] == Drawn.DETERMINISTIC:
-        return False
-    at = int(differs[0])
-    return abs(int(one.token[at]) - int(two.token[at])) == 1 and np.allclose(one.q[:at], two.q[:at], rtol=1e-5)
 
 
 def proven(bench, engine, made):

@@ -35,7 +35,8 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, width):
     rows = torch.tensor(rows, dtype=torch.float32)
     coin = np.array([[SMALLEST], [0.5], [LARGEST]] * 2)
     for way in (draw_siblings, device):
-        tokens, probs = (torch.tensor(x) for x in way(rows, coin))
+        tokens, probs, _ = (torch.tensor(x) for x in way(rows, coin))
+        tokens = tokens.long()
         assert (probs > 0).all()
         assert torch.equal(rows.gather(1, tokens), probs)
 
@@ -65,14 +66,16 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
     rows[:, rng.integers(width)] += 1e-3
     rows = torch.tensor(rows / rows.sum(1, keepdims=True), dtype=torch.float32)
     coins = rng.random((4, count))
-    tokens, probs = way(rows, coins)
+    tokens, probs, margins = way(rows, coins)
     for f, row in enumerate(rows):
         left = Dense(row)
         for child in range(count):
             if len(set(tokens[f][:child])) == int((row > 0).sum()):
                 assert probs[f][child:] == [0.0] * (count - child)
+                assert margins[f][child:] == [1.0] * (count - child)
                 break
             wanted, far = left.draw(float(coins[f, child]))
+            assert margins[f][child] == pytest.approx(far, abs=1e-6)
             if far < 1e-6:
                 break  # each renormalises in float32, we never do
             assert tokens[f][child] == wanted
@@ -83,6 +86,6 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
 def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
     rows, coins = torch.rand(3, 700), torch.rand(3, 4, dtype=torch.float64)
     reads = Reads(monkeypatch)
-    tokens, probs = _on_device(rows, coins)
+    tokens, probs, margins = _on_device(rows, coins)
     assert reads.count == 0
-    assert tokens.shape == probs.shape == (3, 4)
+    assert tokens.shape == probs.shape == margins.shape == (3, 4)

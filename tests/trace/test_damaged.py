@@ -61,6 +61,7 @@ FED = {
     "specscope.draft.fed_token": [1, 2],
     "specscope.draft.fed_position": [3, 4],
     "specscope.draft.fed_norms": [1.0, 2.0],
+    "specscope.draft.draw_margin": [0.5, 1.0],
 }
 FAULTS = {
     "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
@@ -92,6 +93,11 @@ FAULTS = {
     ),
     "norm below 0": (FED | {"specscope.draft.fed_norms": [1.0, -1.0]}, "Expected `float` >= 0.0"),
     "norm that is none": (FED | {"specscope.draft.fed_norms": [1.0, float("nan")]}, "`specscope.draft.fed_norms[1]`"),
+    "draw margins one short": (
+        FED | {"specscope.draft.draw_margin": [0.5]},
+        "`specscope.draft.draw_margin` holds 1",
+    ),
+    "draw margin above 1": (FED | {"specscope.draft.draw_margin": [0.5, 1.5]}, "Expected `float` <= 1.0"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),

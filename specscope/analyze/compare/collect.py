@@ -126,6 +126,7 @@ class Collector:
             source[:] = part.method.source
         nodes["source"].append(source)
         nodes["prob"].append(unknown if notes is None else np.where(source == TEXT, np.float32(np.nan), notes.prob))
+        nodes["draw_margin"].append(np.ones(n) if notes is None or not len(notes.draw_margin) else notes.draw_margin)
         if parents is None:
             nodes["raw_p"].append(unknown)
             nodes["gap"].append(unknown)

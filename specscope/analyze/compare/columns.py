@@ -76,6 +76,7 @@ NODE = {
     "coin": "f8",
     "residual_mass": "f8",
     "prob": "f4",  # the drafter's probability; NaN where it is no model
+    "draw_margin": "f8",  # of the drafter's draw; 1 where the node is no draw, or nothing is recorded
     "source": "i1",  # who drafted it, by method.SOURCES; -1 where one drafter works alone
     "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
     "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise

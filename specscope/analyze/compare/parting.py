@@ -136,7 +136,10 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
         return Cause.DRAFTER
     here = [tuple(one.token for one in half.decisions if one.node is not None) for half in (x, y)]
     short = min(map(len, here))
-    if here[0][:short] != here[1][:short] or x.position != y.position or not shared:
+    drawn = [pair for pair in shared[:short] if pair[0].token != pair[1].token][:1]
+    if any(one.near_draw for pair in drawn for one in pair):
+        return Cause.ROUNDING
+    if drawn or x.position != y.position or not shared:
         return Cause.DRAFTS
     if x.rule != y.rule:
         return Cause.RULE
@@ -271,6 +274,7 @@ def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
         margin=margin,
         gap=gap,
         near_tie=_near(side, row, margin, gap, tolerance),
+        near_draw=bool(nodes["draw_margin"] < tolerance),
     )
 
 

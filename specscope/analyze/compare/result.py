@@ -89,6 +89,7 @@ class Decision:
     margin: float  # how far p would have to move for another outcome; 1 where nothing could
     gap: float | None  # the target's raw first less its second probability; None where not recorded
     near_tie: bool
+    near_draw: bool = False  # whether rounding could make another token of the drafter's draw
 
 
 @dataclass(frozen=True)

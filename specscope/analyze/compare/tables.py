@@ -108,7 +108,7 @@ def _detail(pair: Pair, parting: Parting) -> Table:
     columns = ("", "token", "node", "what", "p", "q", "coin", "a", "margin")
     where = ", ".join(f"{name} {half.at}" for name, half in (("A", parting.a), ("B", parting.b)) if half.at is not None)
     title = f"{one_line(pair.id_a, 16)} parts at output token {parting.position:,}"
-    note = f"{ABOUT[parting.cause]} ({where}). margin: how far p would have to move for another outcome."
+    note = f"{ABOUT[parting.cause]} ({where}). margin: how far p would have to move for another outcome. ≈: a near tie."
     return Table(title, columns, rows, note, frozenset(["token", "what"]))
 
 
@@ -121,7 +121,7 @@ def _decision_row(one: Decision) -> tuple[str, ...]:
         NONE if one.node is None else str(one.node),
         one.what,
         number(one.p, 4),
-        number(one.q, 4),
+        number(one.q, 4) + (" ≈" if one.near_draw else ""),
         number(one.coin, 4),
         number(one.accept_prob, 4),
         margin + (" ≈" if one.near_tie else ""),

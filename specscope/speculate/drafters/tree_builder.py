@@ -162,6 +162,7 @@ class SampledTreeBuilder(TreeBuilder):
         self._number: list[int] = []  # of each node's draw
         self._q: dict[int, Dense] = {}
         self._q_drawn: list[float] = []  # of each node's token
+        self._margin: list[float] = []  # of each node's draw
 
     def look(self, level: Level, rows: slice) -> None:
         """Whatever of its rows of `level` says how often to draw. Called before `wanted`."""
@@ -174,15 +175,16 @@ class SampledTreeBuilder(TreeBuilder):
         """Draws without replacement."""
         grow_sampled(level, [(self, rows)])
 
-    def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Give the frontier children: q [V] at each node, and what was drawn from it, tokens with their q or 0."""
+    def take(self, q: Sequence[Tensor], drawn: Sequence[Sequence[tuple[int, float, float]]]) -> None:
+        """Give the frontier children: q [V] at each node, and what was drawn there: tokens, their q or 0, margins."""
         first = len(self.token)
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
             self._q[node] = Dense(row)
-            for number, (token, prob) in zip(children, tokens, strict=False):
+            for number, (token, prob, margin) in zip(children, tokens, strict=False):
                 if prob > 0:  # else q has no further token to give
                     self._number.append(number)
                     self._q_drawn.append(prob)
+                    self._margin.append(margin)
                     self._add(node, token, float(np.log(prob)))
         self._move_on_from(first)
 
@@ -198,7 +200,8 @@ class SampledTreeBuilder(TreeBuilder):
         """All nodes, as they were drawn."""
         nodes = range(len(self.token))
         tree = DraftTree.build(self.token, self.parent, self._q_drawn, Drawn.WITHOUT_REPLACEMENT)
-        return Draft(tree, self._q, self._notes(nodes)), self._places(nodes)
+        notes = replace(self._notes(nodes), draw_margin=np.array(self._margin))
+        return Draft(tree, self._q, notes), self._places(nodes)
 
 
 class StaticTreeBuilder(SampledTreeBuilder):
@@ -265,9 +268,8 @@ class CountedTreeBuilder(SampledTreeBuilder):
         prices = self.budget.prices[drawn : self.plan.max_nodes + 1]
         order = np.argsort(-chance, axis=None, kind="stable")[: len(prices) - 1]
         worth = np.append(0.0, np.cumsum(chance.flat[order]) - (prices[1 : len(order) + 1] - prices[0]))
-        most = max(
-            int(worth.argmax()), int(self.budget.probe and not drawn)
-        )  # a probe that draws nothing shows nothing
+        least = int(self.budget.probe and not drawn)  # a probe that draws nothing shows nothing
+        most = max(int(worth.argmax()), least)
         counts = np.bincount(order[:most] // chance.shape[1], minlength=len(chance))
         self._wanted = []
         for count, chances, log_prob in zip(counts.tolist(), chance.tolist(), log_sure, strict=True):

@@ -66,6 +66,8 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         ("position", f"depth {int(tree.depth[node])}, child of {above}", "text"),
         ("drawn", Drawn(int(tree.drawn[node])).name.lower().replace("_", " "), "text"),
     ]
+    if node in look.history.near_draws(step):
+        facts.append(("", "a near tie in the draft: rounding could draw the next token instead", "warn"))
     from_text = step.method is not None and step.method.source_of(node) == "text"
     if draft_tokens(look.history.run) is not None and not from_text:
         own = draft_id(look.history.run, token)

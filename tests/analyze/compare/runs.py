@@ -18,6 +18,7 @@ from specscope.trace.coins import Stream, coins
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import (
+    DraftNotes,
     FinalKind,
     FinishReason,
     Outcome,
@@ -88,11 +89,13 @@ def draw(weights: np.ndarray, coin: float) -> int:
     return int(min(np.searchsorted(np.cumsum(weights) / weights.sum(), coin, "right"), WORDS - 1))
 
 
-def draft(made: Made, text: list[int], seed: int, position: int) -> tuple[list[int], list[float]]:
+def draft(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[list[int], list[float]]:
     tokens, qs, drawn = [], [], coins(seed, Stream.DRAFT, position, made.chain)
     for at in range(made.chain):
         q = made.q(tuple((text + tokens)[-2:]))
         token = draw(q, drawn[at]) if made.sampled else int(np.argmax(q))
+        if fault in ("draw", "near draw") and at == 0:
+            token = (token + 1) % WORDS
         tokens.append(token)
         qs.append(float(q[token]) if made.sampled else 1.0)
     return tokens, qs
@@ -100,7 +103,7 @@ def draft(made: Made, text: list[int], seed: int, position: int) -> tuple[list[i
 
 def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[DraftTree, Verdict]:
     """The standard rule on a chain."""
-    tokens, qs = draft(made, text, seed, position)
+    tokens, qs = draft(made, text, seed, position, fault)
     n = made.chain
     coin = coins(seed, Stream.VERIFY, position, n + 1)
     if fault == "coin":
@@ -193,6 +196,13 @@ def notes(made: Made, text: list[int], verdict: Verdict, tree: DraftTree) -> Par
     )
 
 
+def at_a_border(tree: DraftTree) -> DraftNotes:
+    """Of a chain whose first token was nearly another one."""
+    none, far = np.zeros(0, np.int32), np.ones(len(tree))
+    far[0] = 1e-7
+    return DraftNotes(tree.q, np.log(tree.q).cumsum(), none, none, np.zeros(0, np.float32), draw_margin=far)
+
+
 def infos(made: Made) -> list[RequestInfo]:
     found = []
     for at in range(made.requests):
@@ -218,12 +228,15 @@ def make(made: Made) -> History:
         for info in list(going):
             out = output[info.id]
             text = [*info.prompt_tokens.tolist(), *out]
-            tree, verdict = judge(made, text, info.params.seed, len(text) - 1, made.plant.get((info.id, len(out)), ""))
+            fault = made.plant.get((info.id, len(out)), "")
+            tree, verdict = judge(made, text, info.params.seed, len(text) - 1, fault)
             emitted = min(len(verdict.path) + 1, made.tokens - len(out))
             first = index[info.id] == 0
             context, fed = (0, len(text) - 1) if first else (len(text) - 1, 0)
             given = notes(made, text, verdict, tree) if made.evidence and made.chain else None
             part = RequestStep(info.id, index[info.id], context, fed, "made", tree, verdict, emitted, parents=given)
+            if fault == "near draw":
+                part = dataclasses.replace(part, notes=at_a_border(tree))
             parts.append(part)
             out += part.output()
             index[info.id] += 1

@@ -87,6 +87,13 @@ def test_a_near_tie_is_called_rounding():
             assert any(one.near_tie for one in (*pair.parting.a.decisions, *pair.parting.b.decisions))
 
 
+@pytest.mark.parametrize(("fault", "cause"), [("draw", Cause.DRAFTS), ("near draw", Cause.ROUNDING)])
+def test_another_draw_of_the_drafter_is_rounding_only_at_a_border(plain, fault, cause):
+    found = compare(plain, side(seed=1, plant={("r3", begins(plain, 3, 4)): fault}))
+    assert set(found.partings) == {cause}
+    assert found.answer is not Answer.DIFFERENT
+
+
 def test_the_same_change_is_no_rounding_in_float32():
     found = compare(side(seed=1), side(seed=1, noise=0.004))
     assert found.answer is Answer.DIFFERENT

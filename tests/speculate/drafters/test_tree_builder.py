@@ -206,8 +206,8 @@ def test_a_static_tree_of_top_tokens(paths, seed, reduced, why):
 
 
 def plain_draws(oracle, shape, q_of, coin):
-    """Tokens of a sampled tree, drawn without replacement in plain numpy."""
-    tokens, paths = [], {ROOT: []}
+    """Tokens of a sampled tree, drawn without replacement in plain numpy; how far each coin is from another token."""
+    tokens, margins, paths = [], [], {ROOT: []}
     for node, above in enumerate(shape.parent):
         left = q_of(oracle.full(paths[above])).double().numpy()
         for sibling in shape.children(above):
@@ -216,7 +216,9 @@ def plain_draws(oracle, shape, q_of, coin):
         cumulative = np.cumsum(left / left.sum())
         tokens.append(int(np.searchsorted(cumulative, coin[node], side="right")))
         paths[node] = [*paths[above], tokens[-1]]
-    return tokens
+        borders = cumulative[(cumulative > 1e-12) & (cumulative < 1 - 1e-12)]
+        margins.append(np.abs(borders - coin[node]).min(initial=1.0))
+    return tokens, margins
 
 
 @given(
@@ -248,7 +250,9 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
         assert tree.q[tree.children(node)].tolist() == [q.prob(token) for token in children]
     assert draft.notes.prob == pytest.approx(tree.q, rel=1e-5)
     coin = coins(seed, Stream.DRAFT, len(asked.tokens) - 1, len(plan.shape))
-    assert tree.token.tolist() == plain_draws(oracle, plan.shape, lambda x: (x / temperature).softmax(-1), coin)
+    tokens, margins = plain_draws(oracle, plan.shape, lambda x: (x / temperature).softmax(-1), coin)
+    assert tree.token.tolist() == tokens
+    assert draft.notes.draw_margin == pytest.approx(margins, abs=1e-6)
     # Again, beside another request: the same draws. With another seed: others.
     (other, again) = grow(
         [Oracle(seed + 1, oracle.d2t), oracle], [dataclasses.replace(asked, request="b"), asked], plan
