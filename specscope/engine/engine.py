@@ -34,6 +34,7 @@ from specscope.trace.flight import Flight
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import FinishReason, Moved, Phase, RunInfo, StepRecord
+from specscope.trace.rules import MATCH
 from specscope.trace.vocabulary import Vocabulary
 
 
@@ -77,7 +78,9 @@ class Engine(PhasesMixin, GenerateMixin):
             root_alone=bool(self.drafter.aux_layers),
         )
         plan = self.config.plan
-        self.sizer = Sizer(plan, parts.costs) if parts.costs is not None and isinstance(plan, DynamicPlan) else None
+        self.sizer: Sizer | None = None
+        if parts.costs is not None and isinstance(plan, DynamicPlan):
+            self.sizer = Sizer(plan, parts.costs, draws=self.config.rule != MATCH)
         self.gate = Gate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
         self.clock = DeviceClock() if self.runner.loaded.device.type == "cuda" else None
         self.steps = 0

@@ -42,6 +42,7 @@ def run_again(
         return logits, replace(draft, q=drafted.q), ()
     # Of an adaptive plan the whole was drafted, of which the tree may be a part; of two drafters, the model's part.
     adaptive = engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter)
+    adaptive = adaptive and not part.tree.is_sampled
     return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
 
 

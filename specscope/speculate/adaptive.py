@@ -33,6 +33,7 @@ from specscope.trace.wording import plural
 # Chances of the first, second, ... draw at a node by the drafter's largest probability, before anything is known.
 SIBLINGS = (0.15 + 0.8 * MIDDLES, 0.12 * (1 - MIDDLES), 0.06 * (1 - MIDDLES), 0.04 * (1 - MIDDLES))
 DRAW_PRIOR = 0.75  # draws of each kind that were accepted so often, before anything is known
+DRAW_KEPT = 0.05  # of which that many never fade: a kind that nothing is known of any more is tried again
 BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
@@ -62,10 +63,13 @@ class Kind:
         self.tries = KEEP * self.tries + np.bincount(bins, minlength=len(MIDDLES))
         self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=len(MIDDLES))
 
-    def curve(self, *, rises: bool = True) -> Curve:
-        """As counted; of one that must rise, neighbours that fall are set to the higher one's rate."""
-        rates = self.hits / np.maximum(self.tries, 1e-9)
-        return Curve(np.maximum.accumulate(rates) if rises else rates)
+    def curve(self) -> Curve:
+        """As counted, but that it rises: neighbours that fall are set to the higher one's rate."""
+        return Curve(np.maximum.accumulate(self.hits / np.maximum(self.tries, 1e-9)))
+
+    def curve_from(self, rates: Doubles) -> Curve:
+        """As counted; `rates` where next to nothing is known."""
+        return Curve((self.hits + DRAW_KEPT * rates) / (self.tries + DRAW_KEPT))
 
 
 @dataclass
@@ -148,7 +152,7 @@ class Prices:
     @cached_property
     def siblings(self) -> tuple[Curve, ...]:
         """As in Budget, of a sampled request. The same."""
-        return tuple(kind.curve(rises=False) for kind in self.of.draws)
+        return tuple(kind.curve_from(rates) for kind, rates in zip(self.of.draws, SIBLINGS, strict=True))
 
 
 @dataclass(frozen=True)
@@ -170,9 +174,10 @@ class Outcome:
 class Sizer:
     """Sets budgets for all requests of an engine."""
 
-    def __init__(self, plan: DynamicPlan, costs: Costs) -> None:
+    def __init__(self, plan: DynamicPlan, costs: Costs, *, draws: bool = True) -> None:
         self.plan = plan  # the largest search
         self.costs = costs
+        self.draws = draws  # whether sampled requests may have draws: not where the rule takes no notice of q
         self.learned = Learned(lifts=[LIFT] * plan.depth, shares=[1.0] * plan.depth, unseen=[0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
         self._asked: dict[str, tuple[Recent, Prices]] = {}  # in this step; kept of those that decode in it
@@ -195,7 +200,7 @@ class Sizer:
         depth, reason, probe = self._depth(request, recent, price)
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
-            *(price.together, price.beforehand, probe, () if greedy else price.siblings),
+            *(price.together, price.beforehand, probe, price.siblings if self.draws and not greedy else ()),
         )
 
     def _recent(self, known: Recent | None, price: Prices) -> Recent:

@@ -18,7 +18,7 @@ MIDDLES = (np.concatenate([[0.0], EDGES]) + np.concatenate([EDGES, [1.0]])) / 2
 
 @dataclass(frozen=True)
 class Curve:
-    """Acceptance by the drafter's probability of a path. It never falls."""
+    """Acceptance by the drafter's probability: of a path, or of the likeliest token where draws are counted."""
 
     rates: Doubles  # [bins] at MIDDLES
 

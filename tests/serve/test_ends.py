@@ -118,7 +118,7 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
     lines = server.stream(max_tokens=480)
     for _ in range(40):
         next(lines)
-    wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 100_000, 2)
+    wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 200_000, 10)
     server.process.kill()
     server.process.wait(10)
     with pytest.raises(httpx2.HTTPError):

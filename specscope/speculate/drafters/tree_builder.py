@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,8 @@ from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import DraftNotes
 from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints
+
+STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
 
 
 @dataclass
@@ -212,6 +215,8 @@ class StaticTreeBuilder(SampledTreeBuilder):
         self.shape = plan.shape
         self.sampled = not plan.top and not context.params.greedy
         self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
+        if context.shape is not None:
+            self.coin = counted_coins(context, len(plan.shape))[counted_numbers(plan.shape.parent)]
 
     def grow(self, level: Level, rows: slice) -> None:
         """Top tokens, or draws without replacement."""
@@ -251,20 +256,20 @@ class CountedTreeBuilder(SampledTreeBuilder):
     def __init__(self, context: Context, plan: DynamicPlan, budget: Budget) -> None:
         super().__init__(context)
         self.plan, self.budget = plan, budget
-        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, plan.max_nodes)
+        self.coin = counted_coins(context, plan.max_nodes)
         self.levels: list[list[float]] = []  # log chances of the nodes drawn at each depth
-        self._chance: list[float] = []  # of each draw: that it and all above it are accepted
-        self._sure: list[float] = []  # and the drafter's largest probability at its parent
+        self._chance: dict[int, float] = {}  # by number of a draw: that it and all above it are accepted
+        self._sure: dict[int, float] = {}  # and the drafter's largest probability at its parent
         self._wanted: list[list[int]] = []
 
     def look(self, level: Level, rows: slice) -> None:
         """Count the draws: the likeliest to be accepted, for as long as they pay for their rows."""
         log_sure = [row[0] for row in level.top(self.plan.top)[1][rows]]
         above = np.array([1.0 if node == ROOT else self._chance[self._number[node]] for node in self.frontier])
-        curves = self.budget.siblings[: self.plan.top]
+        curves = self.budget.siblings[: min(self.plan.top, STRIDE)]
         chance = above[:, None] * np.stack([curve.at(log_sure) for curve in curves], axis=1)
         chance = np.minimum.accumulate(chance, axis=1)  # the next draw comes after the one before it
-        drawn = len(self._chance)
+        drawn = len(self.token)
         prices = self.budget.prices[drawn : self.plan.max_nodes + 1]
         order = np.argsort(-chance, axis=None, kind="stable")[: len(prices) - 1]
         worth = np.append(0.0, np.cumsum(chance.flat[order]) - (prices[1 : len(order) + 1] - prices[0]))
@@ -272,10 +277,13 @@ class CountedTreeBuilder(SampledTreeBuilder):
         most = max(int(worth.argmax()), least)
         counts = np.bincount(order[:most] // chance.shape[1], minlength=len(chance))
         self._wanted = []
-        for count, chances, log_prob in zip(counts.tolist(), chance.tolist(), log_sure, strict=True):
-            self._wanted.append([*range(len(self._chance), len(self._chance) + count)])
-            self._chance += chances[:count]
-            self._sure += [float(np.exp(log_prob))] * count
+        for node, count, chances, log_prob in zip(
+            self.frontier, counts.tolist(), chance.tolist(), log_sure, strict=True
+        ):
+            first = (node - ROOT) * STRIDE
+            self._wanted.append([*range(first, first + count)])
+            self._chance |= zip(self._wanted[-1], chances, strict=False)
+            self._sure |= dict.fromkeys(self._wanted[-1], float(np.exp(log_prob)))
 
     def wanted(self) -> list[list[int]]:
         """As counted."""
@@ -294,6 +302,24 @@ class CountedTreeBuilder(SampledTreeBuilder):
         draft, places = super().finish()
         sure = [self._sure[number] for number in self._number]
         return replace(draft, levels=self.levels, sure=sure), places
+
+
+def counted_coins(context: Context, nodes: int) -> Doubles:
+    """Of the draws in a tree of at most so many nodes, by number: see counted_numbers."""
+    return coins(context.params.seed, Stream.DRAFT, context.position, (nodes + 1) * STRIDE)
+
+
+def counted_numbers(parent: Sequence[int]) -> list[int]:
+    """The numbers of the draws that nodes come from: by parent and rank among its draws.
+
+    So a tree can be drawn again from its shape alone, where q had fewer tokens to give than were asked for.
+    """
+    ranks: Counter[int] = Counter()
+    numbers = []
+    for above in parent:
+        numbers.append((above - ROOT) * STRIDE + ranks[above])
+        ranks[above] += 1
+    return numbers
 
 
 def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:

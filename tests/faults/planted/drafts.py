@@ -75,7 +75,7 @@ def q_of_another_temperature(factor: float):
         def changed(self, q, drawn):
             told = [(row.log() / factor).softmax(-1) for row in q]
             pairs = zip(told, drawn, strict=True)
-            again = [[(token, float(row[token]) if p > 0 else 0.0) for token, p in one] for row, one in pairs]
+            again = [[(t, float(row[t]) if p > 0 else 0.0, far) for t, p, far in one] for row, one in pairs]
             take(self, told, again)
 
         patch.setattr(StaticTreeBuilder, "take", changed)
@@ -131,7 +131,8 @@ def _only(draft: Draft, kept: list[int]) -> Draft:
     q = {place[node]: row for node, row in draft.q.items() if node in place and place[node] in above}
     notes: Any = draft.notes
     if notes is not None:
-        notes = dataclasses.replace(notes, prob=notes.prob[kept], score=notes.score[kept])
+        far = notes.draw_margin[kept] if len(notes.draw_margin) else notes.draw_margin
+        notes = dataclasses.replace(notes, prob=notes.prob[kept], score=notes.score[kept], draw_margin=far)
     return dataclasses.replace(draft, tree=less, q=q, notes=notes)
 
 

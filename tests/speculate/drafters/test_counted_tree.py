@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.adaptive import SIBLINGS, Outcome, Sizer
-from specscope.speculate.budget import FREE, Budget, Curve
+from specscope.speculate.adaptive import SIBLINGS, Learned, Outcome, Sizer
+from specscope.speculate.budget import EDGES, FREE, Budget, Curve
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
-from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, Level
+from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, Level, StaticTreeBuilder
 from specscope.trace.params import SamplingParams
-from specscope.trace.plan import DynamicPlan
-from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.plan import DynamicPlan, StaticPlan
+from specscope.trace.tree import ROOT, Drawn, TreeShape
 from tests.speculate.test_adaptive import costs
 from tests.speculate.verify.enumeration import Model, emitted, sampled_children, variation
 from tests.speculate.verify.test_oracle import coin_outcomes
@@ -35,7 +35,11 @@ def budget(nodes, depth, row=0.15, a_pass=0.1):
 def build(q_model, plan, whole):
     """A grown tree, as a Draft."""
     context = Context("r", [1, 2], 1, SamplingParams(temperature=1.0), whole)
-    builder = CountedTreeBuilder(context, plan, whole)
+    return grown(CountedTreeBuilder(context, plan, whole), q_model)
+
+
+def grown(builder, q_model):
+    """It, from start to finish."""
     while builder.frontier:
         rows = [q_model(tuple(builder.path(node))) for node in builder.frontier]
         builder.grow(Level(torch.tensor(np.log(rows)), q_model.vocab), slice(0, len(rows)))
@@ -199,3 +203,42 @@ def test_draws_come_back_where_they_pay_again():
     world = Sampled(0.002)
     assert pace(world.run(400, 0.0)[200:]) >= 0.98 * world.plain
     assert pace(world.run(800, 0.9)[600:]) >= 2 * world.plain  # each probe shows one draw
+
+
+NARROW = {
+    "plain": {},
+    "top_k": {"top_k": 2},
+    "top_p": {"top_p": 0.8, "temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@given(seed=st.integers(0, 9999))
+def test_drawn_again_from_its_shape_it_is_the_same(name, seed):
+    """Also where q has fewer tokens to give than were asked for, at a node above others."""
+    model, (plan, whole) = Model(8, seed), budget(12, 4, row=0.005, a_pass=0.0)
+    params = SamplingParams(**{"temperature": 1.0, "seed": seed} | NARROW[name])
+    plan = replace(plan, top=4)
+    context = Context("r", [1, 2], 1, params, whole)
+    first = grown(CountedTreeBuilder(context, plan, whole), model)
+    if not len(first.tree):
+        return
+    shape = TreeShape(tuple(first.tree.parent.tolist()))
+    again = grown(StaticTreeBuilder(replace(context, budget=None, shape=shape), StaticPlan(shape)), model)
+    assert again.tree == first.tree
+
+
+def test_a_kind_that_was_not_seen_for_long_is_tried_again():
+    """The counts of all kinds fade; what is known of one kind says nothing of the others."""
+    kind = Learned().draws[0]
+    for _ in range(6000):
+        kind.add(np.log([0.93]), np.array([0]))
+    rates = kind.curve_from(SIBLINGS[0]).rates
+    assert rates[:-4] == pytest.approx(SIBLINGS[0][:-4], abs=1e-3)
+    assert rates[np.searchsorted(EDGES, 0.93)] == pytest.approx(1.0, abs=1e-2)
+
+
+def test_a_rule_that_takes_no_notice_of_q_has_no_draws():
+    plan, world = DynamicPlan(8, depth=3, top=3), costs()
+    assert Sizer(plan, world).choose("r", 1, greedy=False).siblings
+    assert not Sizer(plan, world, draws=False).choose("r", 1, greedy=False).siblings
