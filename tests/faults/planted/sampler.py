@@ -75,7 +75,7 @@ def noise_again(patch, engine):
             for node, row in zip(tree.frontier, q[start:end], strict=True):
                 own = noise(tree.context.params.seed, tree.context.position, node, len(row))
                 token = int(np.argmax(row.numpy() / own))
-                drawn.append([(token, float(row[token]))])
+                drawn.append([(token, float(row[token]), 1.0)])
             tree.take(q[start:end].unbind(), drawn)
             start = end
 
