@@ -28,7 +28,7 @@ DRAFTERS = {
     "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
 }
 HOST = "place.__init__"  # fills the buffer on the host that one copy takes to the device
-VERDICTS, PASS = "flat_trees.to_host", ("tree_builder.top", "draws.draw_siblings")
+VERDICTS, PASS = "flat_trees.to_host", ("level.top", "draws.draw_siblings")
 
 
 class Reads(TorchDispatchMode):

@@ -14,7 +14,8 @@ from specscope.model.kv_cache import BlockTable
 from specscope.speculate.costs import Costs
 from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
+from specscope.speculate.drafters.level import Level
+from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.coins import Stream, coins

@@ -10,8 +10,8 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
 from specscope.trace.tree import DraftTree

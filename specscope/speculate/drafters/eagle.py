@@ -17,8 +17,8 @@ from specscope.model.batch import Segment
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.plan import TreePlan
 from specscope.trace.records import Verdict
 from specscope.trace.tree import DraftTree, Floats

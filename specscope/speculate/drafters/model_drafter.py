@@ -14,8 +14,9 @@ from specscope.model.batch import Segment
 from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
+from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.suffix_index import Shelf
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, share_rows, start_tree
+from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, share_rows, start_tree
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree, Floats, Ints

@@ -23,8 +23,9 @@ from specscope.model.batch import Segment
 from specscope.model.head_runner import HeadRunner
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level, grow_trees, share_rows
+from specscope.speculate.drafters.tree_builder import grow_trees, share_rows
 from specscope.trace.method import MethodNotes
 from specscope.trace.plan import TreePlan
 from specscope.trace.tree import DraftTree

@@ -13,7 +13,8 @@ from specscope.speculate.adaptive import SIBLINGS, Learned, Outcome, Sizer
 from specscope.speculate.budget import EDGES, FREE, Budget, Curve
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
-from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, Level, StaticTreeBuilder
+from specscope.speculate.drafters.level import Level
+from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, StaticTreeBuilder
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan
 from specscope.trace.tree import ROOT, Drawn, TreeShape

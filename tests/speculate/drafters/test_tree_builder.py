@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.tree_builder import Level, start_tree
+from specscope.speculate.drafters.level import Level
+from specscope.speculate.drafters.tree_builder import start_tree
 from specscope.trace.coins import Stream, coins
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan, parse_plan
