@@ -97,7 +97,7 @@ class Forked:
 
     @property
     def near_tie(self) -> bool:
-        """Whether the first difference is in a step with a decision that rounding could flip."""
+        """Whether the first difference is in a step with a decision, or at a draw, that rounding could change."""
         parted = [side[at] for side in (self.original, self.fork) if (at := self.parting(side)) < len(side)]
         decided = any(step.verdict is not None and bool(step.verdict.near_ties(self.dtype)) for step in parted)
-        return decided or any(step.near_draws(self.dtype) for step in parted)
+        return decided or (len(parted) == 2 and parted[0].parts_at_near_draw(parted[1].tree, self.dtype))

@@ -40,10 +40,10 @@ def run_again(
     draft = replace(draft, row=drafted.row)
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
-    # Of an adaptive plan the whole was drafted, of which the tree may be a part; of two drafters, the model's part.
-    adaptive = engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter)
-    adaptive = adaptive and not part.tree.is_sampled
-    return logits, draft, () if adaptive else ("the drafter, run again, drafts another tree than it did then",)
+    # A ranked tree may differ: of an adaptive plan the whole was drafted, of which the tree may be a part; of two
+    # drafters, the model's part.
+    ranked = not part.tree.is_sampled and (engine.sizer is not None or isinstance(engine.drafter, CombinedDrafter))
+    return logits, draft, () if ranked else ("the drafter, run again, drafts another tree than it did then",)
 
 
 def _context(engine: Engine, tokens: Sequence[int], prompt_len: int, params: SamplingParams) -> Context:

@@ -62,8 +62,8 @@ def _again(engine: Engine, part: RequestStep, context: Context, step: int) -> St
     found = _drafted(engine, context, part.tree)
     sampled = found is not None and part.tree.is_sampled
     same = None if found is None or (part.sizing and not sampled) else _alike(found.tree, part.tree)
-    if part.near_draws(engine.run_info.dtype):
-        same = same or None  # rounding could draw another token
+    if found is not None and not same and part.parts_at_near_draw(found.tree, engine.run_info.dtype):
+        same = None
     judged = found if sampled and found is not None else Draft(part.tree)  # of drawn nodes the verdict asks for q
     tokens, committed = _tokens(engine, part, context, logits, judged)
     return StepAgain(

@@ -19,6 +19,7 @@ from specscope.speculate.verify.distribution import SLACK, draw_margin
 from specscope.trace.tree import Doubles
 
 BLOCK = 256  # tokens
+Siblings = tuple[list[list[int]], list[list[float]], list[list[float]]]  # tokens, probabilities, margins; [F][k] each
 BELOW_ONE = 1 - 2.0**-52  # keeps the largest coin's share of a sum below the sum, whatever is rounded
 
 
@@ -76,9 +77,6 @@ class Urn:
 def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
     """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
     return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
-
-
-Siblings = tuple[list[list[int]], list[list[float]], list[list[float]]]  # tokens, probabilities, margins; [F][k] each
 
 
 def draw_siblings(rows: Tensor, coins: Doubles) -> Siblings:

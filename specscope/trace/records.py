@@ -209,6 +209,11 @@ class RequestStep(ArrayEq):
             return []
         return np.flatnonzero(self.notes.draw_margin < ROUNDING.get(dtype, 0.0)).tolist()
 
+    def parts_at_near_draw(self, other: DraftTree, dtype: str) -> bool:
+        """Whether the first node at which another tree differs is one of `near_draws`: rounding may be why."""
+        pairs = zip(self.tree.token.tolist(), other.token.tolist(), strict=False)
+        return next((node for node, (one, two) in enumerate(pairs) if one != two), None) in self.near_draws(dtype)
+
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
         if self.verdict is None:

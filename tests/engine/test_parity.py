@@ -115,8 +115,10 @@ def parted(wanted, got):
         pairs = zip(steps, got.steps[name], strict=False)
         first = next(((step, beside) for (one, step), (other, beside) in pairs if one != other), None)
         if first is not None:
-            near = wanted.history.near_ties(first[0]) or wanted.history.near_draws(first[0])
-            assert near, f"{name} parts at step {first[0].index}, at no near tie"
+            step, beside = first
+            dtype = wanted.history.run.dtype
+            near = step.verdict.near_ties(dtype) or step.parts_at_near_draw(beside.tree, dtype)
+            assert near, f"{name} parts at step {step.index}, at no near tie"
             ties += 1
         else:
             assert got.tokens[name] == wanted.tokens[name]

@@ -134,12 +134,11 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
     qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
     if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
         return Cause.DRAFTER
-    here = [tuple(one.token for one in half.decisions if one.node is not None) for half in (x, y)]
-    short = min(map(len, here))
-    drawn = [pair for pair in shared[:short] if pair[0].token != pair[1].token][:1]
-    if any(one.near_draw for pair in drawn for one in pair):
+    tried = [[one for one in half.decisions if one.node is not None] for half in (x, y)]
+    other = next((pair for pair in zip(*tried, strict=False) if pair[0].token != pair[1].token), ())
+    if any(one.near_draw for one in other):
         return Cause.ROUNDING
-    if drawn or x.position != y.position or not shared:
+    if other or x.position != y.position or not shared:
         return Cause.DRAFTS
     if x.rule != y.rule:
         return Cause.RULE

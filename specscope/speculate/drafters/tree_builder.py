@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from specscope.speculate.verify.distribution import Dense
 from specscope.trace.coins import Stream, coins
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.records import DraftNotes
-from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints
+from specscope.trace.tree import ROOT, DraftTree, Drawn, Ints, TreeShape
 
 STRIDE = 4  # draws at a node, at most, of a tree whose draws are counted
 
@@ -186,9 +185,10 @@ class StaticTreeBuilder(SampledTreeBuilder):
         super().__init__(context)
         self.shape = plan.shape
         self.sampled = not plan.top and not context.params.greedy
-        self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
-        if context.shape is not None:
-            self.coin = counted_coins(context, len(plan.shape))[counted_numbers(plan.shape.parent)]
+        if context.shape is None:
+            self.coin = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
+        else:
+            self.coin = counted_coins(context, len(plan.shape))[counted_numbers(plan.shape)]
 
     def grow(self, level: Level, rows: slice) -> None:
         """Top tokens, or draws without replacement."""
@@ -249,13 +249,12 @@ class CountedTreeBuilder(SampledTreeBuilder):
         most = max(int(worth.argmax()), least)
         counts = np.bincount(order[:most] // chance.shape[1], minlength=len(chance))
         self._wanted = []
-        for node, count, chances, log_prob in zip(
-            self.frontier, counts.tolist(), chance.tolist(), log_sure, strict=True
-        ):
-            first = (node - ROOT) * STRIDE
-            self._wanted.append([*range(first, first + count)])
-            self._chance |= zip(self._wanted[-1], chances, strict=False)
-            self._sure |= dict.fromkeys(self._wanted[-1], float(np.exp(log_prob)))
+        each = zip(self.frontier, counts.tolist(), chance.tolist(), log_sure, strict=True)
+        for node, count, chances, log_prob in each:
+            numbers = [number_of(node, rank) for rank in range(count)]
+            self._wanted.append(numbers)
+            self._chance |= zip(numbers, chances, strict=False)
+            self._sure |= dict.fromkeys(numbers, float(np.exp(log_prob)))
 
     def wanted(self) -> list[list[int]]:
         """As counted."""
@@ -276,22 +275,23 @@ class CountedTreeBuilder(SampledTreeBuilder):
         return replace(draft, levels=self.levels, sure=sure), places
 
 
-def counted_coins(context: Context, nodes: int) -> Doubles:
-    """Of the draws in a tree of at most so many nodes, by number: see counted_numbers."""
-    return coins(context.params.seed, Stream.DRAFT, context.position, (nodes + 1) * STRIDE)
+def number_of(parent: int, rank: int) -> int:
+    """The number of a counted draw.
 
-
-def counted_numbers(parent: Sequence[int]) -> list[int]:
-    """The numbers of the draws that nodes come from: by parent and rank among its draws.
-
-    So a tree can be drawn again from its shape alone, where q had fewer tokens to give than were asked for.
+    It follows from the nodes alone, so that a tree can be drawn again from its shape: q may have had fewer tokens to
+    give than were asked for.
     """
-    ranks: Counter[int] = Counter()
-    numbers = []
-    for above in parent:
-        numbers.append((above - ROOT) * STRIDE + ranks[above])
-        ranks[above] += 1
-    return numbers
+    return (parent - ROOT) * STRIDE + rank
+
+
+def counted_coins(context: Context, nodes: int) -> Doubles:
+    """Of the counted draws in a tree of at most so many nodes, by number."""
+    return coins(context.params.seed, Stream.DRAFT, context.position, number_of(nodes, 0))
+
+
+def counted_numbers(shape: TreeShape) -> list[int]:
+    """The numbers of the counted draws that the shape's nodes come from."""
+    return [number_of(above, shape.children(above).index(node)) for node, above in enumerate(shape.parent)]
 
 
 def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:

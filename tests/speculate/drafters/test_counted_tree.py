@@ -15,9 +15,11 @@ from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import CountedTreeBuilder, StaticTreeBuilder
+from specscope.trace.notes import DraftNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan, StaticPlan
-from specscope.trace.tree import ROOT, Drawn, TreeShape
+from specscope.trace.records import RequestStep
+from specscope.trace.tree import ROOT, DraftTree, Drawn, TreeShape
 from tests.speculate.test_adaptive import costs
 from tests.speculate.verify.enumeration import Model, emitted, sampled_children, variation
 from tests.speculate.verify.test_oracle import coin_outcomes
@@ -232,6 +234,9 @@ def test_drawn_again_from_its_shape_it_is_the_same(name, seed):
 def test_a_kind_that_was_not_seen_for_long_is_tried_again():
     """The counts of all kinds fade; what is known of one kind says nothing of the others."""
     kind = Learned().draws[0]
+    for _ in range(100):  # which never succeeded
+        kind.add(np.log([0.35]), np.array([], np.int64))
+    assert kind.curve_from(SIBLINGS[0]).rates[np.searchsorted(EDGES, 0.35)] < 0.01
     for _ in range(6000):
         kind.add(np.log([0.93]), np.array([0]))
     rates = kind.curve_from(SIBLINGS[0]).rates
@@ -243,3 +248,20 @@ def test_a_rule_that_takes_no_notice_of_q_has_no_draws():
     plan, world = DynamicPlan(8, depth=3, top=3), costs()
     assert Sizer(plan, world).choose("r", 1, greedy=False).siblings
     assert not Sizer(plan, world, draws=False).choose("r", 1, greedy=False).siblings
+
+
+def test_only_what_parts_at_a_near_draw_is_excused():
+    """The first node that differs is the one whose draw was near another token; what lies behind follows from it."""
+    none, ones = np.zeros(0, np.int32), np.ones(3, np.float32)
+    notes = DraftNotes(ones, ones, none, none, ones[:0], draw_margin=np.array([0.2, 1e-6, 0.2]))
+
+    def chain(*tokens):
+        return DraftTree.build(tokens, [ROOT, 0, 1], [0.5] * 3, Drawn.WITHOUT_REPLACEMENT)
+
+    step = RequestStep("r", 0, 1, 0, "made", chain(1, 2, 3), None, 0, notes=notes)
+    assert step.near_draws("float32") == [1]
+    assert step.parts_at_near_draw(chain(1, 7, 8), "float32")
+    for other, dtype in ((chain(7, 2, 3), "float32"), (chain(1, 2, 7), "float32"), (chain(1, 7, 8), "another")):
+        assert not step.parts_at_near_draw(other, dtype)
+    assert not step.parts_at_near_draw(step.tree, "float32")
+    assert not replace(step, notes=None).parts_at_near_draw(chain(1, 7, 8), "float32")
