@@ -6,18 +6,21 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from specscope.kernels.cpu.product import Panels
 from specscope.model import fast_paths
 from specscope.model.fast_paths import VARIABLE
 
 OPERATORS = {
+    "numba": (Panels, "of"),
     "fbgemm": (torch.ops.quantized, "linear_prepack_fp16"),
     "mkl": (torch.ops.mkl, "_mkl_reorder_linear_weight"),
     "onednn": (torch.ops.mkldnn, "_reorder_linear_weight"),
 }
-EACH = [[], ["fbgemm"], ["mkl"], ["onednn"], ["fbgemm", "mkl"], ["fbgemm", "mkl", "onednn"]]
+LIBRARIES = ["fbgemm", "mkl", "onednn"]
+EACH = [[], ["numba"], *([name] for name in LIBRARIES), ["numba", "fbgemm"], ["numba", *LIBRARIES]]
 WITHOUT = [(how, names) for names in EACH for how in ("raises", "off") if names or how == "off"] + [
     ("off", ["fuse"]),
-    ("off", ["fbgemm", "mkl", "onednn", "fuse"]),
+    ("off", ["numba", *LIBRARIES, "fuse"]),
 ]
 without = pytest.mark.parametrize(
     ("how", "names"), WITHOUT, ids=[f"{'+'.join(names) or 'nothing'}-{how}" for how, names in WITHOUT]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from specscope.kernels.tree_batch import Part, Room, TreeBatch
 from specscope.model.backend import Backend
 from specscope.model.groups import Group, build_groups
 from specscope.model.segment import Segment
+
+if TYPE_CHECKING:
+    from specscope.kernels.cpu.flat_batch import FlatBatch
 
 __all__ = ["FED", "WANTED", "Batch", "PackedBatch", "Segment"]
 FED, WANTED = "fed_index", "wanted_index"  # further arrays of a PackedBatch: which rows of a graph's outputs count
@@ -29,11 +33,25 @@ class Batch:
     positions: Tensor  # int64 [1, N]
     slots: Tensor  # int64 [N] slot mapping: where each row's KV is written
     wanted: Tensor  # int64 [R] rows whose logits are needed
-    groups: list[Group]  # for the torch backend
     tree: TreeBatch | None  # for the triton backend
+    segments: Sequence[Segment] = ()  # for the torch backend: in the order of the rows
     order: Tensor | None = (
         None  # int64 [N] each row's place among the fed tokens as given; None where rows are in order
     )
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """How the torch backend's attention reads the contexts."""
+        first = np.cumsum([0] + [len(s.tokens) for s in self.segments])
+        return build_groups(self.segments, first, self.tokens.device)
+
+    @cached_property
+    def flat(self) -> FlatBatch:
+        """The same for the kernels of a processor."""
+        from specscope.kernels.cpu.flat_batch import FlatBatch
+
+        parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in self.segments]
+        return FlatBatch.build(parts, self.slots.numpy())
 
     @staticmethod
     def build(
@@ -52,7 +70,6 @@ class Batch:
         given = np.cumsum([0] + [len(s.tokens) for s in segments])
         places = sorted(range(len(segments)), key=lambda i: segments[i].table.blocks[0])
         in_order = places == list(range(len(segments)))
-        first = given if in_order else np.cumsum([0] + [len(segments[i].tokens) for i in places])
         wanted = np.concatenate([given[i] + np.asarray(s.wanted, np.int64) for i, s in enumerate(segments)])
         order = None
         if not in_order:
@@ -67,8 +84,8 @@ class Batch:
             positions=put(np.concatenate(positions)[None], device),
             slots=put(np.concatenate(own), device),
             wanted=put(wanted, device),
-            groups=build_groups(segments, first, device),
             tree=None,
+            segments=segments,
             order=None if order is None else put(order, device),
         )
 
@@ -113,5 +130,5 @@ class PackedBatch:
     def batch(self, views: dict[str, Tensor]) -> Batch:
         """The batch whose numbers lie there."""
         tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
-        rows = {name: views[name] for name in ("tokens", "positions", "slots", "wanted")}
-        return Batch(**rows, groups=[], tree=TreeBatch.of(tree, self.sizes))
+        tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
+        return Batch(tokens, positions, slots, wanted, TreeBatch.of(tree, self.sizes))

@@ -7,15 +7,22 @@ its parameters stay, and so do hooks on it. fuse.py decides which layers it can 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch
+from specscope.model.fast_paths import same_numbers
 from specscope.model.kv_cache import KVCache, LayerShape
 from specscope.model.linear import PackedLinear
 
+if TYPE_CHECKING:
+    from specscope.kernels.cpu.layer import CompiledLayer
+
+MOST_ROWS = 128  # of a compiled layer: torch multiplies more rows about as fast
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
@@ -40,6 +47,30 @@ def looks_alike(module: nn.Module) -> bool:
 
 def _children(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
+
+
+def _is_silu(act: Any) -> bool:  # noqa: ANN401
+    x = torch.linspace(-20, 20, 64)
+    return same_numbers(functional.silu(x), act(x))
+
+
+class FusedRMSNorm(nn.Module):
+    """RMSNorm in four small operators where transformers' has eight; torch's own rms_norm is slower on the CPU.
+
+    x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
+    """
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+        self._scaled = weight.detach().float() * len(weight) ** 0.5
+        self._least = torch.tensor((len(weight) * eps) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
+        return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
 
 
 class Rotary:
@@ -67,6 +98,7 @@ class FusedLayer:
     def __init__(self, layer: Any, shape: LayerShape, variant: Variant, rotary: Rotary, *, pack: bool) -> None:  # noqa: ANN401
         attention, mlp = layer.self_attn, layer.mlp
         self.index = int(attention.layer_idx)
+        self.shape = shape
         self.variant, self.rotary = variant, rotary
         self.size = shape.key_size
         self.heads, self.kv_heads = attention.q_proj.out_features // self.size, shape.heads
@@ -78,9 +110,45 @@ class FusedLayer:
             PackedLinear([mlp.gate_proj, mlp.up_proj], pack=pack),
             PackedLinear([mlp.down_proj], pack=pack),
         )
+        self.linears = linears
         self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
         self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
+        self.compiled: CompiledLayer | None = None  # for few rows
+
+    def compile(self, *, norms: bool = True) -> None:
+        """Let few rows go through one kernel, where there is one for such a layer.
+
+        `norms`: whether it begins with the first norm; else it is always given what attention projects.
+        """
+        from specscope.kernels.cpu.layer import CompiledLayer, LayerParts, Norm  # numba is imported only where it runs
+        from specscope.kernels.cpu.product import PANEL, Panels
+
+        mine = [self.second_norm, *([self.first_norm] if norms else ()), *(self.head_norms or ())]
+        even = (
+            self.size == self.shape.value_size and self.size % PANEL == 0 and self.linears[3].in_features % PANEL == 0
+        )
+        plain = self.variant.softcap is None and self.variant.sinks is None and _is_silu(self.act)
+        fits = all(Panels.fits(linear.weight) for linear in self.linears)
+        if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) for norm in mine)):
+            return
+        norm = lambda module: Norm(module.weight, module.eps)  # noqa: E731
+        self.compiled = CompiledLayer(
+            LayerParts(
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                size=self.size,
+                scale=self.variant.scale,
+                window=self.variant.window,
+                first_norm=norm(self.first_norm) if norms else None,
+                second_norm=norm(self.second_norm),
+                head_norms=None if self.head_norms is None else (norm(self.head_norms[0]), norm(self.head_norms[1])),
+                qkv=self.linears[0].panels,
+                out=self.linears[1].panels,
+                gate_up=self.linears[2].panels,
+                down=self.linears[3].panels,
+            )
+        )
 
     def __call__(
         self,
@@ -92,13 +160,19 @@ class FusedLayer:
         **kwargs: Any,  # noqa: ANN401
     ) -> Tensor:
         """The layer's forward. hidden_states [1, N, width]; returns the same shape."""
-        x = hidden_states[0]
-        return self.run(x, self.first_norm(x), position_embeddings, batch, cache)[None]
+        return self.run(hidden_states[0], None, position_embeddings, batch, cache)[None]
 
     def run(
-        self, x: Tensor, projected: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
+        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
     ) -> Tensor:
-        """The residual stream x [N, width] after the layer; `projected` is what attention makes its queries of."""
+        """The residual stream x [N, width] after the layer.
+
+        `projected`: what attention makes its queries of; None: x after the first norm.
+        """
+        if self.compiled is not None and batch.tree is None and len(x) <= MOST_ROWS and cache.dtype is torch.float32:
+            cos, sin = self.rotary.tables(*rotation)
+            return self.compiled(x, projected, cos, sin, batch.flat, cache.parts[self.index][0])
+        projected = self.first_norm(x) if projected is None else projected
         x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)
         return self.down(self.act(gate).mul_(up)).add_(x)

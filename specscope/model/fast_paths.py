@@ -19,6 +19,7 @@ from torch.nn import functional
 from specscope.errors import UserError, first_line
 
 VARIABLE = "SPECSCOPE_DISABLE"
+NUMBA = "numba"  # of which whole layers are made too (decoder.py)
 FUSE = "fuse"  # cheaper norms and layers (fuse.py), which are tried on the model itself
 # How many rows MKL is told to expect. Its layout for this many is the fastest for fewer too, down to a single one.
 EXPECTED_ROWS = 32
@@ -63,6 +64,24 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
     return lambda x: multiply(x, layout, bias, "none", [], "")
 
 
+def _numba(weight: Tensor, bias: Tensor | None) -> Product:
+    """Our own kernel, likewise float32 by float16 weights: several rows take about as long as one."""
+    from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+
+    return Panels.of(weight, bias, halves=True)
+
+
+def must_compile(dtype: torch.dtype) -> bool:
+    """Whether our own kernels will be compiled when they are first tried, which takes a while."""
+    if dtype is not torch.float32 or NUMBA in disabled():
+        return False
+    try:
+        from specscope.kernels.cpu.team import are_compiled
+    except ImportError:  # then they will not be used
+        return False
+    return not are_compiled()
+
+
 def is_half(weight: Tensor) -> bool:
     """Whether float16 holds a weight to the accuracy of float32: no row changes by more than its rounding.
 
@@ -76,6 +95,7 @@ def is_half(weight: Tensor) -> bool:
 
 # Which of them is the fastest depends on the machine and on the rows: path_speeds.py finds out.
 PATHS = (
+    FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight), halves=True),
     FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half, halves=True),
     FastPath("mkl", torch.float32, _mkl),
     FastPath("onednn", torch.float32, _onednn),

@@ -12,31 +12,12 @@ from torch import Tensor, nn
 
 from specscope.model.attention import Variant
 from specscope.model.batch import Batch, Segment
-from specscope.model.decoder import FusedLayer, Rotary, looks_alike
+from specscope.model.decoder import FusedLayer, FusedRMSNorm, Rotary, looks_alike
 from specscope.model.fast_paths import FUSE, disabled, same_numbers
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, may_pack
+from specscope.model.linear import PackedLinear, may_compile, may_pack
 
 ROWS = 5  # of a trial: enough for the path that more than a few rows take
-
-
-class FusedRMSNorm(nn.Module):
-    """RMSNorm in four small operators where transformers' has eight; torch's own rms_norm is slower on the CPU.
-
-    x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
-    """
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self._scaled = weight.detach().float() * len(weight) ** 0.5
-        self._least = torch.tensor((len(weight) * eps) ** 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
 
 
 @torch.no_grad()
@@ -105,6 +86,7 @@ def _fuse_layers(model: Any, layers: list[LayerShape], pack: bool) -> None:  # n
     """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial."""
     variants: dict[int, Variant] = {}
     rotary = Rotary()
+    compiles = pack and may_compile()
     for call in _trial(model, layers, variants):
         index = int(call.layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
         shape = layers[index]
@@ -112,8 +94,13 @@ def _fuse_layers(model: Any, layers: list[LayerShape], pack: bool) -> None:  # n
         if len(call.given) != 1 or turned is None or {turned[0].shape[-1], shape.value_size} != {shape.key_size}:
             continue
         fused = FusedLayer(call.layer, shape, variants[index], rotary, pack=pack)
-        if _gives_the_same(fused, call):
-            call.layer.forward = fused
+        if not _gives_the_same(fused, call):
+            continue
+        call.layer.forward = fused
+        if compiles:
+            fused.compile()
+            if fused.compiled is not None and not _gives_the_same(fused, call):
+                fused.compiled = None
 
 
 def _gives_the_same(fused: FusedLayer, call: _Call) -> bool:

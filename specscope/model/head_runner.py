@@ -15,7 +15,7 @@ from specscope.model.fuse import fuse_norms
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, may_pack
+from specscope.model.linear import PackedLinear, may_compile, may_pack
 
 
 class _Turned(Rotary):
@@ -53,6 +53,10 @@ class HeadRunner:
             fuse_norms(head)
         variant = Variant(attention.size**-0.5, None, None, None)
         self.layer, *self.further = (FusedLayer(layer, shape, variant, _Turned(), pack=pack) for layer in layers)
+        if pack and may_compile():
+            self.layer.compile(norms=False)
+            for further in self.further:
+                further.compile()
         own = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
@@ -101,6 +105,6 @@ class HeadRunner:
         rotation = self._cos[batch.positions[0]], self._sin[batch.positions[0]]
         x = self.layer.run(x, projected, rotation, batch, self.cache)
         for layer in self.further:
-            x = layer.run(x, layer.first_norm(x), rotation, batch, self.cache)
+            x = layer.run(x, None, rotation, batch, self.cache)
         out = x[batch.wanted]
         return self.lm_head(head.norm(out) if head.config.version == 3 else out), out

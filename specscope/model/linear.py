@@ -8,14 +8,18 @@ kept in 16 bits and lose no more than float32 rounds away. Which library lays th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specscope.model.fast_paths import Product, usable
+from specscope.model.fast_paths import NUMBA, FastPath, Product, is_half, usable
 from specscope.model.path_speeds import FEW, MANY, path_speeds
+
+if TYPE_CHECKING:
+    from specscope.kernels.cpu.product import Panels
 
 PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
 
@@ -35,9 +39,19 @@ class PackedLinear(nn.Module):
             self.bias = None if first.bias is None else _join([linear.bias for linear in linears])
         self.out_features, self.in_features = self.weight.shape
         self._transposed = self.weight.detach().t()
-        unpacked = None, self.weight.itemsize
-        self._product, item_size = _packed_product(self.weight.detach(), self.bias) if pack else unpacked
-        self.read_bytes = self.weight.numel() * item_size  # by a product of few rows
+        self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
+        self._product = _chosen(self._layouts, self.weight)
+        halves = bool(self._layouts) and next(iter(self._layouts)).halves
+        self.read_bytes = self.weight.numel() * (2 if halves else self.weight.itemsize)  # by a product of few rows
+
+    @property
+    def panels(self) -> Panels:
+        """The layout of the compiled layer's products, which may be that of this one's."""
+        from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+
+        found = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
+        weight = self.weight.detach()
+        return found or Panels.of(weight, self.bias, halves=is_half(weight))
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
@@ -48,28 +62,32 @@ class PackedLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def _packed_product(weight: Tensor, bias: Tensor | None) -> tuple[Product | None, int]:
-    """x -> x W^T + b with a repacked weight, on the fastest paths that work; None where none does.
+def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
+    """x -> x W^T + b with a repacked weight, by path: the fastest that works for few rows, then the one for many.
 
-    Also the bytes of each number that a product of few rows reads. A library that is the fastest for one row may not
-    be for many: then there are two layouts of the weight.
+    A library that is the fastest for one row may not be for many: then there are two layouts of the weight.
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
-    found: dict[str, Product] = {}
+    found: dict[FastPath, Product] = {}
     speeds = path_speeds(weight.dtype)
     for rows in (FEW, MANY):
         for name in speeds.fastest(rows, fitting):
+            path = fitting[name]
             try:
-                found[name] = found.get(name) or fitting[name].lay_out(weight, bias)
+                found[path] = found.get(path) or path.lay_out(weight, bias)
                 break
             except Exception:  # what a small weight's trial did not show, such as memory running out
                 del fitting[name]
-    item_size = 2 if found and fitting[next(iter(found))].halves else weight.itemsize
-    if len(found) < 2:
-        return next(iter(found.values()), None), item_size
-    few, many = found
-    most, few_rows, many_rows = speeds.most_rows(few, many) * weight.shape[1], found[few], found[many]
-    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x), item_size
+    return found
+
+
+def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:
+    """One product of those for few and for many rows; None where there is none."""
+    if len(layouts) < 2:
+        return next(iter(layouts.values()), None)
+    (few, few_rows), (many, many_rows) = layouts.items()
+    most = path_speeds(weight.dtype).most_rows(few.name, many.name) * weight.shape[1]
+    return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:
@@ -78,6 +96,12 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
     for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
         part.data = view
     return nn.Parameter(whole, requires_grad=False)
+
+
+def may_compile() -> bool:
+    """Whether our own products of few rows are the fastest here: then so are whole layers of them."""
+    names = [path.name for path in usable(torch.float32)]
+    return NUMBA in names and path_speeds(torch.float32).fastest(FEW, names)[0] == NUMBA
 
 
 def may_pack(model: nn.Module) -> bool:

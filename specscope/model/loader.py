@@ -18,6 +18,7 @@ from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
 from specscope.model.checkpoint import check_config, check_names, check_numbers
+from specscope.model.fast_paths import must_compile
 from specscope.model.fuse import fuse
 from specscope.model.hub import hub_arguments
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
@@ -107,6 +108,8 @@ def load_model(
     check_numbers(model.named_parameters(), name)
     model = model.to(device).eval()
     model.requires_grad_(False)
+    if device.type == "cpu" and must_compile(dtype):
+        progress("compiling kernels for this processor once (about 20 s)")
     folder = Path(source) if Path(source).is_dir() else None
     return adopt(model, name, folder)
 

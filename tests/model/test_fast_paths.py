@@ -55,7 +55,7 @@ def test_a_path_is_tried_once(monkeypatch):
 
 def test_an_unknown_name_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "mkl,avx")
-    with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: unknown fast path 'avx': use fbgemm, mkl"):
+    with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: unknown fast path 'avx': use numba, fbgemm, mkl"):
         disabled()
     monkeypatch.setenv(VARIABLE, " MKL , fuse,")
     assert disabled() == {"mkl", "fuse"}

@@ -10,9 +10,8 @@ from torch import nn
 
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
-from specscope.model.decoder import FusedLayer, looks_alike
+from specscope.model.decoder import FusedLayer, FusedRMSNorm, looks_alike
 from specscope.model.fast_paths import disabled, is_half
-from specscope.model.fuse import FusedRMSNorm
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.linear import PackedLinear, may_pack
 from specscope.model.loader import adopt
@@ -147,8 +146,31 @@ def segments(rows):
 
 @pytest.mark.parametrize("name", WHOLLY_FUSED)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fused_models_equal_plain_ones(name, dtype):
-    fused_equals_plain(name, dtype, fused=True)
+@pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "plain"])
+def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
+    monkeypatch.setattr("specscope.model.fuse.may_compile", lambda: compiles)
+    model = fused_equals_plain(name, dtype, fused=True)
+    layers = [m.forward.compiled for m in model.modules() if looks_alike(m) or isinstance(m.forward, FusedLayer)]
+    assert [layer is not None for layer in layers] == [compiles and dtype is torch.float32] * len(layers)
+
+
+def test_a_compiled_layer_that_gives_something_else_is_not_used(monkeypatch):
+    monkeypatch.setattr("specscope.model.fuse.may_compile", lambda: True)
+    monkeypatch.setattr(
+        "specscope.model.decoder.FusedRMSNorm.eps", property(lambda self: 1.0, lambda self, _: None), raising=False
+    )
+    model = build("llama")
+    adopt(model, "llama")
+    assert all(fused_layers(model))
+    assert not any(layer.forward.compiled for layer in model.model.layers)
+
+
+def test_layers_with_another_activation_are_not_compiled(monkeypatch):
+    monkeypatch.setattr("specscope.model.fuse.may_compile", lambda: True)
+    model = t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "hidden_act": "gelu"})).eval()
+    adopt(model, "gelu")
+    assert all(fused_layers(model))
+    assert not any(layer.forward.compiled for layer in model.model.layers)
 
 
 @without
@@ -173,6 +195,7 @@ def fused_equals_plain(name, dtype, fused):
         assert (got.float() - wanted.float()).norm() <= tolerance * wanted.float().norm()
         for a, b in zip(cheap_cache.stores, plain_cache.stores, strict=True):
             assert (a.float() - b.float()).norm() <= tolerance * b.float().norm()
+    return cheap
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

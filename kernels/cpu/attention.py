@@ -1,0 +1,202 @@
+"""Tree attention on a processor: each query reads the paged cache where it lies, nothing is gathered or padded.
+
+A context is read in parts of 128 slots, for each head of keys apart, by all queries that share the part, so that its
+bytes are read once. What a query finds in a part is kept as a sum without its divisor, the largest score and the
+divisor; the softmax over all parts is put together from those (FlashAttention, Dao et al. 2022). The parts do not
+depend on the batch or on the number of threads, and so neither do the results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from specscope.kernels.cpu.flat_batch import CUT, PART, SEGMENT
+from specscope.kernels.cpu.product import multiply_float
+from specscope.kernels.cpu.tiles import as_float, dot_tile, flags, floats, integers
+from specscope.kernels.tree_batch import BLOCK_SIZE
+
+QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
+NEVER = np.float32(-1e30)  # the score of a slot that a query does not see
+PANEL = 16
+
+dot1, dot2, dot3 = (dot_tile(rows, 4) for rows in (1, 2, 3))
+LOG2E, LN2_HIGH, LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+HALF, ONE, LEAST, ZERO = np.float32(0.5), np.float32(1), np.float32(-87), np.float32(0)
+# Of exp on [-ln 2 / 2, ln 2 / 2] (Cephes, S. Moshier: expf)
+C5, C4, C3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+C2, C1, C0 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+
+@njit(fastmath={"contract"})  # said, since a function takes over what its first caller allows
+def exp(x):
+    """e^x in float32 to its last digit or two; no less than e^-87, no more than e^87."""
+    x = min(max(x, LEAST), -LEAST)
+    n = np.floor(x * LOG2E + HALF)
+    r = x - n * LN2_HIGH - n * LN2_LOW
+    series = ((((C5 * r + C4) * r + C3) * r + C2) * r + C1) * r + C0
+    return (series * r * r + r + ONE) * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit
+def _score(queries, count, keys, slots, scores, size):
+    """scores [count, PART] of slots that lie side by side: whole fours of them, up to three more than asked for."""
+    for slot in range(0, slots, 4):
+        k = keys + 4 * slot * size
+        q = 0
+        while q < count:
+            a, s = queries + 4 * q * size, scores + 4 * (q * PART + slot)
+            if count - q >= 3:
+                dot3(a, k, s, PART, size)
+                q += 3
+            elif count - q == 2:
+                dot2(a, k, s, PART, size)
+                q += 2
+            else:
+                dot1(a, k, s, PART, size)
+                q += 1
+
+
+@njit
+def _hide(scores, queries, start, end, context, seen, positions, window, first_row, rows, fold):
+    """Take away the scores of slots that a query's row does not see. scores [queries, PART], of slots start..end-1."""
+    wide = len(positions)
+    for j in range(queries):
+        row = (first_row + j) // fold
+        least = positions[wide - rows + row] - window + 1 if window else 0
+        for t in range(start, min(end, context)):
+            if t < least:
+                scores[j, t - start] = NEVER
+        for t in range(max(start, context), end):
+            if seen[row, t - context] == 0 or positions[t - context] < least:
+                scores[j, t - start] = NEVER
+
+
+@njit(fastmath={"reassoc", "nsz", "contract"})
+def _softmax(row, count):
+    """Turn the first scores of a row into e^(score - largest); gives the largest and their sum."""
+    largest = NEVER
+    for t in range(count):
+        largest = max(largest, row[t])
+    total = ZERO
+    for t in range(count):
+        weight = exp(row[t] - largest) if row[t] > NEVER else ZERO
+        row[t] = weight
+        total += weight
+    return largest, total
+
+
+@njit
+def attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, keys, values, found, tops, sums, own):
+    """What the rows of a sequence find in one part of its slots, for the heads of queries that share a head of keys.
+
+    `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `keys` and `values`: addresses of this head's
+    slots. `found` [.., size], `tops`, `sums`: of this part and head, a line for each row and query head. `own`: floats
+    of this thread.
+    """
+    at, start, end, _ = cut
+    first, rows, context, wide, block_at, position_at, mask_at, _ = segments[at]
+    blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
+    positions = carray(integers(position_at), wide)
+    seen = carray(flags(mask_at), (rows, wide))
+    queries = carray(floats(own), (QUERIES, size))
+    scores_at = own + 4 * QUERIES * size
+    scores = carray(floats(scores_at), (QUERIES, PART))
+    heads = carray(floats(qkv), (first + rows, stride))
+    out, top_of, sum_of = carray(floats(found), (rows * fold, size)), floats(tops), floats(sums)
+    top, divisor = carray(top_of, rows * fold), carray(sum_of, rows * fold)
+    for begin in range(0, rows * fold, QUERIES):
+        count = min(QUERIES, rows * fold - begin)
+        for j in range(count):
+            row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
+            for d in range(size):
+                queries[j, d] = heads[row, column + d] * scale
+                out[begin + j, d] = ZERO
+        slot = start
+        while slot < end:  # runs of blocks that lie side by side
+            run = _run_end(blocks, slot, end)
+            key = keys + 4 * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
+            _score(own, count, key, run - slot, scores_at + 4 * (slot - start), size)
+            slot = run
+        if end > context or window:
+            _hide(scores, count, start, end, context, seen, positions, window, begin, rows, fold)
+        for j in range(count):
+            top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start)
+        slot = start
+        while slot < end:
+            run = _run_end(blocks, slot, end)
+            value = values + 4 * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
+            weights, line = scores_at + 4 * (slot - start), found + 4 * begin * size
+            for column in range(0, size, PANEL):
+                o = line + 4 * column
+                multiply_float(value + 4 * column, size, weights, PART, o, size, o, size, count, run - slot)
+            slot = run
+
+
+@njit
+def _run_end(blocks, slot, end):
+    """Up to which slot, from this first one of a block on, blocks lie side by side."""
+    block = slot // BLOCK_SIZE
+    while (block + 1) * BLOCK_SIZE < end and blocks[block + 1] == blocks[block] + 1:
+        block += 1
+    return min(end, (block + 1) * BLOCK_SIZE)
+
+
+@njit(fastmath={"reassoc", "nsz", "contract"})
+def merge(out, found, tops, sums, first, apart, parts):
+    """out [size] of one query from what it found in each part: lines `first`, `first + apart`, ... of the three."""
+    largest = NEVER
+    for p in range(parts):
+        largest = max(largest, tops[first + p * apart])
+    total = ZERO
+    for d in range(len(out)):
+        out[d] = ZERO
+    for p in range(parts):
+        line = first + p * apart
+        if sums[line] > ZERO:
+            weight = exp(tops[line] - largest)
+            total += weight * sums[line]
+            for d in range(len(out)):
+                out[d] += weight * found[line, d]
+    share = ONE / total
+    for d in range(len(out)):
+        out[d] *= share
+
+
+@njit
+def attend(
+    segments_at,
+    count,
+    cuts_at,
+    cut_count,
+    partial,
+    kv_heads,
+    fold,
+    size,
+    scale,
+    window,
+    qkv,
+    stride,
+    store,
+    slots,
+    found,
+    tops,
+    sums,
+    own,
+    thread,
+    threads,
+):
+    """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
+
+    Line (heads * rows before the part) + head * rows of the part + query of `found`, `tops`, `sums` is what it finds.
+    """
+    segments = carray(integers(segments_at), (count, SEGMENT))
+    cuts = carray(integers(cuts_at), (cut_count, CUT))
+    for item in range(thread, cut_count * kv_heads, threads):
+        cut, head = cuts[item // kv_heads], item % kv_heads
+        lines = segments[cut[0], 1] * fold
+        line = cut[3] * fold * kv_heads + head * lines
+        keys = store + 4 * head * slots * size
+        values = store + 4 * (kv_heads + head) * slots * size
+        at, top, total = found + 4 * line * size, tops + 4 * line, sums + 4 * line
+        attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, keys, values, at, top, total, own)

@@ -1,0 +1,276 @@
+"""A whole decoder layer on a processor, for the few rows of a decode step: one call, no small operations between.
+
+The layer is the one of model/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
+paged cache, a gated MLP. All threads go through its phases together; each phase is cut by rows, heads, parts of
+contexts or panels of weights, none of which changes a sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
+from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
+from specscope.kernels.cpu.product import PANEL, Panels, multiply
+from specscope.kernels.cpu.team import barrier, compiled, me, members
+from specscope.kernels.cpu.tiles import floats, integers
+
+WORDS = 5  # that tell of a product: Panels.words
+ONE = np.float32(1)
+
+
+@njit(fastmath={"reassoc", "nsz", "contract"})
+def _normalise(x, weight, eps, out):
+    """out = x / sqrt(mean x^2 + eps) * weight."""
+    total = np.float32(0)
+    for d in range(len(x)):
+        total += x[d] * x[d]
+    factor = ONE / np.sqrt(total / np.float32(len(x)) + eps)
+    for d in range(len(x)):
+        out[d] = x[d] * factor * weight[d]
+
+
+@njit
+def _rotate(head, cos, sin):
+    """x cos + flip(x) sin, where the halves of a head are flipped and the first half of sin is negative."""
+    half = len(head) // 2
+    for d in range(half):
+        low, high = head[d], head[half + d]
+        head[d] = low * cos[d] + high * sin[d]
+        head[half + d] = high * cos[half + d] + low * sin[half + d]
+
+
+@njit
+def _gate(gate, up):
+    """gate = silu(gate) * up."""
+    for d in range(len(gate)):
+        gate[d] = gate[d] / (ONE + exp(-gate[d])) * up[d]
+
+
+@njit
+def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, store, slots, slot):
+    """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
+    head = qkv[at * size : (at + 1) * size]
+    if at < heads + kv_heads:
+        if norms[0] != 0:
+            _normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
+        _rotate(head, cos, sin)
+    if at >= heads:
+        kept = carray(floats(store + 4 * size * ((at - heads) * slots + slot)), size)
+        for d in range(size):
+            kept[d] = head[d]
+
+
+@njit
+def _project(weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
+    w, halves, panels, _, length = weight
+    multiply(w, halves != 0, panels, first, last, x, x_stride, start, start_stride, y, y_stride, rows, length)
+
+
+@njit
+def _add_product(weight, x, x_stride, residual, out, rows, width, thread, threads):
+    """out = residual + bias + x W^T, this thread's panels."""
+    panels = weight[2]
+    first, last = panels * thread // threads, panels * (thread + 1) // threads
+    before, after, bias = (
+        carray(floats(residual), (rows, width)),
+        carray(floats(out), (rows, width)),
+        carray(floats(weight[3]), width),
+    )
+    for row in range(rows):
+        for d in range(first * PANEL, last * PANEL):
+            after[row, d] = before[row, d] + bias[d]
+    _project(weight, first, last, x, x_stride, out, width, out, width, rows)
+
+
+def _layer(address):
+    thread, threads = me(), members()
+    layer_at, batch_at, x, projected, out, cos_at, sin_at, store, slots, scratch = carray(integers(address), 10)
+    width, heads, kv_heads, size, inner, window, floats_at, n1, n2, nq, nk = carray(integers(layer_at), 11)
+    weights = carray(integers(layer_at + 8 * 11), (4, WORDS))
+    segments_at, count, cuts_at, cut_count, slots_at, rows, partial = carray(integers(batch_at), 7)
+    settings = carray(floats(floats_at), 5)  # scale, and the eps of each norm
+    scale, eps = settings[0], settings[1:]
+    fold, wide, size_all = heads // kv_heads, (heads + 2 * kv_heads) * size, heads * size
+    normed = scratch
+    qkv = normed + 4 * rows * width
+    attended = qkv + 4 * rows * wide
+    gated = attended + 4 * rows * size_all
+    found = gated + 4 * rows * 2 * inner
+    tops = found + 4 * partial * heads * size
+    sums = tops + 4 * partial * heads
+    own = sums + 4 * partial * heads + 4 * thread * QUERIES * (size + PART)
+
+    if projected == 0:
+        for row in range(thread, rows, threads):
+            line = 4 * row * width
+            _normalise(
+                carray(floats(x + line), width),
+                carray(floats(n1), width),
+                eps[0],
+                carray(floats(normed + line), width),
+            )
+        projected = normed
+        barrier()
+
+    panels = weights[0, 2]
+    first, last = panels * thread // threads, panels * (thread + 1) // threads
+    _project(weights[0], first, last, projected, weights[0, 4], weights[0, 3], 0, qkv, wide, rows)
+    barrier()
+
+    every, norms = heads + 2 * kv_heads, (nq, nk)
+    lines, slot_of = carray(floats(qkv), (rows, wide)), carray(integers(slots_at), rows)
+    cos, sin = carray(floats(cos_at), (rows, size)), carray(floats(sin_at), (rows, size))
+    for item in range(thread, rows * every, threads):
+        row, at = item // every, item % every
+        slot = slot_of[row]
+        _prepare_heads(lines[row], at, heads, kv_heads, size, norms, eps, cos[row], sin[row], store, slots, slot)
+    barrier()
+
+    attend(
+        segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, wide, store, slots,
+        found, tops, sums, own, thread, threads,
+    )  # fmt: skip
+    barrier()
+
+    segments = carray(integers(segments_at), (count, SEGMENT))
+    _merge_all(segments, cut_count, heads, fold, size, attended, found, tops, sums, cuts_at, partial, thread, threads)
+    barrier()
+
+    _add_product(weights[1], attended, size_all, x, out, rows, width, thread, threads)
+    barrier()
+
+    for row in range(thread, rows, threads):
+        line = 4 * row * width
+        _normalise(
+            carray(floats(out + line), width),
+            carray(floats(n2), width),
+            eps[1],
+            carray(floats(normed + line), width),
+        )
+    barrier()
+
+    panels = inner // PANEL
+    first, last = panels * thread // threads, panels * (thread + 1) // threads
+    gate_up = weights[2]
+    _project(gate_up, first, last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
+    _project(gate_up, panels + first, panels + last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
+    both = carray(floats(gated), (rows, 2 * inner))
+    for row in range(rows):
+        _gate(both[row, first * PANEL : last * PANEL], both[row, inner + first * PANEL : inner + last * PANEL])
+    barrier()
+
+    _add_product(weights[3], gated, 2 * inner, out, out, rows, width, thread, threads)
+
+
+@njit
+def _merge_all(segments, cuts, heads, fold, size, attended, found, tops, sums, cuts_at, partial, thread, threads):
+    """What each row found in all parts of its context, [rows, heads * size], this thread's share."""
+    cut_of = carray(integers(cuts_at), (cuts, 4))
+    lines, top, total = (
+        carray(floats(found), (partial * heads, size)),
+        carray(floats(tops), partial * heads),
+        carray(floats(sums), partial * heads),
+    )
+    item = 0
+    for at in range(len(segments)):
+        first, rows, begin = segments[at, 0], segments[at, 1], segments[at, 7]
+        parts = (segments[at + 1, 7] if at + 1 < len(segments) else cuts) - begin
+        before = cut_of[begin, 3] * heads
+        for row in range(rows):
+            for head in range(heads):
+                if item % threads == thread:
+                    out = carray(floats(attended + 4 * ((first + row) * heads + head) * size), size)
+                    line = before + (head // fold) * rows * fold + row * fold + head % fold
+                    merge(out, lines, top, total, line, rows * heads, parts)
+                item += 1
+
+
+_Call = ctypes.c_int64 * 10
+
+
+@cache
+def _run() -> Callable[[object], None]:
+    return compiled(_layer)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm: x / sqrt(mean x^2 + eps) * weight."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """What a layer is made of. Filled by model/decoder.py."""
+
+    heads: int
+    kv_heads: int
+    size: int  # of a head
+    scale: float  # of scores
+    window: int | None  # positions that a query looks back, itself among them
+    first_norm: Norm | None  # None where the caller normalises
+    second_norm: Norm
+    head_norms: tuple[Norm, Norm] | None  # of queries and keys
+    qkv: Panels  # rows of queries' heads, then keys', then values'
+    out: Panels
+    gate_up: Panels
+    down: Panels
+
+    @property
+    def norms(self) -> list[Norm | None]:
+        """In the order in which the kernel is told of them."""
+        return [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
+
+
+class CompiledLayer:
+    """A layer as one kernel."""
+
+    def __init__(self, parts: LayerParts) -> None:
+        self.parts = parts
+        self._width, self._inner = parts.out.out_features, parts.down.in_features
+        assert parts.size % PANEL == 0, "the kernel computes values in panels"
+        assert self._inner % PANEL == 0, "the kernel computes gates in panels"
+        self._floats = torch.tensor([parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)])
+        self._norms = [None if norm is None else norm.weight.detach().float().contiguous() for norm in parts.norms]
+        numbers = [
+            *(self._width, parts.heads, parts.kv_heads, parts.size, self._inner, parts.window or 0),
+            self._floats.data_ptr(),
+            *(0 if weight is None else weight.data_ptr() for weight in self._norms),
+            *(word for part in (parts.qkv, parts.out, parts.gate_up, parts.down) for word in part.words),
+        ]
+        self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._run = _run()
+
+    def __call__(
+        self, x: Tensor, projected: Tensor | None, cos: Tensor, sin: Tensor, batch: FlatBatch, store: Tensor
+    ) -> Tensor:
+        """The residual stream x [N, width] after the layer.
+
+        `projected`: what attention projects, [N, in]; None: x after the first norm. `cos`, `sin`: of each row's
+        position, [N, size]; the first half of sin is negative. `store`: the layer's cache [2 * kv_heads, slots, size],
+        into which keys and values go. All are float32, and all but x and `projected` lie without gaps.
+        """
+        parts, out, x = self.parts, torch.empty_like(x), x.contiguous()
+        projected = None if projected is None else projected.contiguous()
+        row = self._width + 2 * (parts.heads + parts.kv_heads) * parts.size + 2 * self._inner
+        own = torch.get_num_threads() * QUERIES * (parts.size + PART)
+        scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
+        self._run(
+            _Call(
+                *(ctypes.addressof(self._numbers), batch.address),
+                *(x.data_ptr(), 0 if projected is None else projected.data_ptr(), out.data_ptr()),
+                *(cos.data_ptr(), sin.data_ptr(), store.data_ptr(), store.shape[1], scratch),
+            )
+        )
+        return out

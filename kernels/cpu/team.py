@@ -1,0 +1,76 @@
+"""Runs compiled functions on the threads that torch computes with: there is one pool of them, and they wait for work.
+
+A second pool, such as Numba's own, would take the processors from torch's threads, which spin while they wait. torch's
+library for OpenMP is asked by its C interface (GOMP_parallel, which LLVM's library has too); where it has none, the
+kernels cannot be used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from llvmlite import binding
+from numba import types
+from platformdirs import user_cache_path
+
+NEEDED = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")  # by compiled functions
+
+me = types.ExternalFunction("omp_get_thread_num", types.int32())
+members = types.ExternalFunction("omp_get_num_threads", types.int32())
+barrier = types.ExternalFunction("GOMP_barrier", types.void())
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The OpenMP library that torch has loaded. Raises OSError or AttributeError where it is not of this kind."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "omp" in line}
+    libraries = [path for path in sorted(paths) if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+    beside = [path for path in libraries if Path(path).is_relative_to(Path(torch.__file__).parent.parent)]
+    if not libraries:
+        raise OSError("torch's threads are not OpenMP's")
+    library = ctypes.CDLL((beside or libraries)[0])
+    for name in NEEDED:
+        binding.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    library.GOMP_parallel.restype = None
+    return library
+
+
+def compiled(work: Callable[[int], None]) -> Callable[[Any], None]:
+    """`work`, compiled; it is called with the address of its arguments on every thread of a team.
+
+    Calling what is returned with a ctypes array of int64 runs it. The machine code is kept in the user's cache, in a
+    folder for this version of the sources: Numba looks at the file of a function alone, not at those that it calls.
+    """
+    library = _library()
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_cache())
+    make = numba.cfunc(types.void(types.int64), cache=True)
+    try:
+        function = make(work)
+    except (RuntimeError, OSError):  # nothing can be kept there
+        function = numba.cfunc(types.void(types.int64))(work)
+    finally:
+        numba.config.CACHE_DIR = before
+    address, run, threads = function.address, library.GOMP_parallel, torch.get_num_threads
+    return lambda arguments: run(address, ctypes.addressof(arguments), threads(), 0)
+
+
+def are_compiled() -> bool:
+    """Whether machine code was kept, by an earlier start or by this one."""
+    return any(_cache().glob("*/*.nbc")) if _cache().exists() else False
+
+
+@cache
+def _cache() -> Path:
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return user_cache_path("specscope") / "kernels" / digest.hexdigest()

@@ -1,0 +1,232 @@
+"""A compiled layer against float64, over ragged batches, trees, windows, scattered blocks and any number of threads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specscope.kernels.cpu.flat_batch import PART, FlatBatch
+from specscope.kernels.cpu.layer import CompiledLayer, LayerParts, Norm
+from specscope.kernels.cpu.product import Panels
+from specscope.kernels.tree_batch import BLOCK_SIZE, Part
+from tests.kernels.cpu.threads import threads
+
+BLOCKS = 80
+UNUSED = float("nan")  # in slots that no row may see
+
+
+@dataclass
+class Case:
+    """A layer, a batch and what goes in."""
+
+    parts: LayerParts
+    weights: dict  # float64, by name
+    batch: list  # Part
+    slots: np.ndarray
+    x: torch.Tensor
+    projected: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    store: torch.Tensor
+
+    def run(self):
+        """(what comes out, the cache behind it)."""
+        store = self.store.clone()
+        flat = FlatBatch.build(self.batch, self.slots)
+        return CompiledLayer(self.parts)(self.x, self.projected, self.cos, self.sin, flat, store), store
+
+
+def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40, 2),), window=None, **options):
+    """sequences: fed rows, context, further slots of the window before the fed rows' own."""
+    generator = torch.Generator().manual_seed(seed)
+    random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    width, inner = 48, 64
+    keep = lambda tensor: (tensor.half().float() if halves else tensor) * 0.3  # noqa: E731
+    joined = width * (2 if options.get("projected") else 1)
+    weights = {
+        "qkv": keep(random((heads + 2 * kv_heads) * size, joined)),
+        "out": keep(random(width, heads * size)),
+        "gate_up": keep(random(2 * inner, width)),
+        "down": keep(random(width, inner)),
+    }
+    weights = {name: w.half().float() if halves else w for name, w in weights.items()}
+    biases = {name: random(len(w)) if options.get("bias") else None for name, w in weights.items()}
+    norms = [Norm(random(width), 1e-5), Norm(random(width), 1e-3), Norm(random(size), 1e-6), Norm(random(size), 1e-2)]
+    products = {name: Panels.of(w, biases[name], halves=halves) for name, w in weights.items()}
+    parts = LayerParts(
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        scale=0.3,
+        window=window,
+        first_norm=None if options.get("projected") else norms[0],
+        second_norm=norms[1],
+        head_norms=(norms[2], norms[3]) if options.get("head_norms") else None,
+        **products,
+    )
+    rng = np.random.default_rng(seed)
+    free = rng.permutation(BLOCKS) if options.get("scattered", True) else np.arange(BLOCKS)
+    batch, slots, rows = [], [], []
+    store = torch.full((2 * kv_heads, BLOCKS * BLOCK_SIZE, size), UNUSED)
+    for fed, context, further in sequences:
+        wide = further + fed
+        count = -(-(context + wide) // BLOCK_SIZE)
+        blocks, free = free[:count], free[count:]
+        of = blocks[np.arange(context + wide) // BLOCK_SIZE] * BLOCK_SIZE + np.arange(context + wide) % BLOCK_SIZE
+        store[:, of[: context + further]] = random(2 * kv_heads, context + further, size)
+        depth = np.cumsum(rng.integers(0, 2, wide))
+        mask = rng.random((fed, wide)) < 0.5
+        mask[np.arange(fed), further + np.arange(fed)] = True
+        mask[:, further:] &= np.tri(fed, dtype=bool)
+        batch.append(Part(blocks.tolist(), context, (context + depth).astype(np.int64), mask))
+        slots.append(of[context + further :])
+        rows.append(context + depth[further:])
+    positions = torch.from_numpy(np.concatenate(rows)).float()
+    angle = positions[:, None] * (0.1 ** (torch.arange(size // 2) / size))
+    cos = torch.cat([angle.cos(), angle.cos()], 1)
+    sin = torch.cat([-angle.sin(), angle.sin()], 1)
+    n = len(positions)
+    projected = random(n, joined) if options.get("projected") else None
+    exact = {name: (w.double(), None if biases[name] is None else biases[name].double()) for name, w in weights.items()}
+    return Case(parts, exact, batch, np.concatenate(slots), random(n, width), projected, cos, sin, store)
+
+
+def reference(case):
+    """(what comes out, the cache behind it) in float64, row by row."""
+    parts, store = case.parts, case.store.double().clone()
+    linear = lambda name, x: torch.nn.functional.linear(x, *case.weights[name])  # noqa: E731
+    x, cos, sin = case.x.double(), case.cos.double()[:, None], case.sin.double()[:, None]
+
+    def normed(norm, x):
+        return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
+
+    projected = normed(parts.first_norm, x) if case.projected is None else case.projected.double()
+    heads = linear("qkv", projected).unflatten(-1, (-1, parts.size))
+    query, key, value = heads.split([parts.heads, parts.kv_heads, parts.kv_heads], dim=1)
+    if parts.head_norms is not None:
+        query, key = (normed(norm, part) for norm, part in zip(parts.head_norms, (query, key), strict=True))
+    turn = lambda part: part * cos + part.roll(parts.size // 2, -1) * sin  # noqa: E731
+    query, key = turn(query), turn(key)
+    store[:, case.slots] = torch.cat([key, value], 1).transpose(0, 1)
+    found, row = [], 0
+    for part in case.batch:
+        fed, wide = part.mask.shape
+        places = np.arange(part.context + wide)
+        of = np.array(part.blocks)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        position = np.concatenate([np.arange(part.context), part.positions])
+        for i in range(fed):
+            seen = np.concatenate([np.ones(part.context, bool), part.mask[i]])
+            if parts.window is not None:
+                seen &= position > part.positions[wide - fed + i] - parts.window
+            k, v = store[: parts.kv_heads, of[seen]], store[parts.kv_heads :, of[seen]]
+            q = query[row].unflatten(0, (parts.kv_heads, -1))
+            found.append(((q * parts.scale) @ k.transpose(1, 2)).softmax(-1).matmul(v).flatten())
+            row += 1
+    x = x + linear("out", torch.stack(found))
+    gate, up = linear("gate_up", normed(parts.second_norm, x)).chunk(2, -1)
+    return x + linear("down", torch.nn.functional.silu(gate) * up), store
+
+
+def agrees(case):
+    exact, exact_store = reference(case)
+    got, store = case.run()
+    assert (got - exact).norm() <= 1e-5 * exact.norm()
+    assert torch.equal(store.isnan(), exact_store.isnan())
+    written = ~exact_store.isnan()
+    assert (store[written] - exact_store[written]).norm() <= 1e-5 * exact_store[written].norm()
+
+
+LONG = 3 * PART
+SEQUENCES = st.lists(
+    st.tuples(st.integers(1, 9), st.sampled_from([0, 1, 15, 16, 17, 100, PART - 1, PART, LONG + 5]), st.integers(0, 4)),
+    min_size=1,
+    max_size=2,
+)
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    shape=st.sampled_from([(6, 2, 16), (3, 3, 32), (4, 1, 64), (14, 2, 16), (5, 5, 48)]),
+    sequences=SEQUENCES,
+    window=st.sampled_from([None, None, 1, 7, 130]),
+    flags=st.tuples(*[st.booleans()] * 5),
+    count=st.integers(1, 3),
+)
+def test_a_layer_is_float64s(seed, shape, sequences, window, flags, count):
+    halves, bias, head_norms, projected, scattered = flags
+    heads, kv_heads, size = shape
+    with threads(count):
+        agrees(
+            make(
+                seed, heads=heads, kv_heads=kv_heads, size=size, halves=halves, sequences=sequences, window=window,
+                bias=bias, head_norms=head_norms, projected=projected, scattered=scattered,
+            )
+        )  # fmt: skip
+
+
+def test_many_rows_of_many_sequences():
+    agrees(make(1, sequences=[(1 + i % 7, 11 * i % 200, i % 3) for i in range(12)], scattered=False))
+    agrees(make(2, sequences=[(120, 30, 0)], heads=8, kv_heads=1))
+
+
+def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads():
+    sequences = [(4, 300, 1), (1, 17, 0), (7, 128, 2)]
+    whole = make(3, sequences=sequences, halves=True)
+    out, store = whole.run()
+    row = 0
+    for part, (fed, _, _) in zip(whole.batch, sequences, strict=True):
+        rows = slice(row, row + fed)
+        one = Case(
+            whole.parts, whole.weights, [part], whole.slots[rows], whole.x[rows], None, whole.cos[rows],
+            whole.sin[rows], whole.store,
+        )  # fmt: skip
+        assert torch.equal(one.run()[0], out[rows])
+        row += fed
+    for count in (1, 2, 3):
+        with threads(count):
+            again, again_store = whole.run()
+        assert torch.equal(again, out)
+        assert torch.equal(again_store.nan_to_num(), store.nan_to_num())
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish():
+    case = make(4, sequences=[(2, 200, 0)], scattered=False)
+    case.store[: case.parts.kv_heads] *= 200  # keys: scores of several hundreds
+    agrees(case)
+
+
+def test_a_mistake_in_any_part_would_be_seen():
+    """What the tolerance of these tests is worth: each of these is far outside."""
+    exact, _ = reference(make(5, sequences=[(3, 130, 1)]))
+    case = make(5, sequences=[(3, 130, 1)])
+    batch = case.batch[0]
+    other = batch.mask.copy()
+    other[2, 1] ^= True
+    assert batch.mask[2].sum() > 1
+    spoiled = [
+        Case(**{**vars(case), "batch": [Part(batch.blocks, batch.context, batch.positions, other)]}),
+        Case(**{**vars(case), "sin": -case.sin}),
+        Case(**{**vars(case), "slots": case.slots[::-1].copy()}),
+    ]
+    for one in spoiled:
+        assert not (one.run()[0] - exact).norm() <= 1e-3 * exact.norm()
+
+
+def test_exp_is_float64s():
+
+    from specscope.kernels.cpu.attention import exp
+
+    x = np.concatenate([np.linspace(-87, 87, 20001), [0.0, -0.0, 1e-30]]).astype(np.float32)
+    got = np.array([exp(one) for one in x], np.float64)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(got - exact) <= 2.5e-7 * exact).all()
+    assert np.isfinite([exp(np.float32(-1e30)), exp(np.float32(1e30))]).all()
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_heads_that_are_no_panels_are_refused(size):
+    with pytest.raises(AssertionError, match="panels"):
+        make(6, size=size, heads=2, kv_heads=2).run()
