@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 8
+AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
 FLOAT, HALF, INT32, INT64 = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(64)
 VECTOR, HALVES = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
 ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undefined)
@@ -42,6 +43,14 @@ def _everywhere(builder: Any, address: Any) -> Any:
     """The float at an address in all eight places of a vector."""
     scalar = builder.load(builder.inttoptr(address, FLOAT.as_pointer()), align=4)
     return builder.shuffle_vector(builder.insert_element(NOTHING, scalar, INT32(0)), NOTHING, FIRST)
+
+
+def _fetch(builder: Any, address: Any) -> None:
+    """Ask for what lies there before it is read; where nothing does, nothing happens."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(fetch, [builder.inttoptr(address, byte), INT32(0), INT32(3), INT32(1)])  # to read, to keep, data
 
 
 def _multiply_add(builder: Any) -> Any:
@@ -78,6 +87,8 @@ def product_tile(rows: int, panels: int, *, halves: bool) -> Any:
                 panel = builder.add(here, apart) if v >= 2 else here
                 column = builder.add(panel, _int(size * LANES * (v % 2)))
                 weights.append(_vector(builder, column, HALF if halves else FLOAT))
+                if halves and v % 2 == 0:
+                    _fetch(builder, builder.add(column, _int(AHEAD)))
             for row in range(rows):
                 factor = _everywhere(builder, builder.add(row_of[row], offset))
                 for v in range(width):
