@@ -8,5 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_every_package_is_installed():
     told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
-    there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "specscope").rglob("__init__.py")}
-    assert sorted(told) == sorted(there | {"specscope.kernels"})
+    inside = {path.parent.relative_to(ROOT).parts for path in (ROOT / "specscope").rglob("__init__.py")}
+    kernels = {path.parent.relative_to(ROOT).parts for path in (ROOT / "kernels").rglob("__init__.py")}
+    there = inside | {("specscope", *parts) for parts in kernels}  # kernels/ is imported as specscope.kernels
+    assert sorted(told) == sorted(".".join(parts) for parts in there)
