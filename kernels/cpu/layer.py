@@ -20,22 +20,12 @@ from torch import Tensor
 from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import PANEL, Panels, multiply
+from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
 from specscope.kernels.cpu.tiles import floats, integers
 
 WORDS = 5  # that tell of a product: Panels.words
 ONE = np.float32(1)
-
-
-@njit(fastmath={"reassoc", "nsz", "contract"})
-def _normalise(x, weight, eps, out):
-    """out = x / sqrt(mean x^2 + eps) * weight."""
-    total = np.float32(0)
-    for d in range(len(x)):
-        total += x[d] * x[d]
-    factor = ONE / np.sqrt(total / np.float32(len(x)) + eps)
-    for d in range(len(x)):
-        out[d] = x[d] * factor * weight[d]
 
 
 @njit
@@ -61,7 +51,7 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, store, 
     head = qkv[at * size : (at + 1) * size]
     if at < heads + kv_heads:
         if norms[0] != 0:
-            _normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
+            normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
         _rotate(head, cos, sin)
     if at >= heads:
         kept = carray(floats(store + 4 * size * ((at - heads) * slots + slot)), size)
@@ -93,7 +83,7 @@ def _add_product(weight, x, x_stride, residual, out, rows, width, thread, thread
 
 def _layer(address):
     thread, threads = me(), members()
-    layer_at, batch_at, x, projected, out, cos_at, sin_at, store, slots, scratch = carray(integers(address), 10)
+    layer_at, batch_at, x, projected, out, cos_at, sin_at, turn, store, slots, scratch = carray(integers(address), 11)
     width, heads, kv_heads, size, inner, window, floats_at, n1, n2, nq, nk = carray(integers(layer_at), 11)
     weights = carray(integers(layer_at + 8 * 11), (4, WORDS))
     segments_at, count, cuts_at, cut_count, slots_at, rows, partial = carray(integers(batch_at), 7)
@@ -112,7 +102,7 @@ def _layer(address):
     if projected == 0:
         for row in range(thread, rows, threads):
             line = 4 * row * width
-            _normalise(
+            normalise(
                 carray(floats(x + line), width),
                 carray(floats(n1), width),
                 eps[0],
@@ -128,7 +118,7 @@ def _layer(address):
 
     every, norms = heads + 2 * kv_heads, (nq, nk)
     lines, slot_of = carray(floats(qkv), (rows, wide)), carray(integers(slots_at), rows)
-    cos, sin = carray(floats(cos_at), (rows, size)), carray(floats(sin_at), (rows, size))
+    cos, sin = carray(floats(cos_at), (rows, turn)), carray(floats(sin_at), (rows, turn))
     for item in range(thread, rows * every, threads):
         row, at = item // every, item % every
         slot = slot_of[row]
@@ -150,7 +140,7 @@ def _layer(address):
 
     for row in range(thread, rows, threads):
         line = 4 * row * width
-        _normalise(
+        normalise(
             carray(floats(out + line), width),
             carray(floats(n2), width),
             eps[1],
@@ -194,20 +184,12 @@ def _merge_all(segments, cuts, heads, fold, size, attended, found, tops, sums, c
                 item += 1
 
 
-_Call = ctypes.c_int64 * 10
+_Call = ctypes.c_int64 * 11
 
 
 @cache
 def _run() -> Callable[[object], None]:
     return compiled(_layer)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An RMSNorm: x / sqrt(mean x^2 + eps) * weight."""
-
-    weight: Tensor
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -242,7 +224,7 @@ class CompiledLayer:
         assert parts.size % PANEL == 0, "the kernel computes values in panels"
         assert self._inner % PANEL == 0, "the kernel computes gates in panels"
         self._floats = torch.tensor([parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)])
-        self._norms = [None if norm is None else norm.weight.detach().float().contiguous() for norm in parts.norms]
+        self._norms = [None if norm is None else norm.weight for norm in parts.norms]
         numbers = [
             *(self._width, parts.heads, parts.kv_heads, parts.size, self._inner, parts.window or 0),
             self._floats.data_ptr(),
@@ -258,8 +240,8 @@ class CompiledLayer:
         """The residual stream x [N, width] after the layer.
 
         `projected`: what attention projects, [N, in]; None: x after the first norm. `cos`, `sin`: of each row's
-        position, [N, size]; the first half of sin is negative. `store`: the layer's cache [2 * kv_heads, slots, size],
-        into which keys and values go. All are float32, and all but x and `projected` lie without gaps.
+        position, [N, size], rows as far apart in both; the first half of sin is negative. `store`: the layer's cache
+        [2 * kv_heads, slots, size], into which keys and values go. All are float32; numbers of a row lie side by side.
         """
         parts, out, x = self.parts, torch.empty_like(x), x.contiguous()
         projected = None if projected is None else projected.contiguous()
@@ -270,7 +252,7 @@ class CompiledLayer:
             _Call(
                 *(ctypes.addressof(self._numbers), batch.address),
                 *(x.data_ptr(), 0 if projected is None else projected.data_ptr(), out.data_ptr()),
-                *(cos.data_ptr(), sin.data_ptr(), store.data_ptr(), store.shape[1], scratch),
+                *(cos.data_ptr(), sin.data_ptr(), cos.stride(0), store.data_ptr(), store.shape[1], scratch),
             )
         )
         return out

@@ -18,7 +18,8 @@ from numba.extending import intrinsic
 
 LANES = 8
 AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
-FLOAT, HALF, INT32, INT64 = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(64)
+FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
 VECTOR, HALVES = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
 ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undefined)
 FIRST = ir.Constant(ir.VectorType(INT32, LANES), [0] * LANES)
@@ -151,6 +152,13 @@ def floats(typing_context, address):
     """What lies at an address, for carray: a pointer to float32."""
     pointer = types.CPointer(types.float32)
     return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], FLOAT.as_pointer())
+
+
+@intrinsic
+def doubles(typing_context, address):
+    """The same of float64."""
+    pointer = types.CPointer(types.float64)
+    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], DOUBLE.as_pointer())
 
 
 @intrinsic

@@ -21,6 +21,7 @@ from specscope.model.linear import PackedLinear
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.layer import CompiledLayer
+    from specscope.kernels.cpu.rows import Norm
 
 MOST_ROWS = 128  # of a compiled layer: torch multiplies more rows about as fast
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -55,19 +56,26 @@ def _is_silu(act: Any) -> bool:  # noqa: ANN401
 
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm in four small operators where transformers' has eight; torch's own rms_norm is slower on the CPU.
+    """RMSNorm as one kernel, or in four small operators where transformers' has eight; torch's own is slower on the CPU.
 
     x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
     """
 
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+    def __init__(self, weight: nn.Parameter, eps: float, *, compiles: bool = False) -> None:
         super().__init__()
         self.weight, self.eps = weight, eps
+        self.kernel: Norm | None = None  # of float32
+        if compiles:
+            from specscope.kernels.cpu.rows import Norm  # numba is imported only where it runs
+
+            self.kernel = Norm.of(weight, eps)
         self._scaled = weight.detach().float() * len(weight) ** 0.5
         self._least = torch.tensor((len(weight) * eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
+        if self.kernel is not None and x.dtype is torch.float32:
+            return self.kernel(x)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
         return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
@@ -121,7 +129,7 @@ class FusedLayer:
 
         `norms`: whether it begins with the first norm; else it is always given what attention projects.
         """
-        from specscope.kernels.cpu.layer import CompiledLayer, LayerParts, Norm  # numba is imported only where it runs
+        from specscope.kernels.cpu.layer import CompiledLayer, LayerParts  # numba is imported only where it runs
         from specscope.kernels.cpu.product import PANEL, Panels
 
         mine = [self.second_norm, *([self.first_norm] if norms else ()), *(self.head_norms or ())]
@@ -130,9 +138,8 @@ class FusedLayer:
         )
         plain = self.variant.softcap is None and self.variant.sinks is None and _is_silu(self.act)
         fits = all(Panels.fits(linear.weight) for linear in self.linears)
-        if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) for norm in mine)):
+        if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
             return
-        norm = lambda module: Norm(module.weight, module.eps)  # noqa: E731
         self.compiled = CompiledLayer(
             LayerParts(
                 heads=self.heads,
@@ -140,9 +147,9 @@ class FusedLayer:
                 size=self.size,
                 scale=self.variant.scale,
                 window=self.variant.window,
-                first_norm=norm(self.first_norm) if norms else None,
-                second_norm=norm(self.second_norm),
-                head_norms=None if self.head_norms is None else (norm(self.head_norms[0]), norm(self.head_norms[1])),
+                first_norm=self.first_norm.kernel if norms else None,
+                second_norm=self.second_norm.kernel,
+                head_norms=None if self.head_norms is None else tuple(norm.kernel for norm in self.head_norms),
                 qkv=self.linears[0].panels,
                 out=self.linears[1].panels,
                 gate_up=self.linears[2].panels,

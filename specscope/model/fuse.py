@@ -21,30 +21,34 @@ ROWS = 5  # of a trial: enough for the path that more than a few rows take
 
 
 @torch.no_grad()
-def fuse(model: Any, layers: list[LayerShape]) -> None:  # noqa: ANN401
+def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
     """Replace what can be replaced in a model on the CPU that already attends through the paged cache.
 
-    `layers`: what each of its layers keeps. What does not match is left alone.
+    `layers`: what each of its layers keeps. What does not match is left alone. Returns whether our own kernels for
+    processors are used.
     """
-    if next(model.parameters()).device.type != "cpu":
-        return
+    weight = next(model.parameters())
+    if weight.device.type != "cpu":
+        return False
     pack = may_pack(model)
-    fuse_norms(model)
+    compiles = pack and may_compile(weight.dtype)
+    fuse_norms(model, compiles=compiles)
     if FUSE not in disabled():
-        _fuse_layers(model, layers, pack)
+        _fuse_layers(model, layers, pack=pack, compiles=compiles)
     if pack:
         _swap(model, _packed)
+    return compiles
 
 
-def fuse_norms(model: nn.Module) -> None:
+def fuse_norms(model: nn.Module, *, compiles: bool) -> None:
     """Put FusedRMSNorms in the place of a model's RMSNorms, unless the user switched that off."""
     if FUSE not in disabled():
-        _swap(model, _norm)
+        _swap(model, lambda module: _norm(module, compiles=compiles))
 
 
-def _norm(module: nn.Module) -> nn.Module | None:
+def _norm(module: nn.Module, *, compiles: bool) -> nn.Module | None:
     if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        return FusedRMSNorm(module.weight, float(module.variance_epsilon))  # type: ignore[arg-type]
+        return FusedRMSNorm(module.weight, float(module.variance_epsilon), compiles=compiles)  # type: ignore[arg-type]
     return None
 
 
@@ -82,11 +86,10 @@ class _Call:
     out: Any
 
 
-def _fuse_layers(model: Any, layers: list[LayerShape], pack: bool) -> None:  # noqa: ANN401
+def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, compiles: bool) -> None:  # noqa: ANN401
     """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial."""
     variants: dict[int, Variant] = {}
     rotary = Rotary()
-    compiles = pack and may_compile()
     for call in _trial(model, layers, variants):
         index = int(call.layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
         shape = layers[index]

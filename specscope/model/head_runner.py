@@ -49,11 +49,12 @@ class HeadRunner:
         self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
         on_cpu = weight.device.type == "cpu"
         pack = on_cpu and may_pack(head)
+        self.compiles = pack and may_compile(weight.dtype)  # whether our own kernels for processors are used
         if on_cpu:
-            fuse_norms(head)
+            fuse_norms(head, compiles=self.compiles)
         variant = Variant(attention.size**-0.5, None, None, None)
         self.layer, *self.further = (FusedLayer(layer, shape, variant, _Turned(), pack=pack) for layer in layers)
-        if pack and may_compile():
+        if self.compiles:
             self.layer.compile(norms=False)
             for further in self.further:
                 further.compile()
@@ -62,8 +63,8 @@ class HeadRunner:
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()
         # No position lies beyond the cache, whatever context a config promises.
         positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
-        cos, sin = Rotary().tables(*head.rotary(weight, positions))
-        self._cos, self._sin = cos.contiguous(), sin  # [positions, 1, 2, size / 2] as the layer uses them
+        # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
+        self._turns = torch.stack(Rotary().tables(*head.rotary(weight, positions)), dim=1)
         self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
 
     @property
@@ -93,7 +94,7 @@ class HeadRunner:
         """
         replayed = None if self.graphs is None else self.graphs.replay(segments, hidden)
         if replayed is None:
-            return self._run(Batch.build(segments, self._cos.device, self.cache.backend), hidden)
+            return self._run(Batch.build(segments, self._turns.device, self.cache.backend), hidden)
         logits, out = replayed.outputs
         return logits[replayed.wanted], out[replayed.wanted]
 
@@ -102,9 +103,9 @@ class HeadRunner:
         """`forward` of a batch that is laid out."""
         head, hidden = self.head, batch.as_laid_out(hidden)
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
-        rotation = self._cos[batch.positions[0]], self._sin[batch.positions[0]]
-        x = self.layer.run(x, projected, rotation, batch, self.cache)
+        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        x = self.layer.run(x, projected, (cos, sin), batch, self.cache)
         for layer in self.further:
-            x = layer.run(x, None, rotation, batch, self.cache)
+            x = layer.run(x, None, (cos, sin), batch, self.cache)
         out = x[batch.wanted]
         return self.lm_head(head.norm(out) if head.config.version == 3 else out), out

@@ -98,10 +98,10 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
     return nn.Parameter(whole, requires_grad=False)
 
 
-def may_compile() -> bool:
+def may_compile(dtype: torch.dtype) -> bool:
     """Whether our own products of few rows are the fastest here: then so are whole layers of them."""
-    names = [path.name for path in usable(torch.float32)]
-    return NUMBA in names and path_speeds(torch.float32).fastest(FEW, names)[0] == NUMBA
+    names = [path.name for path in usable(dtype)]
+    return NUMBA in names and path_speeds(dtype).fastest(FEW, names)[0] == NUMBA
 
 
 def may_pack(model: nn.Module) -> bool:

@@ -38,6 +38,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     layers: list[LayerShape]  # what each layer keeps of a token
+    compiles: bool  # whether our own kernels for processors are used
     vocab_size: int
     max_context: int
     eos: tuple[int, ...]
@@ -118,7 +119,7 @@ def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # 
     """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
     attention.register()
     layers = probe(model, name)
-    fuse(model, layers)
+    compiles = fuse(model, layers)
     config = model.config.get_text_config()
     return LoadedModel(
         model=model,
@@ -127,6 +128,7 @@ def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # 
         device=next(model.parameters()).device,
         dtype=next(model.parameters()).dtype,
         layers=layers,
+        compiles=compiles,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=int(getattr(config, "max_position_embeddings", None) or 2048),
         eos=_eos(model),

@@ -53,7 +53,8 @@ class DraftModel(ModelDrafter):
         return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
 
     def _level(self, logits: list[Tensor]) -> Level:
-        return Level(torch.cat(logits), self.runner.loaded.vocab_size, backend=self.cache.backend)
+        loaded = self.runner.loaded
+        return Level(torch.cat(logits), loaded.vocab_size, backend=self.cache.backend, compiles=loaded.compiles)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """It asks for no features."""

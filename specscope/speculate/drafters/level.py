@@ -19,11 +19,17 @@ class Level:
     vocab_size: int  # the target's
     d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
     backend: Backend = Backend.TORCH
+    compiles: bool = False  # whether our own kernel for processors looks for them
     _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
-        if count not in self._top:
+        if count not in self._top and self.compiles:
+            from specscope.kernels.cpu.rows import likeliest as compiled  # numba is imported only where it runs
+
+            found, logs = compiled(self.logits, count)
+            self._top[count] = (found if self.d2t is None else self.d2t.numpy()[found]).tolist(), logs.tolist()
+        elif count not in self._top:
             values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
             tokens = best if self.d2t is None else self.d2t[best]
             both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read

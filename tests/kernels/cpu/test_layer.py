@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.kernels.cpu.flat_batch import PART, FlatBatch
-from specscope.kernels.cpu.layer import CompiledLayer, LayerParts, Norm
+from specscope.kernels.cpu.layer import CompiledLayer, LayerParts
 from specscope.kernels.cpu.product import Panels
+from specscope.kernels.cpu.rows import Norm
 from specscope.kernels.tree_batch import BLOCK_SIZE, Part
 from tests.kernels.cpu.threads import threads
 
@@ -54,7 +55,7 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
     }
     weights = {name: w.half().float() if halves else w for name, w in weights.items()}
     biases = {name: random(len(w)) if options.get("bias") else None for name, w in weights.items()}
-    norms = [Norm(random(width), 1e-5), Norm(random(width), 1e-3), Norm(random(size), 1e-6), Norm(random(size), 1e-2)]
+    norms = [Norm.of(random(n), eps) for n, eps in ((width, 1e-5), (width, 1e-3), (size, 1e-6), (size, 1e-2))]
     products = {name: Panels.of(w, biases[name], halves=halves) for name, w in weights.items()}
     parts = LayerParts(
         heads=heads,
@@ -88,6 +89,8 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
     angle = positions[:, None] * (0.1 ** (torch.arange(size // 2) / size))
     cos = torch.cat([angle.cos(), angle.cos()], 1)
     sin = torch.cat([-angle.sin(), angle.sin()], 1)
+    if options.get("bias"):  # rows that lie apart
+        cos, sin = torch.stack([cos, sin], 1).unbind(1)
     n = len(positions)
     projected = random(n, joined) if options.get("projected") else None
     exact = {name: (w.double(), None if biases[name] is None else biases[name].double()) for name, w in weights.items()}
