@@ -12,15 +12,13 @@ import numpy as np
 from numba import carray, njit
 
 from specscope.kernels.cpu.flat_batch import CUT, PART, SEGMENT
-from specscope.kernels.cpu.product import multiply_float
-from specscope.kernels.cpu.tiles import as_float, dot_tile, flags, floats, integers
+from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_float, call_product, dot_tile, flags, floats, integers
 from specscope.kernels.tree_batch import BLOCK_SIZE
 
 QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
 NEVER = np.float32(-1e30)  # the score of a slot that a query does not see
-PANEL = 16
-
-dot1, dot2, dot3 = (dot_tile(rows, 4) for rows in (1, 2, 3))
+SLOTS, DOTS = 4, 3  # keys and queries that are multiplied together
+dots = dot_tile(SLOTS, DOTS)
 LOG2E, LN2_HIGH, LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 HALF, ONE, LEAST, ZERO = np.float32(0.5), np.float32(1), np.float32(-87), np.float32(0)
 # Of exp on [-ln 2 / 2, ln 2 / 2] (Cephes, S. Moshier: expf)
@@ -39,22 +37,13 @@ def exp(x):
 
 
 @njit
-def _score(queries, count, keys, slots, scores, size):
+def _score(queries, count, kind, keys, slots, scores, size):
     """scores [count, PART] of slots that lie side by side: whole fours of them, up to three more than asked for."""
-    for slot in range(0, slots, 4):
-        k = keys + 4 * slot * size
-        q = 0
-        while q < count:
-            a, s = queries + 4 * q * size, scores + 4 * (q * PART + slot)
-            if count - q >= 3:
-                dot3(a, k, s, PART, size)
-                q += 3
-            elif count - q == 2:
-                dot2(a, k, s, PART, size)
-                q += 2
-            else:
-                dot1(a, k, s, PART, size)
-                q += 1
+    number = 4 if kind == FLOAT32 else 2
+    for slot in range(0, slots, SLOTS):
+        for q in range(0, count, DOTS):
+            s = scores + 4 * (q * PART + slot)
+            dots(kind, min(DOTS, count - q), queries + 4 * q * size, keys + number * slot * size, s, PART, size)
 
 
 @njit
@@ -87,13 +76,16 @@ def _softmax(row, count):
 
 
 @njit
-def attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, keys, values, found, tops, sums, own):
+def attend_part(
+    cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, found, tops, sums, own
+):
     """What the rows of a sequence find in one part of its slots, for the heads of queries that share a head of keys.
 
-    `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `keys` and `values`: addresses of this head's
-    slots. `found` [.., size], `tops`, `sums`: of this part and head, a line for each row and query head. `own`: floats
-    of this thread.
+    `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
+    `kind`: of keys and values; `keys` and `values`: addresses of this head's slots. `found` [.., size], `tops`, `sums`:
+    of this part and head, a line for each row and query head. `own`: floats of this thread.
     """
+    number = 4 if kind == FLOAT32 else 2
     at, start, end, _ = cut
     first, rows, context, wide, block_at, position_at, mask_at, _ = segments[at]
     blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
@@ -115,8 +107,8 @@ def attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, key
         slot = start
         while slot < end:  # runs of blocks that lie side by side
             run = _run_end(blocks, slot, end)
-            key = keys + 4 * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
-            _score(own, count, key, run - slot, scores_at + 4 * (slot - start), size)
+            key = keys + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
+            _score(own, count, kind, key, run - slot, scores_at + 4 * (slot - start), size)
             slot = run
         if end > context or window:
             _hide(scores, count, start, end, context, seen, positions, window, begin, rows, fold)
@@ -125,11 +117,12 @@ def attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, key
         slot = start
         while slot < end:
             run = _run_end(blocks, slot, end)
-            value = values + 4 * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
+            value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
             weights, line = scores_at + 4 * (slot - start), found + 4 * begin * size
-            for column in range(0, size, PANEL):
-                o = line + 4 * column
-                multiply_float(value + 4 * column, size, weights, PART, o, size, o, size, count, run - slot)
+            call_product(
+                multiply, kind, 0, size // PANEL, value, size, number * PANEL, weights, PART, line, size, line, size,
+                count, run - slot,
+            )  # fmt: skip
             slot = run
 
 
@@ -177,6 +170,8 @@ def attend(
     window,
     qkv,
     stride,
+    multiply,
+    kind,
     store,
     slots,
     found,
@@ -192,11 +187,15 @@ def attend(
     """
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
+    number = 4 if kind == FLOAT32 else 2
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads
         lines = segments[cut[0], 1] * fold
         line = cut[3] * fold * kv_heads + head * lines
-        keys = store + 4 * head * slots * size
-        values = store + 4 * (kv_heads + head) * slots * size
+        keys = store + number * head * slots * size
+        values = store + number * (kv_heads + head) * slots * size
         at, top, total = found + 4 * line * size, tops + 4 * line, sums + 4 * line
-        attend_part(cut, segments, head, fold, size, scale, window, qkv, stride, keys, values, at, top, total, own)
+        attend_part(
+            cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, at, top, total,
+            own,
+        )  # fmt: skip

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
-from specscope.kernels.cpu.product import PANEL, Panels, multiply
+from specscope.kernels.cpu.product import KINDS, Panels, multiply_at
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
-from specscope.kernels.cpu.tiles import floats, integers
+from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_bits, as_float, briefs, call_product, floats, integers
 
 WORDS = 5  # that tell of a product: Panels.words
 ONE = np.float32(1)
@@ -46,7 +46,43 @@ def _gate(gate, up):
 
 
 @njit
-def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, store, slots, slot):
+def _round(number):
+    """The upper 16 bits of a float32, rounded to even: bfloat16."""
+    bits = as_bits(number)
+    if number != number:
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit
+def _widen(x, kind, out, count):
+    """Numbers of that kind at an address as floats at another."""
+    wide = carray(floats(out), count)
+    if kind == FLOAT32:
+        given = carray(floats(x), count)
+        for d in range(count):
+            wide[d] = given[d]
+    else:
+        brief = carray(briefs(x), count)
+        for d in range(count):
+            wide[d] = as_float(np.int32(np.uint32(brief[d]) << np.uint32(16)))
+
+
+@njit
+def _keep(numbers, kind, out):
+    """Put floats at an address as numbers of that kind."""
+    if kind == FLOAT32:
+        kept = carray(floats(out), len(numbers))
+        for d in range(len(numbers)):
+            kept[d] = numbers[d]
+    else:
+        brief = carray(briefs(out), len(numbers))
+        for d in range(len(numbers)):
+            brief[d] = _round(numbers[d])
+
+
+@njit
+def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
     """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
     head = qkv[at * size : (at + 1) * size]
     if at < heads + kv_heads:
@@ -54,19 +90,21 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, store, 
             normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
         _rotate(head, cos, sin)
     if at >= heads:
-        kept = carray(floats(store + 4 * size * ((at - heads) * slots + slot)), size)
-        for d in range(size):
-            kept[d] = head[d]
+        number = 4 if kind == FLOAT32 else 2
+        _keep(head, kind, store + number * size * ((at - heads) * slots + slot))
 
 
 @njit
-def _project(weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
-    w, halves, panels, _, length = weight
-    multiply(w, halves != 0, panels, first, last, x, x_stride, start, start_stride, y, y_stride, rows, length)
+def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
+    kind, w, _, _, length = weight
+    apart = (4 if kind == FLOAT32 else 2) * PANEL * length
+    call_product(
+        multiply, kind, first, last, w, PANEL, apart, x, x_stride, start, start_stride, y, y_stride, rows, length
+    )
 
 
 @njit
-def _add_product(weight, x, x_stride, residual, out, rows, width, thread, threads):
+def _add_product(multiply, weight, x, x_stride, residual, out, rows, width, thread, threads):
     """out = residual + bias + x W^T, this thread's panels."""
     panels = weight[2]
     first, last = panels * thread // threads, panels * (thread + 1) // threads
@@ -78,19 +116,24 @@ def _add_product(weight, x, x_stride, residual, out, rows, width, thread, thread
     for row in range(rows):
         for d in range(first * PANEL, last * PANEL):
             after[row, d] = before[row, d] + bias[d]
-    _project(weight, first, last, x, x_stride, out, width, out, width, rows)
+    _project(multiply, weight, first, last, x, x_stride, out, width, out, width, rows)
 
 
 def _layer(address):
     thread, threads = me(), members()
-    layer_at, batch_at, x, projected, out, cos_at, sin_at, turn, store, slots, scratch = carray(integers(address), 11)
+    layer_at, batch_at, kind, given, given_projected, out, cos_at, sin_at, turn, store, slots, scratch, multiply = (
+        carray(integers(address), 13)
+    )
     width, heads, kv_heads, size, inner, window, floats_at, n1, n2, nq, nk = carray(integers(layer_at), 11)
     weights = carray(integers(layer_at + 8 * 11), (4, WORDS))
     segments_at, count, cuts_at, cut_count, slots_at, rows, partial = carray(integers(batch_at), 7)
     settings = carray(floats(floats_at), 5)  # scale, and the eps of each norm
     scale, eps = settings[0], settings[1:]
-    fold, wide, size_all = heads // kv_heads, (heads + 2 * kv_heads) * size, heads * size
-    normed = scratch
+    fold, wide, size_all, joined = heads // kv_heads, (heads + 2 * kv_heads) * size, heads * size, weights[0, 4]
+    number = 4 if kind == FLOAT32 else 2
+    residual = scratch
+    projected = residual + 4 * rows * width
+    normed = projected + 4 * rows * joined
     qkv = normed + 4 * rows * width
     attended = qkv + 4 * rows * wide
     gated = attended + 4 * rows * size_all
@@ -99,21 +142,18 @@ def _layer(address):
     sums = tops + 4 * partial * heads
     own = sums + 4 * partial * heads + 4 * thread * QUERIES * (size + PART)
 
-    if projected == 0:
-        for row in range(thread, rows, threads):
-            line = 4 * row * width
-            normalise(
-                carray(floats(x + line), width),
-                carray(floats(n1), width),
-                eps[0],
-                carray(floats(normed + line), width),
-            )
-        projected = normed
-        barrier()
+    for row in range(thread, rows, threads):
+        x, line = residual + 4 * row * width, projected + 4 * row * joined
+        _widen(given + number * row * width, kind, x, width)
+        if given_projected != 0:
+            _widen(given_projected + number * row * joined, kind, line, joined)
+        else:
+            normalise(carray(floats(x), width), carray(floats(n1), width), eps[0], carray(floats(line), width))
+    barrier()
 
     panels = weights[0, 2]
     first, last = panels * thread // threads, panels * (thread + 1) // threads
-    _project(weights[0], first, last, projected, weights[0, 4], weights[0, 3], 0, qkv, wide, rows)
+    _project(multiply, weights[0], first, last, projected, joined, weights[0, 3], 0, qkv, wide, rows)
     barrier()
 
     every, norms = heads + 2 * kv_heads, (nq, nk)
@@ -122,12 +162,12 @@ def _layer(address):
     for item in range(thread, rows * every, threads):
         row, at = item // every, item % every
         slot = slot_of[row]
-        _prepare_heads(lines[row], at, heads, kv_heads, size, norms, eps, cos[row], sin[row], store, slots, slot)
+        _prepare_heads(lines[row], at, heads, kv_heads, size, norms, eps, cos[row], sin[row], kind, store, slots, slot)
     barrier()
 
     attend(
-        segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, wide, store, slots,
-        found, tops, sums, own, thread, threads,
+        segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, wide, multiply, kind,
+        store, slots, found, tops, sums, own, thread, threads,
     )  # fmt: skip
     barrier()
 
@@ -135,30 +175,30 @@ def _layer(address):
     _merge_all(segments, cut_count, heads, fold, size, attended, found, tops, sums, cuts_at, partial, thread, threads)
     barrier()
 
-    _add_product(weights[1], attended, size_all, x, out, rows, width, thread, threads)
+    _add_product(multiply, weights[1], attended, size_all, residual, residual, rows, width, thread, threads)
     barrier()
 
     for row in range(thread, rows, threads):
-        line = 4 * row * width
-        normalise(
-            carray(floats(out + line), width),
-            carray(floats(n2), width),
-            eps[1],
-            carray(floats(normed + line), width),
-        )
+        x, line = residual + 4 * row * width, normed + 4 * row * width
+        normalise(carray(floats(x), width), carray(floats(n2), width), eps[1], carray(floats(line), width))
     barrier()
 
     panels = inner // PANEL
     first, last = panels * thread // threads, panels * (thread + 1) // threads
     gate_up = weights[2]
-    _project(gate_up, first, last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
-    _project(gate_up, panels + first, panels + last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
+    _project(multiply, gate_up, first, last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
+    _project(multiply, gate_up, panels + first, panels + last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
     both = carray(floats(gated), (rows, 2 * inner))
     for row in range(rows):
         _gate(both[row, first * PANEL : last * PANEL], both[row, inner + first * PANEL : inner + last * PANEL])
     barrier()
 
-    _add_product(weights[3], gated, 2 * inner, out, out, rows, width, thread, threads)
+    _add_product(multiply, weights[3], gated, 2 * inner, residual, residual, rows, width, thread, threads)
+    panels = weights[3, 2]
+    first, last = PANEL * (panels * thread // threads), PANEL * (panels * (thread + 1) // threads)
+    made = carray(floats(residual), (rows, width))
+    for row in range(rows):
+        _keep(made[row, first:last], kind, out + number * (row * width + first))
 
 
 @njit
@@ -184,7 +224,7 @@ def _merge_all(segments, cuts, heads, fold, size, attended, found, tops, sums, c
                 item += 1
 
 
-_Call = ctypes.c_int64 * 11
+_Call = ctypes.c_int64 * 13
 
 
 @cache
@@ -240,19 +280,25 @@ class CompiledLayer:
         """The residual stream x [N, width] after the layer.
 
         `projected`: what attention projects, [N, in]; None: x after the first norm. `cos`, `sin`: of each row's
-        position, [N, size], rows as far apart in both; the first half of sin is negative. `store`: the layer's cache
-        [2 * kv_heads, slots, size], into which keys and values go. All are float32; numbers of a row lie side by side.
+        position, float32 [N, size], rows as far apart in both; the first half of sin is negative. `store`: the layer's
+        cache [2 * kv_heads, slots, size], into which keys and values go. It, x and `projected` are all float32 or all
+        bfloat16; between them everything is float32.
         """
-        parts, out, x = self.parts, torch.empty_like(x), x.contiguous()
+        parts, x = self.parts, x.contiguous()
+        out = torch.empty_like(x)
         projected = None if projected is None else projected.contiguous()
-        row = self._width + 2 * (parts.heads + parts.kv_heads) * parts.size + 2 * self._inner
+        row = (
+            2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size + 2 * self._inner
+        )
         own = torch.get_num_threads() * QUERIES * (parts.size + PART)
+        row += 2 * self._inner
         scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
         self._run(
             _Call(
-                *(ctypes.addressof(self._numbers), batch.address),
+                *(ctypes.addressof(self._numbers), batch.address, KINDS[x.dtype]),
                 *(x.data_ptr(), 0 if projected is None else projected.data_ptr(), out.data_ptr()),
                 *(cos.data_ptr(), sin.data_ptr(), cos.stride(0), store.data_ptr(), store.shape[1], scratch),
+                multiply_at(),
             )
         )
         return out

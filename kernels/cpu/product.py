@@ -1,6 +1,6 @@
-"""x W^T + b on a processor, from weights in panels of 16 rows: [panels, in, 16], float16 or float32.
+"""x W^T + b on a processor, from weights in panels of 16 rows: [panels, in, 16], float32, float16 or bfloat16.
 
-Up to six rows read each panel once, so that they take about as long as one. A weight in float16 is widened as it is
+Up to six rows read each panel once, so that they take about as long as one. A weight in 16 bits is widened as it is
 read; sums are made in float32.
 """
 
@@ -12,99 +12,72 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from numba import carray, njit
+from numba import carray
 from torch import Tensor
 
-from specscope.kernels.cpu.team import compiled, me, members
-from specscope.kernels.cpu.tiles import integers, product_tile
+from specscope.kernels.cpu.team import compiled, machine_code, me, members
+from specscope.kernels.cpu.tiles import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    PANEL,
+    PRODUCT,
+    WIDE,
+    call_product,
+    integers,
+    product_tile,
+)
 
-PANEL = 16
-MOST = 6  # rows that a tile holds: 12 sums, two weights and a factor are 15 of 16 registers
-
-_half = [product_tile(rows, 1, halves=True) for rows in range(1, MOST + 1)]
-_half_pair = [product_tile(rows, 2, halves=True) for rows in (1, 2)]
-_float = [product_tile(rows, 1, halves=False) for rows in range(1, MOST + 1)]
-half1, half2, half3, half4, half5, half6 = _half
-half_pair1, half_pair2 = _half_pair
-float1, float2, float3, float4, float5, float6 = _float
-
-
-@njit
-def multiply_float(w, stride, x, x_stride, start, start_stride, y, y_stride, rows, length):
-    """One panel of float32 by any number of rows; arguments as product_tile takes them."""
-    at = 0
-    while at < rows:
-        left = rows - at
-        many = 4 if left == 7 or left == 8 else min(left, MOST)
-        a, b, c = x + 4 * at * x_stride, start + 4 * at * start_stride, y + 4 * at * y_stride
-        if many == 1:
-            float1(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 2:
-            float2(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 3:
-            float3(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 4:
-            float4(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 5:
-            float5(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        else:
-            float6(w, stride, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        at += many
+KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+MOST = 6  # rows that share a read: of 16 registers 12 are sums, two weights and one a factor
+# Panels that are read together where there are registers for them, and by how many rows: a sum waits for its last term,
+# so that there should be at least eight.
+TOGETHER, MOST_TOGETHER = (4, MOST) if WIDE else (2, 2)
+one_panel, some_panels = product_tile(1, MOST), product_tile(TOGETHER, MOST_TOGETHER)
 
 
-@njit
-def multiply_half(w, x, x_stride, start, start_stride, y, y_stride, rows, length):
-    """One panel of float16 by any number of rows."""
-    at = 0
-    while at < rows:
-        left = rows - at
-        many = 4 if left == 7 or left == 8 else min(left, MOST)
-        a, b, c = x + 4 * at * x_stride, start + 4 * at * start_stride, y + 4 * at * y_stride
-        if many == 1:
-            half1(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 2:
-            half2(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 3:
-            half3(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 4:
-            half4(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        elif many == 5:
-            half5(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        else:
-            half6(w, PANEL, 0, a, x_stride, b, start_stride, c, y_stride, length)
-        at += many
+def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, rows, length):
+    """Panels first..last-1 by any number of rows.
 
-
-@njit
-def multiply(w, halves, panels, first, last, x, x_stride, start, start_stride, y, y_stride, rows, length):
-    """Panels first..last-1 of `panels` by `rows` rows. start: of the first panel of all, as y."""
-    size = 2 if halves else 4
-    apart = size * PANEL * length
+    kind: of the weights. w: address of panel 0, its rows `w_stride` numbers apart, the next panel `apart` bytes behind;
+    x, start and y: of the first row, rows so many floats apart; start and y of panel 0.
+    """
     p = first
     while p < last:
-        column = 4 * PANEL * p
-        here, b, c = w + p * apart, start + column, y + column
-        if not halves:
-            multiply_float(here, PANEL, x, x_stride, b, start_stride, c, y_stride, rows, length)
-        elif rows == 1 and p + 1 < last:  # two panels at once: with two sums alone, each would wait for the last one
-            half_pair1(here, PANEL, apart, x, x_stride, b, start_stride, c, y_stride, length)
-            p += 1
-        elif rows == 2 and p + 1 < last:
-            half_pair2(here, PANEL, apart, x, x_stride, b, start_stride, c, y_stride, length)
-            p += 1
-        else:
-            multiply_half(here, x, x_stride, b, start_stride, c, y_stride, rows, length)
-        p += 1
+        here, column = w + p * apart, 4 * PANEL * p
+        together = last - p >= TOGETHER and (WIDE or rows <= MOST_TOGETHER)
+        at = 0
+        while at < rows:
+            left = rows - at
+            many = 4 if left == 7 or left == 8 else min(left, MOST)
+            a, b, c = x + 4 * at * x_stride, start + column + 4 * at * start_stride, y + column + 4 * at * y_stride
+            if together:
+                some_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
+            else:
+                one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
+            at += many
+        p += TOGETHER if together else 1
+
+
+@cache
+def multiply_at() -> int:
+    """The address of `multiply`, compiled."""
+    return machine_code(multiply, PRODUCT - 1).address
 
 
 def _product(address):
-    w, halves, panels, start, length, x, y, rows = carray(integers(address), 8)
+    function, kind, w, panels, start, length, x, y, rows = carray(integers(address), 9)
     thread, threads = me(), members()
-    first, last = panels * thread // threads, panels * (thread + 1) // threads
-    multiply(w, halves != 0, panels, first, last, x, length, start, 0, y, panels * PANEL, rows, length)
+    first, last, apart = (
+        panels * thread // threads,
+        panels * (thread + 1) // threads,
+        (4 if kind == FLOAT32 else 2) * PANEL * length,
+    )
+    wide = panels * PANEL
+    call_product(function, kind, first, last, w, PANEL, apart, x, length, start, 0, y, wide, rows, length)
 
 
-_Words = ctypes.c_int64 * 8
+_Words = ctypes.c_int64 * 9
 
 
 @cache
@@ -116,21 +89,21 @@ def _run() -> Callable[[object], None]:
 class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
 
-    numbers: Tensor  # [out / 16, in, 16], float16 or float32
+    numbers: Tensor  # [out / 16, in, 16], float32, float16 or bfloat16
     start: Tensor  # float32 [out] what sums begin with: the bias, or zeros
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
         """Whether a weight [out, in] can be laid out so."""
-        return weight.dtype is torch.float32 and weight.shape[0] % PANEL == 0
+        return weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[0] % PANEL == 0
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, *, halves: bool) -> Panels:
-        """`halves`: in float16. Raises what stands in the way of running it on this machine."""
+    def of(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Panels:
+        """`dtype`: that the weight is kept in. Raises what stands in the way of running it on this machine."""
         _run()
         numbers = weight.detach().unflatten(0, (-1, PANEL)).transpose(1, 2)
-        start = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone()
-        return Panels(numbers.to(torch.float16 if halves else torch.float32).contiguous(), start)
+        start = torch.zeros(len(weight)) if bias is None else bias.detach().float().clone()
+        return Panels(numbers.to(dtype).contiguous(), start)
 
     @property
     def in_features(self) -> int:
@@ -144,13 +117,13 @@ class Panels:
 
     @cached_property
     def words(self) -> tuple[int, int, int, int, int]:
-        """As the kernels are told of it: address, whether in float16, panels, address of the start, in_features."""
-        halves = int(self.numbers.dtype is torch.float16)
-        return self.numbers.data_ptr(), halves, len(self.numbers), self.start.data_ptr(), self.in_features
+        """As the kernels are told of it: kind, address, panels, address of the start, in_features."""
+        kind = KINDS[self.numbers.dtype]
+        return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x float32 [..., in]."""
-        x = x.contiguous()
-        y = x.new_empty(*x.shape[:-1], self.out_features)
-        _run()(_Words(*self.words, x.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
-        return y
+        """x float32 or bfloat16 [..., in]; the result has its dtype."""
+        wide = x.float().contiguous()
+        y = wide.new_empty(*x.shape[:-1], self.out_features)
+        _run()(_Words(multiply_at(), *self.words, wide.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
+        return y.to(x.dtype)

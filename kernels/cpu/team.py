@@ -47,20 +47,28 @@ def _library() -> ctypes.CDLL:
 def compiled(work: Callable[[int], None]) -> Callable[[Any], None]:
     """`work`, compiled; it is called with the address of its arguments on every thread of a team.
 
-    Calling what is returned with a ctypes array of int64 runs it. The machine code is kept in the user's cache, in a
-    folder for this version of the sources: Numba looks at the file of a function alone, not at those that it calls.
+    Calling what is returned with a ctypes array of int64 runs it.
     """
     library = _library()
+    address, run, threads = machine_code(work, 1).address, library.GOMP_parallel, torch.get_num_threads
+    return lambda arguments: run(address, ctypes.addressof(arguments), threads(), 0)
+
+
+def machine_code(function: Callable[..., None], arguments: int) -> Any:
+    """A function of so many int64, compiled; its `address` is a C function's.
+
+    The machine code is kept in the user's cache, in a folder for this version of the sources: Numba looks at the file
+    of a function alone, not at those that it calls.
+    """
+    kind = types.void(*[types.int64] * arguments)
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_cache())
-    make = numba.cfunc(types.void(types.int64), cache=True)
+    make = numba.cfunc(kind, cache=True)
     try:
-        function = make(work)
+        return make(function)
     except (RuntimeError, OSError):  # nothing can be kept there
-        function = numba.cfunc(types.void(types.int64))(work)
+        return numba.cfunc(kind)(function)
     finally:
         numba.config.CACHE_DIR = before
-    address, run, threads = function.address, library.GOMP_parallel, torch.get_num_threads
-    return lambda arguments: run(address, ctypes.addressof(arguments), threads(), 0)
 
 
 def are_compiled() -> bool:

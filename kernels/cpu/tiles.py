@@ -1,39 +1,50 @@
 """Small products that stay in a processor's vector registers, as operations for Numba's functions.
 
-They are written in LLVM's own language, which Numba compiles for the processor at hand, whatever its vectors: eight
-numbers of a tile are one vector of LLVM's, which becomes one AVX register, two of NEON's or half an AVX-512 one.
-Addresses are int64. Every sum is made in the order of its terms, one product after the other, in float32: a result
-depends neither on how many rows are computed together nor on how many threads share the work.
+They are written in LLVM's own language, which Numba compiles for the processor at hand. A vector is sixteen numbers
+where there is AVX-512, else eight: a register of AVX, or two of NEON's. Addresses are int64. Every sum is made in the
+order of its terms, one product after the other, in float32: a result depends neither on how many rows are computed
+together nor on how many threads share the work.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 8
+WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # registers: 32 of 16 numbers, else 16 of 8
+LANES = 16 if WIDE else 8
+PANEL = 16  # columns of a panel
 AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
+FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2  # kinds of numbers, as the kernels are told of them
+BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
 FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
-INT32, INT64 = ir.IntType(32), ir.IntType(64)
-VECTOR, HALVES = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
+BYTE, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+ITEMS = {FLOAT32: FLOAT, FLOAT16: HALF, BFLOAT16: INT16}
+VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
 ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undefined)
-FIRST = ir.Constant(ir.VectorType(INT32, LANES), [0] * LANES)
+FIRST = ir.Constant(INTS, [0] * LANES)
 
 
 def _int(value: int) -> Any:
     return ir.Constant(INT64, value)
 
 
-def _vector(builder: Any, address: Any, item: Any = FLOAT) -> Any:
-    """Eight numbers from an address on, as floats."""
-    pointer = builder.inttoptr(address, (VECTOR if item is FLOAT else HALVES).as_pointer())
-    loaded = builder.load(pointer, align=4 if item is FLOAT else 2)
-    return loaded if item is FLOAT else builder.fpext(loaded, VECTOR)
+def _vector(builder: Any, address: Any, kind: int = FLOAT32) -> Any:
+    """A vector of numbers from an address on, as floats."""
+    pointer = builder.inttoptr(address, ir.VectorType(ITEMS[kind], LANES).as_pointer())
+    loaded = builder.load(pointer, align=BYTES[kind])
+    if kind == FLOAT16:
+        return builder.fpext(loaded, VECTOR)
+    if kind == BFLOAT16:  # the upper half of a float
+        upper = builder.shl(builder.zext(loaded, INTS), ir.Constant(INTS, [16] * LANES))
+        return builder.bitcast(upper, VECTOR)
+    return loaded
 
 
 def _store(builder: Any, address: Any, value: Any) -> None:
@@ -41,14 +52,14 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 
 
 def _everywhere(builder: Any, address: Any) -> Any:
-    """The float at an address in all eight places of a vector."""
+    """The float at an address in all places of a vector."""
     scalar = builder.load(builder.inttoptr(address, FLOAT.as_pointer()), align=4)
     return builder.shuffle_vector(builder.insert_element(NOTHING, scalar, INT32(0)), NOTHING, FIRST)
 
 
 def _fetch(builder: Any, address: Any) -> None:
     """Ask for what lies there before it is read; where nothing does, nothing happens."""
-    byte = ir.IntType(8).as_pointer()
+    byte = BYTE.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(fetch, [builder.inttoptr(address, byte), INT32(0), INT32(3), INT32(1)])  # to read, to keep, data
@@ -59,19 +70,33 @@ def _multiply_add(builder: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
 
 
+def _one_of(builder: Any, cases: dict[int, Callable[[], None]], case: Any) -> None:
+    """Generate what each case does; nothing is done in other cases."""
+    done = builder.append_basic_block("done")
+    switch = builder.switch(case, done)
+    for value, generate in cases.items():
+        block = builder.append_basic_block(f"case{value}")
+        switch.add_case(_int(value), block)
+        builder.position_at_end(block)
+        generate()
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
 @cache
-def product_tile(rows: int, panels: int, *, halves: bool) -> Any:
-    """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `rows` rows and `panels` panels of 16 columns.
+def product_tile(panels: int, most: int) -> Any:
+    """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `panels` panels of 16 columns and up to `most` rows.
 
-    The operation takes (w, its row's stride, the bytes from one panel to the next; x, its row's stride; start, its
-    row's stride; y, its row's stride; k): addresses, and strides in numbers. w is float16 or float32, all else float32;
-    y and start of the second panel lie next to those of the first.
+    The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
+    stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
+    and start of one panel lie next to those of the one before.
     """
-    width, size = 2 * panels, 2 if halves else 4
+    each = PANEL // LANES  # vectors of a panel
+    width = each * panels
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
         w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length = args
-        fma = _multiply_add(builder)
+        fma, size = _multiply_add(builder), BYTES[kind]
         at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
         for row in range(rows):
@@ -79,16 +104,15 @@ def product_tile(rows: int, panels: int, *, halves: bool) -> Any:
                 begin = builder.add(at(start, start_stride, row), _int(4 * LANES * v))
                 builder.store(_vector(builder, begin), sums[row][v])
         row_of = [at(x, x_stride, row) for row in range(rows)]
+        panel_of = [builder.add(w, builder.mul(apart, _int(panel))) for panel in range(panels)]
         step = builder.mul(w_stride, _int(size))
         with cgutils.for_range(builder, length) as loop:
-            here = builder.add(w, builder.mul(loop.index, step))
-            offset = builder.mul(loop.index, _int(4))
+            further, offset = builder.mul(loop.index, step), builder.mul(loop.index, _int(4))
             weights = []
             for v in range(width):
-                panel = builder.add(here, apart) if v >= 2 else here
-                column = builder.add(panel, _int(size * LANES * (v % 2)))
-                weights.append(_vector(builder, column, HALF if halves else FLOAT))
-                if halves and v % 2 == 0:
+                column = builder.add(builder.add(panel_of[v // each], further), _int(size * LANES * (v % each)))
+                weights.append(_vector(builder, column, kind))
+                if kind != FLOAT32 and v % each == 0:
                     _fetch(builder, builder.add(column, _int(AHEAD)))
             for row in range(rows):
                 factor = _everywhere(builder, builder.add(row_of[row], offset))
@@ -97,39 +121,53 @@ def product_tile(rows: int, panels: int, *, halves: bool) -> Any:
         for row in range(rows):
             for v in range(width):
                 _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), builder.load(sums[row][v]))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, rows, *others = args
+        case = builder.add(builder.mul(kind, _int(most + 1)), rows)
+        cases = {
+            (most + 1) * of + many: partial(multiply, builder, of, many, others)
+            for of in BYTES
+            for many in range(1, most + 1)
+        }
+        _one_of(builder, cases, case)
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typing_context, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length):
-        return types.void(*[types.int64] * 10), generate
+    def tile(typing_context, kind, rows, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length):
+        return types.void(*[types.int64] * 12), generate
 
     return tile
 
 
 @cache
-def dot_tile(rows: int, slots: int) -> Any:
-    """scores[r, s] = q[r] . k[s] of `rows` queries and `slots` keys.
+def dot_tile(slots: int, most: int) -> Any:
+    """scores[r, s] = q[r] . k[s] of `slots` keys and up to `most` queries.
 
-    The operation takes (q, k, scores, the scores' row stride, size): queries and keys lie one after the other.
+    The operation takes (the kind of k, rows; q, k, scores, the scores' row stride, size): queries and keys lie one
+    after the other.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
         q, k, scores, stride, size = args
         fma = _multiply_add(builder)
         total = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(FLOAT, [FLOAT, VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"
         )
-        bytes_each = builder.mul(size, _int(4))
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(slots)] for _ in range(rows)]
         for row in sums:
             for one in row:
                 builder.store(ZERO, one)
         with cgutils.for_range(builder, builder.sdiv(size, _int(LANES))) as loop:
-            offset = builder.mul(loop.index, _int(4 * LANES))
-            place = lambda base, n: builder.add(builder.add(base, builder.mul(bytes_each, _int(n))), offset)  # noqa: E731
-            keys = [_vector(builder, place(k, s)) for s in range(slots)]
+            column = builder.mul(loop.index, _int(LANES))
+
+            def numbers(base: Any, n: int, of: int) -> Any:
+                place = builder.add(builder.mul(size, _int(n)), column)
+                return _vector(builder, builder.add(base, builder.mul(place, _int(BYTES[of]))), of)
+
+            keys = [numbers(k, s, kind) for s in range(slots)]
             for r in range(rows):
-                query = _vector(builder, place(q, r))
+                query = numbers(q, r, FLOAT32)
                 for s in range(slots):
                     builder.store(builder.call(fma, [query, keys[s], builder.load(sums[r][s])]), sums[r][s])
         for r in range(rows):
@@ -138,13 +176,42 @@ def dot_tile(rows: int, slots: int) -> Any:
                 whole = builder.call(total, [FLOAT(0.0), builder.load(sums[r][s])], fastmath=("reassoc",))
                 address = builder.add(row_at, _int(4 * s))
                 builder.store(whole, builder.inttoptr(address, FLOAT.as_pointer()), align=4)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, rows, *others = args
+        case = builder.add(builder.mul(kind, _int(most + 1)), rows)
+        cases = {
+            (most + 1) * of + many: partial(multiply, builder, of, many, others)
+            for of in (FLOAT32, BFLOAT16)
+            for many in range(1, most + 1)
+        }
+        _one_of(builder, cases, case)
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typing_context, q, k, scores, stride, size):
-        return types.void(*[types.int64] * 5), generate
+    def tile(typing_context, kind, rows, q, k, scores, stride, size):
+        return types.void(*[types.int64] * 7), generate
 
     return tile
+
+
+PRODUCT = 15  # arguments of a product that was compiled apart: see product.multiply
+
+
+@intrinsic
+def call_product(
+    typing_context, function, kind, first, last, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride,
+    rows, length,
+):  # fmt: skip
+    """Call a product that was compiled apart, by its address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function, *others = args
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(others)).as_pointer()
+        builder.call(builder.inttoptr(function, kind), others)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * PRODUCT), generate
 
 
 @intrinsic
@@ -172,10 +239,23 @@ def integers(typing_context, address):
 def flags(typing_context, address):
     """The same of one-byte truth values."""
     pointer = types.CPointer(types.uint8)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], BYTE.as_pointer())
 
 
 @intrinsic
 def as_float(typing_context, bits):
     """The float32 of these 32 bits."""
     return types.float32(types.int32), lambda c, builder, s, args: builder.bitcast(args[0], FLOAT)
+
+
+@intrinsic
+def briefs(typing_context, address):
+    """What lies at an address as numbers of 16 bits."""
+    pointer = types.CPointer(types.uint16)
+    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], INT16.as_pointer())
+
+
+@intrinsic
+def as_bits(typing_context, number):
+    """The 32 bits of a float32."""
+    return types.uint32(types.float32), lambda c, builder, s, args: builder.bitcast(args[0], INT32)

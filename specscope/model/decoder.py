@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from specscope.kernels.cpu.layer import CompiledLayer
     from specscope.kernels.cpu.rows import Norm
 
-MOST_ROWS = 128  # of a compiled layer: torch multiplies more rows about as fast
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
@@ -56,7 +55,7 @@ def _is_silu(act: Any) -> bool:  # noqa: ANN401
 
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm as one kernel, or in four small operators where transformers' has eight; torch's own is slower on the CPU.
+    """RMSNorm as one kernel, or in four small operators where transformers' has eight; torch's own is slower.
 
     x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
     """
@@ -64,7 +63,7 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, weight: nn.Parameter, eps: float, *, compiles: bool = False) -> None:
         super().__init__()
         self.weight, self.eps = weight, eps
-        self.kernel: Norm | None = None  # of float32
+        self.kernel: Norm | None = None
         if compiles:
             from specscope.kernels.cpu.rows import Norm  # numba is imported only where it runs
 
@@ -74,8 +73,8 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        if self.kernel is not None and x.dtype is torch.float32:
-            return self.kernel(x)
+        if self.kernel is not None:
+            return self.kernel(x.float()).to(x.dtype)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
         return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
@@ -90,14 +89,21 @@ class Rotary:
     def __init__(self) -> None:
         self._sin: Tensor | None = None
         self._tables: tuple[Tensor, Tensor] | None = None
+        self._wide: tuple[Tensor, Tensor] | None = None
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[1, N, size] each to [N, 1, 2, size / 2] each."""
         if self._tables is None or self._sin is not sin:
             by_half = sin[0].unflatten(-1, (2, -1)).clone()
             by_half[:, 0].neg_()
-            self._sin, self._tables = sin, (cos[0].unflatten(-1, (2, -1))[:, None], by_half[:, None])
+            self._sin, self._tables, self._wide = sin, (cos[0].unflatten(-1, (2, -1))[:, None], by_half[:, None]), None
         return self._tables
+
+    def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in float32."""
+        tables = self.tables(cos, sin)
+        self._wide = self._wide or (tables[0].float(), tables[1].float())
+        return self._wide
 
 
 class FusedLayer:
@@ -123,9 +129,10 @@ class FusedLayer:
         self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
         self.compiled: CompiledLayer | None = None  # for few rows
+        self.most = 0  # which are so many at most
 
-    def compile(self, *, norms: bool = True) -> None:
-        """Let few rows go through one kernel, where there is one for such a layer.
+    def compile(self, most: int, *, norms: bool = True) -> None:
+        """Let up to `most` rows go through one kernel, where there is one for such a layer.
 
         `norms`: whether it begins with the first norm; else it is always given what attention projects.
         """
@@ -140,6 +147,7 @@ class FusedLayer:
         fits = all(Panels.fits(linear.weight) for linear in self.linears)
         if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
             return
+        self.most = most
         self.compiled = CompiledLayer(
             LayerParts(
                 heads=self.heads,
@@ -176,8 +184,8 @@ class FusedLayer:
 
         `projected`: what attention makes its queries of; None: x after the first norm.
         """
-        if self.compiled is not None and batch.tree is None and len(x) <= MOST_ROWS and cache.dtype is torch.float32:
-            cos, sin = self.rotary.tables(*rotation)
+        if self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype:
+            cos, sin = self.rotary.wide(*rotation)
             return self.compiled(x, projected, cos, sin, batch.flat, cache.parts[self.index][0])
         projected = self.first_norm(x) if projected is None else projected
         x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)

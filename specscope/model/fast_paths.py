@@ -65,15 +65,15 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _numba(weight: Tensor, bias: Tensor | None) -> Product:
-    """Our own kernel, likewise float32 by float16 weights: several rows take about as long as one."""
+    """Our own kernel, likewise float32 by weights in 16 bits: several rows take about as long as one."""
     from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
-    return Panels.of(weight, bias, halves=True)
+    return Panels.of(weight, bias, torch.float16 if weight.dtype is torch.float32 else weight.dtype)
 
 
 def must_compile(dtype: torch.dtype) -> bool:
     """Whether our own kernels will be compiled when they are first tried, which takes a while."""
-    if dtype is not torch.float32 or NUMBA in disabled():
+    if dtype not in (torch.float32, torch.bfloat16) or NUMBA in disabled():
         return False
     try:
         from specscope.kernels.cpu.team import are_compiled
@@ -96,6 +96,7 @@ def is_half(weight: Tensor) -> bool:
 # Which of them is the fastest depends on the machine and on the rows: path_speeds.py finds out.
 PATHS = (
     FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight), halves=True),
+    FastPath(NUMBA, torch.bfloat16, _numba, fits=lambda weight: len(weight) % 16 == 0),
     FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half, halves=True),
     FastPath("mkl", torch.float32, _mkl),
     FastPath("onednn", torch.float32, _onednn),

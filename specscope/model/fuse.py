@@ -15,7 +15,7 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, FusedRMSNorm, Rotary, looks_alike
 from specscope.model.fast_paths import FUSE, disabled, same_numbers
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, may_compile, may_pack
+from specscope.model.linear import PackedLinear, compiled_rows, may_pack
 
 ROWS = 5  # of a trial: enough for the path that more than a few rows take
 
@@ -31,13 +31,13 @@ def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
     if weight.device.type != "cpu":
         return False
     pack = may_pack(model)
-    compiles = pack and may_compile(weight.dtype)
-    fuse_norms(model, compiles=compiles)
+    most = compiled_rows(weight.dtype) if pack else 0
+    fuse_norms(model, compiles=most > 0)
     if FUSE not in disabled():
-        _fuse_layers(model, layers, pack=pack, compiles=compiles)
+        _fuse_layers(model, layers, pack=pack, most=most)
     if pack:
         _swap(model, _packed)
-    return compiles
+    return most > 0
 
 
 def fuse_norms(model: nn.Module, *, compiles: bool) -> None:
@@ -86,8 +86,11 @@ class _Call:
     out: Any
 
 
-def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, compiles: bool) -> None:  # noqa: ANN401
-    """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial."""
+def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, most: int) -> None:  # noqa: ANN401
+    """Let a FusedLayer stand for each layer that looks alike and gives the same in a trial.
+
+    `most`: rows that go through one kernel.
+    """
     variants: dict[int, Variant] = {}
     rotary = Rotary()
     for call in _trial(model, layers, variants):
@@ -100,8 +103,8 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, compiles: 
         if not _gives_the_same(fused, call):
             continue
         call.layer.forward = fused
-        if compiles:
-            fused.compile()
+        if most:
+            fused.compile(most)
             if fused.compiled is not None and not _gives_the_same(fused, call):
                 fused.compiled = None
 

@@ -15,7 +15,7 @@ from specscope.model.fuse import fuse_norms
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
-from specscope.model.linear import PackedLinear, may_compile, may_pack
+from specscope.model.linear import PackedLinear, compiled_rows, may_pack
 
 
 class _Turned(Rotary):
@@ -24,6 +24,10 @@ class _Turned(Rotary):
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """As given."""
         return cos, sin
+
+    def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """In float32."""
+        return cos.float(), sin.float()
 
 
 class HeadRunner:
@@ -49,15 +53,16 @@ class HeadRunner:
         self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
         on_cpu = weight.device.type == "cpu"
         pack = on_cpu and may_pack(head)
-        self.compiles = pack and may_compile(weight.dtype)  # whether our own kernels for processors are used
+        most = compiled_rows(weight.dtype) if pack else 0
+        self.compiles = most > 0  # whether our own kernels for processors are used
         if on_cpu:
             fuse_norms(head, compiles=self.compiles)
         variant = Variant(attention.size**-0.5, None, None, None)
         self.layer, *self.further = (FusedLayer(layer, shape, variant, _Turned(), pack=pack) for layer in layers)
         if self.compiles:
-            self.layer.compile(norms=False)
+            self.layer.compile(most, norms=False)
             for further in self.further:
-                further.compile()
+                further.compile(most)
         own = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if own else nn.Identity()

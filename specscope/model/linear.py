@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.model.fast_paths import NUMBA, FastPath, Product, is_half, usable
-from specscope.model.path_speeds import FEW, MANY, path_speeds
+from specscope.model.path_speeds import FEW, MANY, ROWS, path_speeds
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.product import Panels
 
+MOST_ROWS = 128  # of a compiled layer, where no library's products are faster for as many rows as were measured
+SAVED = 1.3  # how much slower its products may be
 PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
 
 
@@ -51,7 +53,11 @@ class PackedLinear(nn.Module):
 
         found = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
         weight = self.weight.detach()
-        return found or Panels.of(weight, self.bias, halves=is_half(weight))
+        if found is not None:
+            return found
+        return Panels.of(
+            weight, self.bias, torch.float16 if weight.dtype is torch.float32 and is_half(weight) else weight.dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
@@ -86,7 +92,7 @@ def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | No
     if len(layouts) < 2:
         return next(iter(layouts.values()), None)
     (few, few_rows), (many, many_rows) = layouts.items()
-    most = path_speeds(weight.dtype).most_rows(few.name, many.name) * weight.shape[1]
+    most = path_speeds(weight.dtype).most_rows(few.name, [many.name]) * weight.shape[1]
     return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
 
 
@@ -98,10 +104,17 @@ def _join(parts: Sequence[Tensor]) -> nn.Parameter:
     return nn.Parameter(whole, requires_grad=False)
 
 
-def may_compile(dtype: torch.dtype) -> bool:
-    """Whether our own products of few rows are the fastest here: then so are whole layers of them."""
-    names = [path.name for path in usable(dtype)]
-    return NUMBA in names and path_speeds(dtype).fastest(FEW, names)[0] == NUMBA
+def compiled_rows(dtype: torch.dtype) -> int:
+    """Up to how many rows whole layers of our own kernels are the fastest here; 0 where they cannot be used.
+
+    Their products may be a little slower than a library's: there are no small operators between them.
+    """
+    names = {path.name for path in usable(dtype)}
+    if NUMBA not in names:
+        return 0
+    speeds = path_speeds(dtype)
+    most = speeds.most_rows(NUMBA, names - {NUMBA}, SAVED)
+    return MOST_ROWS if most == ROWS[-1] else most
 
 
 def may_pack(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,11 +36,11 @@ class PathSpeeds:
         """The names in the order of their speed at so many rows."""
         return sorted(names, key=lambda name: self.seconds.get(name, {}).get(rows, float("inf")))
 
-    def most_rows(self, few: str, many: str) -> int:
-        """Up to how many rows the one path is the faster."""
+    def most_rows(self, few: str, others: Collection[str], factor: float = 1.0) -> int:
+        """Up to how many rows the one path takes at most `factor` times as long as the fastest of the others."""
         most = 0
         for rows in ROWS:
-            if self.seconds[few][rows] > self.seconds[many][rows]:
+            if others and self.seconds[few][rows] > factor * min(self.seconds[name][rows] for name in others):
                 break
             most = rows
         return most

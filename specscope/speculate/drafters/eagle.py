@@ -162,9 +162,7 @@ class Eagle(ModelDrafter):
 
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
-        return Level(
-            logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles
-        )
+        return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
 
     def adopt(self, request: str, tokens: Sequence[int], most: int) -> int:
         """As above; features are wanted from there on."""

@@ -45,18 +45,19 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
     generator = torch.Generator().manual_seed(seed)
     random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     width, inner = 48, 64
-    keep = lambda tensor: (tensor.half().float() if halves else tensor) * 0.3  # noqa: E731
+    dtype = options.get("dtype", torch.float32)
+    kind = torch.float16 if halves else dtype
     joined = width * (2 if options.get("projected") else 1)
     weights = {
-        "qkv": keep(random((heads + 2 * kv_heads) * size, joined)),
-        "out": keep(random(width, heads * size)),
-        "gate_up": keep(random(2 * inner, width)),
-        "down": keep(random(width, inner)),
+        "qkv": random((heads + 2 * kv_heads) * size, joined),
+        "out": random(width, heads * size),
+        "gate_up": random(2 * inner, width),
+        "down": random(width, inner),
     }
-    weights = {name: w.half().float() if halves else w for name, w in weights.items()}
+    weights = {name: (w * 0.3).to(kind).float() for name, w in weights.items()}
     biases = {name: random(len(w)) if options.get("bias") else None for name, w in weights.items()}
     norms = [Norm.of(random(n), eps) for n, eps in ((width, 1e-5), (width, 1e-3), (size, 1e-6), (size, 1e-2))]
-    products = {name: Panels.of(w, biases[name], halves=halves) for name, w in weights.items()}
+    products = {name: Panels.of(w, biases[name], kind) for name, w in weights.items()}
     parts = LayerParts(
         heads=heads,
         kv_heads=kv_heads,
@@ -92,9 +93,10 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
     if options.get("bias"):  # rows that lie apart
         cos, sin = torch.stack([cos, sin], 1).unbind(1)
     n = len(positions)
-    projected = random(n, joined) if options.get("projected") else None
+    projected = random(n, joined).to(dtype) if options.get("projected") else None
+    store, x = store.to(dtype), random(n, width).to(dtype)
     exact = {name: (w.double(), None if biases[name] is None else biases[name].double()) for name, w in weights.items()}
-    return Case(parts, exact, batch, np.concatenate(slots), random(n, width), projected, cos, sin, store)
+    return Case(parts, exact, batch, np.concatenate(slots), x, projected, cos, sin, store)
 
 
 def reference(case):
@@ -136,10 +138,12 @@ def reference(case):
 def agrees(case):
     exact, exact_store = reference(case)
     got, store = case.run()
-    assert (got - exact).norm() <= 1e-5 * exact.norm()
+    assert got.dtype is store.dtype is case.x.dtype
+    most = 1e-5 if got.dtype is torch.float32 else torch.finfo(got.dtype).eps  # of numbers that are rounded at the end
+    assert (got - exact).norm() <= most * exact.norm()
     assert torch.equal(store.isnan(), exact_store.isnan())
     written = ~exact_store.isnan()
-    assert (store[written] - exact_store[written]).norm() <= 1e-5 * exact_store[written].norm()
+    assert (store[written] - exact_store[written]).norm() <= most * exact_store[written].norm()
 
 
 LONG = 3 * PART
@@ -155,17 +159,19 @@ SEQUENCES = st.lists(
     shape=st.sampled_from([(6, 2, 16), (3, 3, 32), (4, 1, 64), (14, 2, 16), (5, 5, 48)]),
     sequences=SEQUENCES,
     window=st.sampled_from([None, None, 1, 7, 130]),
-    flags=st.tuples(*[st.booleans()] * 5),
+    kind=st.sampled_from(["float32", "halves", "bfloat16"]),
+    flags=st.tuples(*[st.booleans()] * 4),
     count=st.integers(1, 3),
 )
-def test_a_layer_is_float64s(seed, shape, sequences, window, flags, count):
-    halves, bias, head_norms, projected, scattered = flags
+def test_a_layer_is_float64s(seed, shape, sequences, window, kind, flags, count):
+    bias, head_norms, projected, scattered = flags
     heads, kv_heads, size = shape
     with threads(count):
         agrees(
             make(
-                seed, heads=heads, kv_heads=kv_heads, size=size, halves=halves, sequences=sequences, window=window,
-                bias=bias, head_norms=head_norms, projected=projected, scattered=scattered,
+                seed, heads=heads, kv_heads=kv_heads, size=size, halves=kind == "halves", sequences=sequences,
+                window=window, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, bias=bias,
+                head_norms=head_norms, projected=projected, scattered=scattered,
             )
         )  # fmt: skip
 

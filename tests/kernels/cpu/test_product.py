@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specscope.kernels.cpu.product import PANEL, Panels
 from tests.kernels.cpu.threads import threads
 
+KINDS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 SIZES = st.tuples(st.integers(1, 20), st.integers(1, 70), st.integers(1, 7))
 
 
@@ -15,26 +16,24 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@given(SIZES, st.booleans(), st.booleans(), st.integers(1, 3))
-def test_a_product_is_float64s(sizes, halves, bias, count):
+@given(SIZES, KINDS, st.booleans(), st.integers(1, 3))
+def test_a_product_is_float64s(sizes, kind, bias, count):
     rows, length, panels = sizes
-    weight = random(PANEL * panels, length)
-    if halves:
-        weight = weight.half().float()
+    weight = random(PANEL * panels, length).to(kind).float()
     start = random(PANEL * panels, seed=1) if bias else None
     x = random(rows, length, seed=2)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if start is None else start.double())
     with threads(count):
-        got = Panels.of(weight, start, halves=halves)(x)
+        got = Panels.of(weight, start, kind)(x)
     assert got.shape == exact.shape
     scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
     assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
 
 
-@given(SIZES, st.booleans())
-def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes, halves):
+@given(SIZES, KINDS)
+def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes, kind):
     rows, length, panels = sizes
-    product = Panels.of(random(PANEL * panels, length), None, halves=halves)
+    product = Panels.of(random(PANEL * panels, length), None, kind)
     x = random(rows, length, seed=1)
     with threads(1):
         alone = torch.cat([product(row[None]) for row in x])
@@ -43,8 +42,15 @@ def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes
             assert torch.equal(product(x), alone)
 
 
+def test_bfloat16_comes_out_as_it_went_in():
+    weight, x = random(32, 24).bfloat16(), random(3, 24).bfloat16()
+    got = Panels.of(weight, None, torch.bfloat16)(x)
+    assert got.dtype is torch.bfloat16
+    assert torch.equal(got, (x.float() @ weight.float().T).bfloat16())
+
+
 def test_it_takes_any_shape_and_rows_that_lie_apart():
-    product, weight = Panels.of(random(32, 24), None, halves=False), random(32, 24)
+    product, weight = Panels.of(random(32, 24), None, torch.float32), random(32, 24)
     x = random(2, 3, 48)[..., ::2]
     assert product(x).shape == (2, 3, 32)
     assert torch.allclose(product(x), x @ weight.T, atol=1e-5)
@@ -52,17 +58,19 @@ def test_it_takes_any_shape_and_rows_that_lie_apart():
 
 def test_what_float16_does_not_hold_is_rounded_where_halves_are_asked_for():
     weight = torch.full((16, 8), 1 / 3)
-    assert torch.equal(Panels.of(weight, None, halves=True)(torch.eye(8))[0], weight[:, 0].half().float())
+    assert torch.equal(Panels.of(weight, None, torch.float16)(torch.eye(8))[0], weight[:, 0].half().float())
 
 
 def test_a_number_that_is_none_spreads_to_its_row_alone():
     x = random(8, 40)
     x[3, 7] = torch.nan
-    got = Panels.of(random(48, 40), None, halves=True)(x)
+    got = Panels.of(random(48, 40), None, torch.float16)(x)
     assert got.isnan().any(1).tolist() == [row == 3 for row in range(8)]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((24, 8), torch.float32), ((16, 8), torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((24, 8), torch.float32), ((16, 8), torch.float16), ((16, 8), torch.float64)]
+)
 def test_what_does_not_fit_is_told(shape, dtype):
     assert not Panels.fits(torch.zeros(shape, dtype=dtype))
     assert Panels.fits(torch.zeros(32, 8))

@@ -66,6 +66,6 @@ def test_what_cannot_be_drawn_has_no_probability():
     logits[2, 5] = torch.nan
     tokens, values = likeliest(logits, 4)
     assert sorted(tokens[0, :3]) == [2047, 2048, 2049]
-    assert np.exp(values[0]).tolist() == pytest.approx(logits[0, tokens[0]].softmax(0).tolist()[:3] + [0.0])
+    assert np.exp(values[0]).tolist() == pytest.approx([*logits[0, tokens[0, :3]].softmax(0).tolist(), 0.0])
     assert np.isneginf(values[1]).all()
     assert 5 not in tokens[2]
