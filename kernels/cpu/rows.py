@@ -19,6 +19,7 @@ from specscope.kernels.cpu.tiles import doubles, floats, integers
 
 CHUNK = 1024  # columns that are looked through together: results do not depend on the number of threads
 BLOCK = 64  # columns whose largest is looked at first
+ALONE = 16384  # numbers that one thread is through with before another has begun
 
 
 @njit(fastmath={"reassoc", "nsz", "contract"})
@@ -164,7 +165,7 @@ class Norm:
         width = len(self.weight)
         apart = out.stride(0) if out.dim() == 2 else width
         call = (x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), apart, x.numel() // width, width)
-        _run_norm()(_NormCall(*call))
+        _run_norm()(_NormCall(*call), alone=x.numel() <= ALONE)
         return out
 
 
@@ -181,5 +182,6 @@ def likeliest(logits: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np
     columns = np.empty(rows * chunks * count, np.int64)
     tokens, values = np.empty((rows, count), np.int64), np.empty((rows, count), np.float64)
     addresses = (array.ctypes.data for array in (partial, columns, values, tokens))
-    _run_top()(_TopCall(logits.data_ptr(), rows, width, count, chunks, *addresses))
+    call = _TopCall(logits.data_ptr(), rows, width, count, chunks, *addresses)
+    _run_top()(call, alone=logits.numel() <= ALONE)
     return tokens, values

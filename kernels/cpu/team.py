@@ -44,14 +44,15 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def compiled(work: Callable[[int], None]) -> Callable[[Any], None]:
+def compiled(work: Callable[[int], None]) -> Callable[..., None]:
     """`work`, compiled; it is called with the address of its arguments on every thread of a team.
 
-    Calling what is returned with a ctypes array of int64 runs it.
+    Calling what is returned with a ctypes array of int64 runs it; with `alone=True` on the caller's thread, where the
+    others would take longer to begin than the work takes.
     """
     library = _library()
     address, run, threads = machine_code(work, 1).address, library.GOMP_parallel, torch.get_num_threads
-    return lambda arguments: run(address, ctypes.addressof(arguments), threads(), 0)
+    return lambda arguments, alone=False: run(address, ctypes.addressof(arguments), 1 if alone else threads(), 0)
 
 
 def machine_code(function: Callable[..., None], arguments: int) -> Any:

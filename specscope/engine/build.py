@@ -137,7 +137,8 @@ def engine_costs(
         "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
         "threads": str(torch.get_num_threads()),
         "paths": ",".join(sorted(path.name for path in usable(runner.loaded.dtype))),
-        "measured": "in paired rounds, threads spinning, drafts after steps",  # costs that were measured in another way are not these
+        # Costs that were measured in another way are not these.
+        "measured": "in paired rounds, threads spinning, drafts after steps",
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
     named = config.costs

@@ -71,13 +71,17 @@ class PackedLinear(nn.Module):
 def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
     """x -> x W^T + b with a repacked weight, by path: the fastest that works for few rows, then the one for many.
 
-    A library that is the fastest for one row may not be for many: then there are two layouts of the weight.
+    A library that is the fastest for one row may not be for many: then there are two layouts of the weight. Where
+    layers are compiled, few rows go through our own product here too: then no row depends on the others.
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
     found: dict[FastPath, Product] = {}
-    speeds = path_speeds(weight.dtype)
+    speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype) > 0
     for rows in (FEW, MANY):
-        for name in speeds.fastest(rows, fitting):
+        names = speeds.fastest(rows, fitting)
+        if own and rows == FEW:
+            names.sort(key=lambda name: name != NUMBA)
+        for name in names:
             path = fitting[name]
             try:
                 found[path] = found.get(path) or path.lay_out(weight, bias)
@@ -92,7 +96,8 @@ def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | No
     if len(layouts) < 2:
         return next(iter(layouts.values()), None)
     (few, few_rows), (many, many_rows) = layouts.items()
-    most = path_speeds(weight.dtype).most_rows(few.name, [many.name]) * weight.shape[1]
+    own = compiled_rows(weight.dtype) if few.name == NUMBA else 0
+    most = (own or path_speeds(weight.dtype).most_rows(few.name, [many.name])) * weight.shape[1]
     return lambda x: few_rows(x) if x.numel() <= most else many_rows(x)
 
 
