@@ -19,10 +19,10 @@ from torch import Tensor
 
 from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
-from specscope.kernels.cpu.product import KINDS, Panels, multiply_at
+from specscope.kernels.cpu.product import KINDS, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
-from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_bits, as_float, briefs, call_product, floats, integers
+from specscope.kernels.cpu.tiles import FLOAT32, PAIRS, PANEL, as_bits, as_float, briefs, call_product, floats, integers
 
 WORDS = 5  # that tell of a product: Panels.words
 ONE = np.float32(1)
@@ -95,9 +95,18 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, s
 
 
 @njit
+def _pair(numbers, kind, out):
+    """Where the next product's weights are in pairs: numbers as bfloat16 at an address, perhaps their own."""
+    if kind == PAIRS:
+        brief = carray(briefs(out), len(numbers))
+        for d in range(len(numbers)):
+            brief[d] = _round(numbers[d])
+
+
+@njit
 def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
-    kind, w, _, _, length = weight
-    apart = (4 if kind == FLOAT32 else 2) * PANEL * length
+    kind, w, _, _, width = weight
+    length, apart = shape(kind, width)
     call_product(
         multiply, kind, first, last, w, PANEL, apart, x, x_stride, start, start_stride, y, y_stride, rows, length
     )
@@ -137,7 +146,8 @@ def _layer(address):
     qkv = normed + 4 * rows * width
     attended = qkv + 4 * rows * wide
     gated = attended + 4 * rows * size_all
-    found = gated + 4 * rows * 2 * inner
+    paired = gated + 4 * rows * 2 * inner  # of `gated`, where the next product takes pairs
+    found = paired + 4 * rows * inner
     tops = found + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
     own = sums + 4 * partial * heads + 4 * thread * QUERIES * (size + PART)
@@ -149,6 +159,7 @@ def _layer(address):
             _widen(given_projected + number * row * joined, kind, line, joined)
         else:
             normalise(carray(floats(x), width), carray(floats(n1), width), eps[0], carray(floats(line), width))
+        _pair(carray(floats(line), joined), weights[0, 0], line)
     barrier()
 
     panels = weights[0, 2]
@@ -172,29 +183,36 @@ def _layer(address):
     barrier()
 
     segments = carray(integers(segments_at), (count, SEGMENT))
-    _merge_all(segments, cut_count, heads, fold, size, attended, found, tops, sums, cuts_at, partial, thread, threads)
+    _merge_all(
+        segments, cut_count, heads, fold, size, attended, found, tops, sums, cuts_at, partial, weights[1, 0], own,
+        thread, threads,
+    )  # fmt: skip
     barrier()
 
     _add_product(multiply, weights[1], attended, size_all, residual, residual, rows, width, thread, threads)
     barrier()
 
+    gate_up, down = weights[2], weights[3]
     for row in range(thread, rows, threads):
         x, line = residual + 4 * row * width, normed + 4 * row * width
         normalise(carray(floats(x), width), carray(floats(n2), width), eps[1], carray(floats(line), width))
+        _pair(carray(floats(line), width), gate_up[0], line)
     barrier()
 
     panels = inner // PANEL
     first, last = panels * thread // threads, panels * (thread + 1) // threads
-    gate_up = weights[2]
     _project(multiply, gate_up, first, last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
     _project(multiply, gate_up, panels + first, panels + last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
     both = carray(floats(gated), (rows, 2 * inner))
     for row in range(rows):
-        _gate(both[row, first * PANEL : last * PANEL], both[row, inner + first * PANEL : inner + last * PANEL])
+        gate = both[row, first * PANEL : last * PANEL]
+        _gate(gate, both[row, inner + first * PANEL : inner + last * PANEL])
+        _pair(gate, down[0], paired + 4 * row * inner + 2 * first * PANEL)
     barrier()
 
-    _add_product(multiply, weights[3], gated, 2 * inner, residual, residual, rows, width, thread, threads)
-    panels = weights[3, 2]
+    into, apart = (paired, inner) if down[0] == PAIRS else (gated, 2 * inner)
+    _add_product(multiply, down, into, apart, residual, residual, rows, width, thread, threads)
+    panels = down[2]
     first, last = PANEL * (panels * thread // threads), PANEL * (panels * (thread + 1) // threads)
     made = carray(floats(residual), (rows, width))
     for row in range(rows):
@@ -202,8 +220,14 @@ def _layer(address):
 
 
 @njit
-def _merge_all(segments, cuts, heads, fold, size, attended, found, tops, sums, cuts_at, partial, thread, threads):
-    """What each row found in all parts of its context, [rows, heads * size], this thread's share."""
+def _merge_all(
+    segments, cuts, heads, fold, size, attended, found, tops, sums, cuts_at, partial, kind, own, thread, threads
+):
+    """What each row found in all parts of its context, [rows, heads * size], this thread's share.
+
+    `kind`: of the weights that it is multiplied by next; `own`: floats of this thread.
+    """
+    mine = carray(floats(own), size)
     cut_of = carray(integers(cuts_at), (cuts, 4))
     lines, top, total = (
         carray(floats(found), (partial * heads, size)),
@@ -218,9 +242,13 @@ def _merge_all(segments, cuts, heads, fold, size, attended, found, tops, sums, c
         for row in range(rows):
             for head in range(heads):
                 if item % threads == thread:
-                    out = carray(floats(attended + 4 * ((first + row) * heads + head) * size), size)
                     line = before + (head // fold) * rows * fold + row * fold + head % fold
-                    merge(out, lines, top, total, line, rows * heads, parts)
+                    merge(mine, lines, top, total, line, rows * heads, parts)
+                    at_row = attended + 4 * (first + row) * heads * size
+                    if kind == PAIRS:
+                        _pair(mine, kind, at_row + 2 * head * size)
+                    else:
+                        _keep(mine, FLOAT32, at_row + 4 * head * size)
                 item += 1
 
 
@@ -291,7 +319,7 @@ class CompiledLayer:
             2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size + 2 * self._inner
         )
         own = torch.get_num_threads() * QUERIES * (parts.size + PART)
-        row += 2 * self._inner
+        row += 3 * self._inner
         scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
         self._run(
             _Call(

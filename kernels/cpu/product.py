@@ -1,7 +1,8 @@
 """x W^T + b on a processor, from weights in panels of 16 rows: [panels, in, 16], float32, float16 or bfloat16.
 
 Up to six rows read each panel once, so that they take about as long as one. A weight in 16 bits is widened as it is
-read; sums are made in float32.
+read; sums are made in float32. Where the processor multiplies pairs of bfloat16 numbers, the panels of a weight in
+bfloat16 are [panels, in / 2, 16, 2], and x is rounded to bfloat16 too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from numba import carray
+from numba import carray, njit
 from torch import Tensor
 
 from specscope.kernels.cpu.team import compiled, machine_code, me, members
@@ -20,6 +21,8 @@ from specscope.kernels.cpu.tiles import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
+    PAIRED,
+    PAIRS,
     PANEL,
     PRODUCT,
     WIDE,
@@ -59,6 +62,14 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
         p += TOGETHER if together else 1
 
 
+@njit
+def shape(kind, width):
+    """(terms of a sum of `width` products, bytes of a panel) of weights of that kind."""
+    if kind == PAIRS:
+        return width // 2, 2 * PANEL * width
+    return width, (4 if kind == FLOAT32 else 2) * PANEL * width
+
+
 @cache
 def multiply_at() -> int:
     """The address of `multiply`, compiled."""
@@ -66,15 +77,11 @@ def multiply_at() -> int:
 
 
 def _product(address):
-    function, kind, w, panels, start, length, x, y, rows = carray(integers(address), 9)
+    function, kind, w, panels, start, width, x, y, rows = carray(integers(address), 9)
     thread, threads = me(), members()
-    first, last, apart = (
-        panels * thread // threads,
-        panels * (thread + 1) // threads,
-        (4 if kind == FLOAT32 else 2) * PANEL * length,
-    )
-    wide = panels * PANEL
-    call_product(function, kind, first, last, w, PANEL, apart, x, length, start, 0, y, wide, rows, length)
+    first, last = panels * thread // threads, panels * (thread + 1) // threads
+    length, apart = shape(kind, width)
+    call_product(function, kind, first, last, w, PANEL, apart, x, length, start, 0, y, panels * PANEL, rows, length)
 
 
 _Words = ctypes.c_int64 * 9
@@ -89,8 +96,9 @@ def _run() -> Callable[[object], None]:
 class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
 
-    numbers: Tensor  # [out / 16, in, 16], float32, float16 or bfloat16
+    numbers: Tensor  # [out / 16, in, 16], float32, float16 or bfloat16; in pairs [out / 16, in / 2, 16, 2]
     start: Tensor  # float32 [out] what sums begin with: the bias, or zeros
+    in_features: int  # numbers of a row of x
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
@@ -98,17 +106,23 @@ class Panels:
         return weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[0] % PANEL == 0
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Panels:
-        """`dtype`: that the weight is kept in. Raises what stands in the way of running it on this machine."""
+    def of(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, pairs: bool = PAIRED) -> Panels:
+        """`dtype`: that the weight is kept in; `pairs`: whether in pairs where that is bfloat16.
+
+        Raises what stands in the way of running it on this machine.
+        """
         _run()
-        numbers = weight.detach().unflatten(0, (-1, PANEL)).transpose(1, 2)
+        numbers = weight.detach().to(dtype).unflatten(0, (-1, PANEL)).transpose(1, 2)
+        width = weight.shape[1]
+        if pairs and dtype is torch.bfloat16 and width % 2 == 0:
+            numbers = numbers.unflatten(1, (-1, 2)).transpose(2, 3)
         start = torch.zeros(len(weight)) if bias is None else bias.detach().float().clone()
-        return Panels(numbers.to(dtype).contiguous(), start)
+        return Panels(numbers.contiguous(), start, width)
 
     @property
-    def in_features(self) -> int:
-        """Numbers of a row of x."""
-        return self.numbers.shape[1]
+    def pairs(self) -> bool:
+        """Whether weights are in pairs, and x must be."""
+        return self.numbers.dim() == 4
 
     @property
     def out_features(self) -> int:
@@ -118,12 +132,12 @@ class Panels:
     @cached_property
     def words(self) -> tuple[int, int, int, int, int]:
         """As the kernels are told of it: kind, address, panels, address of the start, in_features."""
-        kind = KINDS[self.numbers.dtype]
+        kind = PAIRS if self.pairs else KINDS[self.numbers.dtype]
         return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
         """x float32 or bfloat16 [..., in]; the result has its dtype."""
-        wide = x.float().contiguous()
-        y = wide.new_empty(*x.shape[:-1], self.out_features)
-        _run()(_Words(multiply_at(), *self.words, wide.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
+        given = (x.bfloat16() if self.pairs else x.float()).contiguous()
+        y = torch.empty(*x.shape[:-1], self.out_features)
+        _run()(_Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
         return y.to(x.dtype)

@@ -17,18 +17,37 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # registers: 32 of 16 numbers, else 16 of 8
+_features = binding.get_host_cpu_features()
+WIDE = bool(_features.get("avx512f"))  # registers: 32 of 16 numbers, else 16 of 8
+PAIRED = WIDE and bool(_features.get("avx512bf16"))  # an instruction for sums of two products of bfloat16 numbers
 LANES = 16 if WIDE else 8
 PANEL = 16  # columns of a panel
 AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
-FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2  # kinds of numbers, as the kernels are told of them
-BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
+# Kinds of numbers, as the kernels are told of them. PAIRS are two bfloat16 numbers that follow each other in a sum.
+FLOAT32, FLOAT16, BFLOAT16, PAIRS = 0, 1, 2, 3
+BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, PAIRS: 4}
 FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
 BYTE, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-ITEMS = {FLOAT32: FLOAT, FLOAT16: HALF, BFLOAT16: INT16}
+ITEMS = {FLOAT32: FLOAT, FLOAT16: HALF, BFLOAT16: INT16, PAIRS: INT32}
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
 ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undefined)
 FIRST = ir.Constant(INTS, [0] * LANES)
+
+
+class _Brief(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Brief)
+
+    def __hash__(self) -> int:
+        return hash(_Brief)
+
+
+BRIEFS = ir.VectorType(_Brief(), 2 * LANES)
 
 
 def _int(value: int) -> Any:
@@ -36,7 +55,7 @@ def _int(value: int) -> Any:
 
 
 def _vector(builder: Any, address: Any, kind: int = FLOAT32) -> Any:
-    """A vector of numbers from an address on, as floats."""
+    """A vector of numbers from an address on, as floats; pairs as they are."""
     pointer = builder.inttoptr(address, ir.VectorType(ITEMS[kind], LANES).as_pointer())
     loaded = builder.load(pointer, align=BYTES[kind])
     if kind == FLOAT16:
@@ -51,10 +70,12 @@ def _store(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(address, VECTOR.as_pointer()), align=4)
 
 
-def _everywhere(builder: Any, address: Any) -> Any:
-    """The float at an address in all places of a vector."""
-    scalar = builder.load(builder.inttoptr(address, FLOAT.as_pointer()), align=4)
-    return builder.shuffle_vector(builder.insert_element(NOTHING, scalar, INT32(0)), NOTHING, FIRST)
+def _everywhere(builder: Any, address: Any, kind: int) -> Any:
+    """The float at an address, or the pair, in all places of a vector."""
+    vector = INTS if kind == PAIRS else VECTOR
+    nothing = ir.Constant(vector, ir.Undefined)
+    scalar = builder.load(builder.inttoptr(address, vector.element.as_pointer()), align=4)
+    return builder.shuffle_vector(builder.insert_element(nothing, scalar, INT32(0)), nothing, FIRST)
 
 
 def _fetch(builder: Any, address: Any) -> None:
@@ -65,9 +86,14 @@ def _fetch(builder: Any, address: Any) -> None:
     builder.call(fetch, [builder.inttoptr(address, byte), INT32(0), INT32(3), INT32(1)])  # to read, to keep, data
 
 
-def _multiply_add(builder: Any) -> Any:
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+def _add_product(builder: Any, total: Any, a: Any, b: Any, kind: int) -> Any:
+    """total + a b; of pairs, both products."""
+    if kind == PAIRS:
+        of = ir.FunctionType(VECTOR, [VECTOR, BRIEFS, BRIEFS])
+        add = cgutils.get_or_insert_function(builder.module, of, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return builder.call(add, [total, builder.bitcast(a, BRIEFS), builder.bitcast(b, BRIEFS)])
+    of = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, of, f"llvm.fma.v{LANES}f32"), [a, b, total])
 
 
 def _one_of(builder: Any, cases: dict[int, Callable[[], None]], case: Any) -> None:
@@ -89,14 +115,14 @@ def product_tile(panels: int, most: int) -> Any:
 
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
     stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
-    and start of one panel lie next to those of the one before.
+    and start of one panel lie next to those of the one before. Where w has pairs, x has too, and a pair is a number.
     """
     each = PANEL // LANES  # vectors of a panel
     width = each * panels
 
     def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
         w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length = args
-        fma, size = _multiply_add(builder), BYTES[kind]
+        size = BYTES[kind]
         at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
         for row in range(rows):
@@ -115,9 +141,10 @@ def product_tile(panels: int, most: int) -> Any:
                 if kind != FLOAT32 and v % each == 0:
                     _fetch(builder, builder.add(column, _int(AHEAD)))
             for row in range(rows):
-                factor = _everywhere(builder, builder.add(row_of[row], offset))
+                factor = _everywhere(builder, builder.add(row_of[row], offset), kind)
                 for v in range(width):
-                    builder.store(builder.call(fma, [factor, weights[v], builder.load(sums[row][v])]), sums[row][v])
+                    total = _add_product(builder, builder.load(sums[row][v]), factor, weights[v], kind)
+                    builder.store(total, sums[row][v])
         for row in range(rows):
             for v in range(width):
                 _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), builder.load(sums[row][v]))
@@ -127,7 +154,7 @@ def product_tile(panels: int, most: int) -> Any:
         case = builder.add(builder.mul(kind, _int(most + 1)), rows)
         cases = {
             (most + 1) * of + many: partial(multiply, builder, of, many, others)
-            for of in BYTES
+            for of in (FLOAT32, FLOAT16, BFLOAT16, *([PAIRS] if PAIRED else []))
             for many in range(1, most + 1)
         }
         _one_of(builder, cases, case)
@@ -150,7 +177,6 @@ def dot_tile(slots: int, most: int) -> Any:
 
     def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
         q, k, scores, stride, size = args
-        fma = _multiply_add(builder)
         total = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(FLOAT, [FLOAT, VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"
         )
@@ -169,7 +195,7 @@ def dot_tile(slots: int, most: int) -> Any:
             for r in range(rows):
                 query = numbers(q, r, FLOAT32)
                 for s in range(slots):
-                    builder.store(builder.call(fma, [query, keys[s], builder.load(sums[r][s])]), sums[r][s])
+                    builder.store(_add_product(builder, builder.load(sums[r][s]), query, keys[s], FLOAT32), sums[r][s])
         for r in range(rows):
             row_at = builder.add(scores, builder.mul(stride, _int(4 * r)))
             for s in range(slots):

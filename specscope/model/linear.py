@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.model.fast_paths import NUMBA, FastPath, Product, is_half, usable
-from specscope.model.path_speeds import FEW, MANY, ROWS, path_speeds
+from specscope.model.path_speeds import FEW, MANY, path_speeds
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.product import Panels
 
-MOST_ROWS = 128  # of a compiled layer, where no library's products are faster for as many rows as were measured
-SAVED = 1.3  # how much slower its products may be
+SAVED = 1.3  # how much slower than a library's a compiled layer's products may be
 PACKED_SHARE = 1 / 4  # of the machine's memory: weights that take more are not laid out again
 
 
@@ -117,9 +116,7 @@ def compiled_rows(dtype: torch.dtype) -> int:
     names = {path.name for path in usable(dtype)}
     if NUMBA not in names:
         return 0
-    speeds = path_speeds(dtype)
-    most = speeds.most_rows(NUMBA, names - {NUMBA}, SAVED)
-    return MOST_ROWS if most == ROWS[-1] else most
+    return path_speeds(dtype).most_rows(NUMBA, names - {NUMBA}, SAVED)
 
 
 def may_pack(model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from specscope.model.fast_paths import FastPath, usable
 from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 WIDE, NARROW = 2048, 768  # of the weights that are tried
 COPIES = 16  # of them, so that they do not lie in the processor's caches
 TURNS, SECONDS = 4, 1.5  # of the trial, and after how long there is no further one

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.kernels.cpu.product import PANEL, Panels
+from specscope.kernels.cpu.tiles import PAIRED
 from tests.kernels.cpu.threads import threads
 
 KINDS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -24,7 +25,7 @@ def test_a_product_is_float64s(sizes, kind, bias, count):
     x = random(rows, length, seed=2)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if start is None else start.double())
     with threads(count):
-        got = Panels.of(weight, start, kind)(x)
+        got = Panels.of(weight, start, kind, pairs=False)(x)
     assert got.shape == exact.shape
     scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
     assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
@@ -33,13 +34,28 @@ def test_a_product_is_float64s(sizes, kind, bias, count):
 @given(SIZES, KINDS)
 def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes, kind):
     rows, length, panels = sizes
-    product = Panels.of(random(PANEL * panels, length), None, kind)
+    product = Panels.of(random(PANEL * panels, length), None, kind)  # in pairs where the processor has them
     x = random(rows, length, seed=1)
     with threads(1):
         alone = torch.cat([product(row[None]) for row in x])
     for count in (1, 2, 3):
         with threads(count):
             assert torch.equal(product(x), alone)
+
+
+@pytest.mark.skipif(not PAIRED, reason="this processor does not multiply pairs")
+@given(SIZES, st.booleans(), st.integers(1, 3))
+def test_a_product_of_pairs_is_float64s(sizes, bias, count):
+    rows, length, panels = sizes
+    weight, x = random(PANEL * panels, length).bfloat16(), random(rows, length, seed=2).bfloat16()
+    start = random(PANEL * panels, seed=1) if bias else None
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if start is None else start.double())
+    with threads(count):
+        product = Panels.of(weight, start, torch.bfloat16)
+        got = product(x.float())
+    assert product.pairs == (length % 2 == 0)
+    scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
+    assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
 
 
 def test_bfloat16_comes_out_as_it_went_in():
