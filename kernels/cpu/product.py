@@ -73,7 +73,7 @@ def shape(kind, width):
 @cache
 def multiply_at() -> int:
     """The address of `multiply`, compiled."""
-    return machine_code(multiply, PRODUCT - 1).address
+    return int(machine_code(multiply, PRODUCT - 1).address)
 
 
 def _product(address):

@@ -134,12 +134,12 @@ _NormCall, _TopCall = ctypes.c_int64 * 6, ctypes.c_int64 * 9
 
 
 @cache
-def _run_norm() -> Callable[[object], None]:
+def _run_norm() -> Callable[..., None]:
     return compiled(_norm)
 
 
 @cache
-def _run_top() -> Callable[[object], None]:
+def _run_top() -> Callable[..., None]:
     return compiled(_top)
 
 

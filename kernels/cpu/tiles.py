@@ -8,7 +8,7 @@ together nor on how many threads share the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -34,7 +34,7 @@ ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undef
 FIRST = ir.Constant(INTS, [0] * LANES)
 
 
-class _Brief(ir.Type):
+class _Brief(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
@@ -96,7 +96,7 @@ def _add_product(builder: Any, total: Any, a: Any, b: Any, kind: int) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, of, f"llvm.fma.v{LANES}f32"), [a, b, total])
 
 
-def _one_of(builder: Any, cases: dict[int, Callable[[], None]], case: Any) -> None:
+def _one_of(builder: Any, cases: Mapping[int, Callable[[], None]], case: Any) -> None:
     """Generate what each case does; nothing is done in other cases."""
     done = builder.append_basic_block("done")
     switch = builder.switch(case, done)

@@ -137,7 +137,8 @@ class FusedLayer:
         `norms`: whether it begins with the first norm; else it is always given what attention projects.
         """
         from specscope.kernels.cpu.layer import CompiledLayer, LayerParts  # numba is imported only where it runs
-        from specscope.kernels.cpu.product import PANEL, Panels
+        from specscope.kernels.cpu.product import Panels
+        from specscope.kernels.cpu.tiles import PANEL
 
         mine = [self.second_norm, *([self.first_norm] if norms else ()), *(self.head_norms or ())]
         even = (

@@ -8,9 +8,9 @@ import torch
 import transformers as t
 from torch import nn
 
+from specscope.kernels.cpu.layer import CompiledLayer
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
-from specscope.kernels.cpu.layer import CompiledLayer
 from specscope.model.decoder import FusedLayer, FusedRMSNorm, looks_alike
 from specscope.model.fast_paths import disabled, is_half
 from specscope.model.kv_cache import BlockTable, KVCache
