@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
-from specscope.kernels.cpu.product import KINDS, Panels, multiply_at, shape
+from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
 from specscope.kernels.cpu.tiles import FLOAT32, PAIRS, PANEL, as_bits, as_float, briefs, call_product, floats, integers
@@ -323,7 +323,7 @@ class CompiledLayer:
         scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
         self._run(
             _Call(
-                *(ctypes.addressof(self._numbers), batch.address, KINDS[x.dtype]),
+                *(ctypes.addressof(self._numbers), batch.address, KIND_OF[x.dtype]),
                 *(x.data_ptr(), 0 if projected is None else projected.data_ptr(), out.data_ptr()),
                 *(cos.data_ptr(), sin.data_ptr(), cos.stride(0), store.data_ptr(), store.shape[1], scratch),
                 multiply_at(),

@@ -2,7 +2,7 @@
 
 Up to six rows read each panel once, so that they take about as long as one. A weight in 16 bits is widened as it is
 read; sums are made in float32. Where the processor multiplies pairs of bfloat16 numbers, the panels of a weight in
-bfloat16 are [panels, in / 2, 16, 2], and x is rounded to bfloat16 too.
+bfloat16 are [panels, in / 2, 16, 2], x is rounded to bfloat16 too, and up to twelve rows share a read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from specscope.kernels.cpu.tiles import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
+    KINDS,
     PAIRED,
     PAIRS,
     PANEL,
@@ -31,12 +32,16 @@ from specscope.kernels.cpu.tiles import (
     product_tile,
 )
 
-KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
-MOST = 6  # rows that share a read: of 16 registers 12 are sums, two weights and one a factor
-# Panels that are read together where there are registers for them, and by how many rows: a sum waits for its last term,
-# so that there should be at least eight.
-TOGETHER, MOST_TOGETHER = (4, MOST) if WIDE else (2, 2)
-one_panel, some_panels = product_tile(1, MOST), product_tile(TOGETHER, MOST_TOGETHER)
+KIND_OF = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+# Rows that share a read of some panels are as many as there are registers for: each panel of a row takes one of 32 with
+# AVX-512, else two of 16, besides the weights and a factor. A sum waits for its last term, so that there should be at
+# least eight at a time.
+ROWS = 6
+TOGETHER, FEW = (4, ROWS) if WIDE else (2, 2)
+MORE = 2 * ROWS  # of pairs, which need no widening
+one_panel = product_tile(1, 1, ROWS)
+some_panels = product_tile(TOGETHER, 1, FEW)
+two_panels = product_tile(2, ROWS, MORE, tuple(kind for kind in KINDS if kind == PAIRS))
 
 
 def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, rows, length):
@@ -48,18 +53,24 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
     p = first
     while p < last:
         here, column = w + p * apart, 4 * PANEL * p
-        together = last - p >= TOGETHER and (WIDE or rows <= MOST_TOGETHER)
+        panels, most = 1, ROWS
+        if kind == PAIRS and rows > ROWS and last - p >= 2:
+            panels, most = 2, MORE
+        elif (WIDE or rows <= FEW) and last - p >= TOGETHER:
+            panels = TOGETHER
         at = 0
         while at < rows:
-            left = rows - at
-            many = 4 if left == 7 or left == 8 else min(left, MOST)
+            parts = (rows - at + most - 1) // most
+            many = (rows - at + parts - 1) // parts
             a, b, c = x + 4 * at * x_stride, start + column + 4 * at * start_stride, y + column + 4 * at * y_stride
-            if together:
+            if panels == 1:
+                one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
+            elif most == ROWS:
                 some_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
             else:
-                one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
+                two_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
             at += many
-        p += TOGETHER if together else 1
+        p += panels
 
 
 @njit
@@ -132,7 +143,7 @@ class Panels:
     @cached_property
     def words(self) -> tuple[int, int, int, int, int]:
         """As the kernels are told of it: kind, address, panels, address of the start, in_features."""
-        kind = PAIRS if self.pairs else KINDS[self.numbers.dtype]
+        kind = PAIRS if self.pairs else KIND_OF[self.numbers.dtype]
         return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:

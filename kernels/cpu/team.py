@@ -78,8 +78,13 @@ def are_compiled() -> bool:
 
 
 @cache
-def _cache() -> Path:
+def version() -> str:
+    """Of the kernels: what their sources are."""
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    return user_cache_path("specscope") / "kernels" / digest.hexdigest()
+    return digest.hexdigest()
+
+
+def _cache() -> Path:
+    return user_cache_path("specscope") / "kernels" / version()

@@ -25,6 +25,7 @@ PANEL = 16  # columns of a panel
 AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
 # Kinds of numbers, as the kernels are told of them. PAIRS are two bfloat16 numbers that follow each other in a sum.
 FLOAT32, FLOAT16, BFLOAT16, PAIRS = 0, 1, 2, 3
+KINDS = (FLOAT32, FLOAT16, BFLOAT16, *([PAIRS] if PAIRED else []))  # that are there
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, PAIRS: 4}
 FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
 BYTE, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -110,8 +111,8 @@ def _one_of(builder: Any, cases: Mapping[int, Callable[[], None]], case: Any) ->
 
 
 @cache
-def product_tile(panels: int, most: int) -> Any:
-    """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `panels` panels of 16 columns and up to `most` rows.
+def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KINDS) -> Any:
+    """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `panels` panels of 16 columns and so many rows.
 
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
     stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
@@ -154,8 +155,8 @@ def product_tile(panels: int, most: int) -> Any:
         case = builder.add(builder.mul(kind, _int(most + 1)), rows)
         cases = {
             (most + 1) * of + many: partial(multiply, builder, of, many, others)
-            for of in (FLOAT32, FLOAT16, BFLOAT16, *([PAIRS] if PAIRED else []))
-            for many in range(1, most + 1)
+            for of in kinds
+            for many in range(least, most + 1)
         }
         _one_of(builder, cases, case)
         return context.get_dummy_value()

@@ -26,7 +26,7 @@ from specscope.engine.warm_up import warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.fast_paths import disabled, usable
+from specscope.model.fast_paths import disabled, versions
 from specscope.model.graphs import CudaCapture
 from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
@@ -136,7 +136,7 @@ def engine_costs(
         "backend": run.backend,
         "device": run.device if runner.loaded.device.type == "cuda" else user_cache.processor(),
         "threads": str(torch.get_num_threads()),
-        "paths": ",".join(sorted(path.name for path in usable(runner.loaded.dtype))),
+        **versions(runner.loaded.dtype),
         # Costs that were measured in another way are not these.
         "measured": "in paired rounds, threads spinning, drafts after steps",
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",

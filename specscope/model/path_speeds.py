@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 import torch
 
-from specscope.model.fast_paths import FastPath, usable
+from specscope.model.fast_paths import FastPath, usable, versions
 from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
@@ -53,7 +53,7 @@ def _speeds(dtype: torch.dtype, names: tuple[str, ...], threads: int) -> PathSpe
         "threads": str(threads),
         "torch": str(torch.__version__),
         "dtype": str(dtype),
-        "paths": ",".join(names),
+        **versions(dtype),
     }
     file = place("paths", about)
     try:

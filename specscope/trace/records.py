@@ -199,6 +199,11 @@ class RequestStep(ArrayEq):
         return is_lossy(self.rule)
 
     @property
+    def is_ranked_with_text(self) -> bool:
+        """Whether its nodes are the likeliest of a text's and a model's; not where the model drew alone."""
+        return self.method is not None and len(self.method.source) > 0 and not self.tree.is_sampled
+
+    @property
     def position(self) -> int:
         """The root's position in the request: coins follow from it, and its slot."""
         return self.context_len + self.prefill_tokens

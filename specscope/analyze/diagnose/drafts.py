@@ -154,8 +154,7 @@ def q_dropped(case: Case) -> Suspect | None:
         if not case.is_model:
             continue
         planned += case.wants_samples
-        beside = step.part.method is not None and len(step.part.method.source) > 0  # a text's tokens, ranked with these
-        for parent, likeliest in [] if beside else _own_choices(step):
+        for parent, likeliest in [] if step.part.is_ranked_with_text else _own_choices(step):
             first = step.tree.children(parent)[:1]
             if first and not step.params.moved:
                 notes = step.part.parents

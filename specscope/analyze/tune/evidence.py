@@ -111,8 +111,7 @@ def evidence(histories: Sequence[History]) -> Evidence:
             undrafted.append(sum(not len(step.tree) for step in judged))
     if not steps:
         raise UserError(_why_nothing(histories))
-    methods = [request.steps[place].method for request, place, _ in steps]
-    if any(method is not None and len(method.source) for method in methods):
+    if any(request.steps[place].is_ranked_with_text for request, place, _ in steps):
         raise UserError(
             "the capture's trees are from a text and a model, ranked by what was accepted before: tune cannot tell "
             "what others would have held. Record with one drafter, such as --drafter eagle --tree dynamic:32"

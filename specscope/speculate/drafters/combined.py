@@ -24,6 +24,7 @@ from specscope.speculate.drafters.candidates import Candidates
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.suffix import SuffixDrafter
+from specscope.trace.method import MODEL, MethodNotes
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.records import Phase, Verdict
 from specscope.trace.tree import DraftTree
@@ -145,7 +146,8 @@ class CombinedDrafter:
         request = self._requests[context.request]
         request.drafted, request.candidates = len(model.tree) > 0, found
         if model.sure is not None:
-            return model if found is None else replace(model, outcomes=found.outcomes)
+            drawn = replace(model, method=MethodNotes(source=np.full(len(model.tree), MODEL, np.int32)))
+            return drawn if found is None else replace(drawn, outcomes=found.outcomes)
         if found is None:
             return NO_DRAFT
         if not (kept or request.drafted):

@@ -104,10 +104,9 @@ def stale_features(engine, patch):
 def short_rotary_table(engine, patch):
     """The head's rotary table ends at 30."""
     runner = engine.drafter.runner
-    for name in ("_cos", "_sin"):
-        table = getattr(runner, name).clone()
-        table[30:] = table[29]
-        patch.setattr(runner, name, table)
+    turns = runner._turns.clone()
+    turns[30:] = turns[29]
+    patch.setattr(runner, "_turns", turns)
 
 
 def tree_positions(engine, patch):

@@ -55,10 +55,9 @@ def short_table(end: int):
 
     def install(patch, engine):
         runner = engine.drafter.runner
-        for name in ("_cos", "_sin"):
-            table = getattr(runner, name).clone()
-            table[end:] = table[end - 1]
-            patch.setattr(runner, name, table)
+        turns = runner._turns.clone()
+        turns[end:] = turns[end - 1]
+        patch.setattr(runner, "_turns", turns)
 
     return install
 
@@ -73,12 +72,13 @@ def other_base(base: float):
 
     def install(patch, engine):
         runner = engine.drafter.runner
-        half, like = runner._cos.shape[-1], runner._cos
+        like = runner._turns
+        half = like.shape[-1]
         angle = torch.outer(torch.arange(len(like)).float(), base ** (torch.arange(half) / -half))
         both = torch.cat([angle, angle], -1)[None].to(like.dtype)
-        for name, table in zip(("_cos", "_sin"), Rotary().tables(both.cos(), both.sin()), strict=True):
-            assert table.shape == like.shape
-            patch.setattr(runner, name, table)
+        turns = torch.stack(Rotary().tables(both.cos(), both.sin()), dim=1)
+        assert turns.shape == like.shape
+        patch.setattr(runner, "_turns", turns)
 
     return install
 

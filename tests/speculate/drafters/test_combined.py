@@ -260,3 +260,21 @@ def test_going_back_to_steps_that_looked_nowhere_brings_the_same_trees_and_count
     for step in range(len(first) - 1, 1, -7):
         engine.rewind(step)
         assert run() == {at: one for at, one in first.items() if at >= step}
+
+
+def test_what_the_model_draws_alone_has_the_model_for_its_source(deep, head):
+    """So that `break reject if source == "model"` stops there, though nothing is ranked with a text."""
+    how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01, "draft_model": head, "costs": COSTS}
+    engine = Engine(drafter="suffix+eagle", tree="dynamic:8,depth=2", adaptive=True, **how)
+    engine.add([1, 2, 3, 4, 9, 8], SamplingParams(max_tokens=60, temperature=1.0, seed=2))
+    parts = []
+    while engine.busy:
+        parts += [part for part in engine.step().requests if len(part.tree)]
+    drawn = [part for part in parts if part.tree.is_sampled]
+    ranked = [part for part in parts if not part.tree.is_sampled]
+    assert drawn
+    assert ranked
+    for part in drawn:
+        assert [part.method.source_of(node) for node in range(len(part.tree))] == ["model"] * len(part.tree)
+        assert not part.is_ranked_with_text
+    assert all(part.is_ranked_with_text for part in ranked)

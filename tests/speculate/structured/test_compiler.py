@@ -115,7 +115,7 @@ def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, regex)
     """It is hostile to a vocabulary of many long tokens."""
     words = {
         i + BYTES: "".join(word).encode()
-        for i, word in enumerate(itertools.product("abcdefghijklmnopqrstuvw", repeat=4))
+        for i, word in enumerate(itertools.product("abcdefghijklmnopqrstuvwxyzäöüß", repeat=4))
     }
     many = Grammars(Vocabulary(VOCABULARY.pieces | words, {0, 1, 2}), BYTES + len(words), (EOS,))
     start = time.time()

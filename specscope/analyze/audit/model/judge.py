@@ -216,7 +216,7 @@ class DrafterJudge(_Judge):
         """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
         tree, notes = step.part.tree, step.part.notes
         children = drafted_by_model(step.part, parent)
-        beside = step.part.method is not None and len(step.part.method.source) > 0  # a text's, which are left out here
+        beside = step.part.is_ranked_with_text  # whose nodes are left out here
         best = shaped.topk(min(self.top if beside else len(children), len(shaped)))
         tokens, values = best.indices.tolist(), best.values.tolist()
         for place, child in enumerate(children):
