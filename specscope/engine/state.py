@@ -12,7 +12,7 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule
 from specscope.speculate.adaptive import Outcome
 from specscope.speculate.budget import Budget
-from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.base import Context, Draft, path_scores
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Judged
 from specscope.trace.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
@@ -64,7 +64,7 @@ class StepState:
                 levels=draft.levels,
                 sure=draft.sure,
                 tree=draft.tree,
-                scores=np.zeros(0, np.float32) if draft.notes is None else draft.notes.score,
+                scores=path_scores(draft),
                 path=verdict.path,
                 tokens=verdict.accepted + 1,
                 candidates=draft.outcomes,

@@ -38,15 +38,17 @@ BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter
 KEEP = 0.995  # of the counts of nodes, at each step that verified some
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
 RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
-FIRST = np.array([0.35, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
+FIRST = np.array([0.45, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
 LIFT = 0.3  # tokens that a level brings for each that the one above it brings, before anything is known
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
 SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
-MARGIN = 1.35  # by which the first pass must pay: what just pays on average loses over many a stretch of steps
+STAY = 1.2  # times what the first pass costs that a request which drafts must bring
+MARGIN = 1.35  # and one that does not: what just pays on average loses over many a stretch of steps
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
 MOST_PAUSE = 4  # steps in which a request that finds nothing is left alone before it is asked for again
+PRIOR_SEARCHES = 2  # of a request's own that what others brought counts for
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
 
@@ -58,8 +60,11 @@ class Kind:
     hits: Doubles = field(default_factory=lambda: BIN_PRIOR * MIDDLES)
 
     def add(self, scores: Floats | Doubles, accepted: NDArray[Any]) -> None:
-        """Verified nodes by the logs of their probabilities, and which of them were accepted."""
-        bins = np.searchsorted(EDGES, np.exp(scores))
+        """Verified nodes by the logs of their probabilities, and which of them were accepted; -inf is left out."""
+        hit = np.zeros(len(scores), np.bool_)
+        hit[accepted] = True
+        known = np.isfinite(scores)
+        bins, accepted = np.searchsorted(EDGES, np.exp(scores[known])), hit[known]
         self.tries = KEEP * self.tries + np.bincount(bins, minlength=len(MIDDLES))
         self.hits = KEEP * self.hits + np.bincount(bins[accepted], minlength=len(MIDDLES))
 
@@ -76,12 +81,13 @@ class Kind:
 class Recent:
     """A request's own figures."""
 
-    lift: float  # tokens beyond their price that its searches found after one pass
+    lift: float  # tokens beyond the price of their rows and of later passes that its searches found
     size: int  # of the batches that they were priced for: see size_of
-    searches: int = 1  # of which that is the mean: of all at first, then of the last ones
+    searches: int = PRIOR_SEARCHES  # of which that is the mean: of all at first, then of the last ones
     length: int = 0  # its tokens now
     fed: int = 0  # and when it last drafted: the drafter has seen no more
     idle: int = 0  # steps since it last drafted
+    drafts: bool = True  # whether it was to draft when it was last asked for, and not only to try; so is a new one
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
     pause: int = 0  # steps at most that it is left alone for after its text was looked into and nothing paid
     until: int = 0  # of the sizer's steps: it is left alone before this one
@@ -109,7 +115,7 @@ class Learned:
     )
     candidates: Lately = field(default_factory=Lately)
     recent: dict[str, Recent] = field(default_factory=dict)
-    firsts: dict[int, float] = field(default_factory=dict)  # what the first level brings, by the size of the batch
+    firsts: dict[int, float] = field(default_factory=dict)  # what a search brings, by the size of the batch
     lifts: list[float] = field(default_factory=list)  # by level
     shares: list[float] = field(default_factory=list)  # of a batch, that go down to each level where somebody does
     verifying: float = 1.0  # of a batch, that have a tree where somebody has one
@@ -132,8 +138,8 @@ class Prices:
     passes: Doubles  # [depth]
     lifts: Doubles  # [depth]
     size: int  # size_of(batch)
-    first: float  # what the first level brings in such batches
-    least: float  # that the first level must bring
+    first: float  # what a search brings in such batches, beyond its rows and later passes
+    least: tuple[float, float]  # that it must bring of a request that does not draft, and of one that does
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
@@ -164,7 +170,7 @@ class Outcome:
     budget: Budget | None  # None where it could not draft
     levels: Sequence[Sequence[float]]  # scores that were found, by level; empty where nothing was looked for
     tree: DraftTree
-    scores: Floats  # [n] of the tree's nodes
+    scores: Floats  # [n] log probability of each node's path as the model has it; -inf: the model did not draft it
     path: Ints  # its accepted nodes
     tokens: int  # committed
     candidates: Sequence[tuple[int, bool]] = ()  # of two sources: kinds, and whether each was the token that came
@@ -233,7 +239,8 @@ class Sizer:
         size = size_of(batch)
         first = known.firsts.get(size)
         if first is None:
-            first = float((np.cumsum(FIRST)[:some] - rows[1 : some + 1]).max())
+            worths = np.cumsum(FIRST)[:some] - rows[1 : some + 1]
+            first = float(worths.max()) + self._deeper(float(FIRST[:some].sum()), passes)
         return Prices(
             of=known,
             steps=known.steps,
@@ -244,7 +251,7 @@ class Sizer:
             lifts=np.array(known.lifts),
             size=size,
             first=first,
-            least=float(MARGIN * passes[0]),
+            least=(float(MARGIN * passes[0]), float(STAY * passes[0])),
             seconds=float(seconds[0]),
             alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
             text=text,
@@ -252,7 +259,7 @@ class Sizer:
 
     def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
         """How deep a search may go, why, and whether it is a probe."""
-        if recent.lift > price.least:
+        if recent.lift > price.least[recent.drafts]:
             return self.plan.depth, f"{price.text}; lately they brought {recent.lift:.2f}", False
         if price.probing in ("", request) and (recent.promising or self._may_probe(recent, price)):
             price.probing = request  # one at a time
@@ -293,6 +300,7 @@ class Sizer:
         known.recent[one.request] = recent
         known.firsts.setdefault(price.size, price.first)
         recent.look(budget, paid=len(one.tree) > 0, steps=known.steps)
+        recent.drafts = budget.depth > 0 and not budget.probe
         if not one.levels:
             recent.idle += 1
             return
@@ -301,15 +309,23 @@ class Sizer:
             self._learn_draws(one.tree, one.sure, one.path)
         elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
-        first, *deeper = lifts(one.levels, budget, self.plan.top, drawn=one.sure is not None)
-        known.firsts[recent.size] += LIFT_WEIGHT * (first - known.firsts[recent.size])
+        values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
+        brought = values[-1] - float(budget.passes[1 : len(values)].sum())
+        if budget.probe:  # it may look at one level only
+            brought += self._deeper(above[0], budget.passes)
+        known.firsts[recent.size] += LIFT_WEIGHT * (brought - known.firsts[recent.size])
         recent.searches += 1
-        recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (first - recent.lift)
-        recent.promising = bool(first > MARGIN * budget.passes[0] >= recent.lift)
+        recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (brought - recent.lift)
+        recent.promising = bool(brought > MARGIN * budget.passes[0] >= recent.lift)
+        deeper = np.diff(values) / np.maximum(above[:-1], 1e-6)
         for level, lift in enumerate(deeper, 1):
             known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
         for level in range(len(known.unseen)):
             known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
+
+    def _deeper(self, above: float, passes: Doubles) -> float:
+        """What a second level is expected to bring beyond its pass, where the first one expects `above` tokens."""
+        return max(self.learned.lifts[1] * above - float(passes[1]), 0.0) if len(passes) > 1 else 0.0
 
     def _learn_draws(self, tree: DraftTree, sure: Sequence[float], path: Ints) -> None:
         """Of each node that was reached, which of its draws was accepted, if any."""
@@ -363,18 +379,19 @@ def _shared(before: float, now: float) -> float:
     return before + (SHARE_WEIGHT * (now - before) if now else SHARE_BACK * (1 - before))
 
 
-def lifts(levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False) -> list[float]:
-    """Of each level that was looked at: tokens that it added, beyond their price, for each that led to it.
+def found_by_level(
+    levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False
+) -> tuple[list[float], list[float]]:
+    """(tokens of all nodes down to each level beyond the price of their rows, those expected where it goes on).
 
     `drawn`: the levels are the logs of chances, not of the drafter's probabilities.
     """
-    found: list[float] = []
+    values: list[float] = []
+    above: list[float] = []
     nodes: list[float] = []
-    before, above = 0.0, 1.0
     for scores in levels:
         nodes = sorted([*nodes, *scores], reverse=True)
-        value = budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1]
-        found.append((value - before) / max(above, 1e-6))
+        values.append(budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1])
         best = sorted(scores, reverse=True)[:top]
-        before, above = value, float((np.exp(best) if drawn else budget.curve.at(best)).sum())
-    return found
+        above.append(float((np.exp(best) if drawn else budget.curve.at(best)).sum()))
+    return values, above

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from specscope.speculate.verify.distribution import Dense
 from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import DraftNotes, Phase, Verdict
-from specscope.trace.tree import DraftTree, TreeShape
+from specscope.trace.tree import ROOT, DraftTree, Floats, TreeShape
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,21 @@ class Draft:
     pruned: int = 0  # nodes of a text that the request's form does not allow
     # Of two sources: each candidate whose turn came, its kind and whether it was the token. Filled by `commit`.
     outcomes: Sequence[tuple[int, bool]] = ()
+
+
+def path_scores(draft: Draft) -> Floats:
+    """[n] log probability of each node's path as the drafter's model has it; -inf where the model did not draft it.
+
+    What a combined draft is ranked by is another number: the chance that it is accepted.
+    """
+    if draft.notes is None:
+        return np.full(len(draft.tree), -np.inf, np.float32)
+    with np.errstate(divide="ignore"):
+        scores = np.log(draft.notes.prob)
+    for node, parent in enumerate(draft.tree.parent.tolist()):
+        if parent != ROOT:
+            scores[node] += scores[parent]
+    return scores
 
 
 NO_DRAFT = Draft(DraftTree.empty())

@@ -266,10 +266,11 @@ def test_what_the_model_draws_alone_has_the_model_for_its_source(deep, head):
     """So that `break reject if source == "model"` stops there, though nothing is ranked with a text."""
     how = {"target": str(deep), "dtype": "float32", "kv_memory": 0.01, "draft_model": head, "costs": COSTS}
     engine = Engine(drafter="suffix+eagle", tree="dynamic:8,depth=2", adaptive=True, **how)
-    engine.add([1, 2, 3, 4, 9, 8], SamplingParams(max_tokens=60, temperature=1.0, seed=2))
     parts = []
-    while engine.busy:
-        parts += [part for part in engine.step().requests if len(part.tree)]
+    for temperature in (1.0, 0.0):
+        engine.add([1, 2, 3, 4, 9, 8], SamplingParams(max_tokens=30, temperature=temperature, seed=2))
+        while engine.busy:
+            parts += [part for part in engine.step().requests if len(part.tree)]
     drawn = [part for part in parts if part.tree.is_sampled]
     ranked = [part for part in parts if not part.tree.is_sampled]
     assert drawn
