@@ -22,7 +22,7 @@ from specscope.bench.device import read_bandwidth
 from specscope.bench.paired import SLIM, machine_info, write_figures
 from specscope.bench.peers import need_python, vllm_process
 from specscope.bench.scale_points import BATCHES, OWN, PEER, VLLM, Point, points
-from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding, attention_seconds, fill
+from specscope.bench.scale_sides import OwnDecoding, PaddedDecoding, context_seconds, fill
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
@@ -57,7 +57,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
                     sides[VLLM] = lambda number=number: made(number)  # type: ignore[misc]
                 bar.update(task, description=point.name)
                 point.rates = _in_turn(sides, rounds, lambda: bar.advance(task))
-                point.attention = attention_seconds(engine.runner, point.lengths)
+                point.context = context_seconds(engine.runner, point.lengths)
                 point.reading = _bytes(engine, point) / speed
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     show(wanted, speed, machine, console)
@@ -126,7 +126,7 @@ def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], cons
     others = [side for side in wanted[0].rates if side != OWN]
     table = Table(title=", ".join(machine.values()), title_justify="left", title_style="dim", **SLIM)
     columns = ["", "tok/s", "ms a step", *(name for side in others for name in (side, "ratio"))]
-    for name in (*columns, "attention, ms", "over its bytes"):
+    for name in (*columns, "contexts, ms", "over its bytes"):
         table.add_column(name, justify="right" if name else "left", no_wrap=not name or name in others)
     for point in wanted:
         if point is not wanted[0] and point.curve != wanted[wanted.index(point) - 1].curve:
@@ -135,7 +135,7 @@ def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], cons
         cells = [point.name, f"{own:.1f}", f"{len(point.lengths) / own * 1e3:.1f}"]
         for side in others:
             cells += [f"{median(point.rates[side]):.1f}", f"[bold]{median(point.ratios(side)):.2f}[/]"]
-        table.add_row(*cells, f"{point.attention * 1e3:.1f}", f"{point.attention / point.reading:.1f}")
+        table.add_row(*cells, f"{point.context * 1e3:.1f}", f"{point.context / point.reading:.1f}")
     console.print(table)
     console.print(f"memory is read at {speed / 1e9:.1f} GB/s", style="dim", highlight=False)
 

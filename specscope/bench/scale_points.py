@@ -22,7 +22,7 @@ class Point:
     size: int  # where on the curve it lies
     lengths: Sequence[int]
     rates: dict[str, list[float]] = field(default_factory=dict)  # tokens/s by side and round
-    attention: float = 0.0  # seconds a step
+    context: float = 0.0  # seconds that the contexts add to a step
     reading: float = 0.0  # seconds that the keys and values of a step take to read
 
     @property
@@ -47,9 +47,9 @@ class Point:
             "rates": {side: [round(rate, 2) for rate in rates] for side, rates in self.rates.items()},
             "ratios": {side: median(self.ratios(side)) for side in others},
             "intervals": {side: median_interval(self.ratios(side)) for side in others},
-            "attention_ms": self.attention * 1e3,
+            "context_ms": self.context * 1e3,
             "reading_ms": self.reading * 1e3,
-            "attention_over_its_bytes": self.attention / self.reading,
+            "context_over_its_bytes": self.context / self.reading,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.bench.curves import best
 from specscope.engine.engine import Engine
-from specscope.model.attention import Variant, paged_attention
-from specscope.model.batch import Batch, Segment
+from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.runner import ModelRunner
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import DraftTree
+
+TURNS = 6  # of what contexts add to a step
 
 
 class OwnDecoding:
@@ -89,26 +90,22 @@ def fill(cache: KVCache) -> None:
         store.fill_(0.1)
 
 
-def attention_seconds(runner: ModelRunner, lengths: Sequence[int]) -> float:
-    """Of all layers' attention in a step of decoding, as the engine lays it out."""
-    cache, segments = runner.cache, []
-    for length in lengths:
-        table = BlockTable()
-        cache.reserve(table, length + 1, 0)
-        segments.append(Segment.of_tree(table, length, [0], DraftTree.empty(), logits=True))
-    batch = Batch.build(segments, cache.device, cache.backend)
-    model: Any = runner.loaded.model
-    heads = int(model.config.get_text_config().num_attention_heads)
-    sizes = [shape.key_size for shape in cache.layers]
-    queries = [torch.zeros(len(lengths), heads, size, dtype=cache.dtype, device=cache.device) for size in sizes]
+def context_seconds(runner: ModelRunner, lengths: Sequence[int]) -> float:
+    """What these contexts add to a step of decoding: attention, less what it takes where nothing lies before a row.
 
-    def attend() -> None:
-        with torch.inference_mode():
-            for layer, query in enumerate(queries):
-                variant = Variant(sizes[layer] ** -0.5, None, None, None)
-                paged_attention(query, layer, cache, batch, variant)
-
-    seconds = best(attend)
-    for segment in segments:
-        cache.truncate(segment.table, 0)
-    return seconds
+    A compiled layer does not tell its attention apart. The least of a few runs, with and without contexts in turn.
+    """
+    least = {True: math.inf, False: math.inf}
+    for _ in range(TURNS):
+        for whole in least:
+            segments = []
+            for length in lengths if whole else [0] * len(lengths):
+                table = BlockTable()
+                runner.cache.reserve(table, length + 1, 0)
+                segments.append(Segment.of_tree(table, length, [0], DraftTree.empty(), logits=True))
+            start = time.perf_counter()
+            runner.forward(segments)
+            least[whole] = min(least[whole], time.perf_counter() - start)
+            for segment in segments:
+                runner.cache.truncate(segment.table, 0)
+    return max(least[True] - least[False], 0.0)

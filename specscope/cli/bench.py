@@ -84,7 +84,8 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure tokens/s over batch size, context length and mixed batches.
 
-    Plain decoding, beside transformers and, with --vllm, vLLM; and attention beside the time that its bytes take.
+    Plain decoding, beside transformers and, with --vllm, vLLM; and what contexts add to a step, beside the time that
+    their bytes take.
     """
     config = checked(flags)
     from specscope.bench.scale import run_scale
