@@ -9,10 +9,10 @@ depend on the batch or on the number of threads, and so neither do the results.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from specscope.kernels.cpu.flat_batch import CUT, PART, SEGMENT
-from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_float, call_product, dot_tile, flags, floats, integers
+from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_float, call_product, dot_tile, flags, floats, integers, jit
 from specscope.kernels.tree_batch import BLOCK_SIZE
 
 QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
@@ -26,7 +26,7 @@ C5, C4, C3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 C2, C1, C0 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
-@njit(fastmath={"contract"})  # said, since a function takes over what its first caller allows
+@jit(fastmath={"contract"})  # said, since a function takes over what its first caller allows
 def exp(x):
     """e^x in float32 to its last digit or two; no less than e^-87, no more than e^87."""
     x = min(max(x, LEAST), -LEAST)
@@ -36,7 +36,7 @@ def exp(x):
     return (series * r * r + r + ONE) * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@njit
+@jit
 def _score(queries, count, kind, keys, slots, scores, size):
     """scores [count, PART] of slots that lie side by side: whole fours of them, up to three more than asked for."""
     number = 4 if kind == FLOAT32 else 2
@@ -46,7 +46,7 @@ def _score(queries, count, kind, keys, slots, scores, size):
             dots(kind, min(DOTS, count - q), queries + 4 * q * size, keys + number * slot * size, s, PART, size)
 
 
-@njit
+@jit
 def _hide(scores, queries, start, end, context, seen, positions, window, first_row, rows, fold):
     """Take away the scores of slots that a query's row does not see. scores [queries, PART], of slots start..end-1."""
     wide = len(positions)
@@ -61,21 +61,28 @@ def _hide(scores, queries, start, end, context, seen, positions, window, first_r
                 scores[j, t - start] = NEVER
 
 
-@njit(fastmath={"reassoc", "nsz", "contract"})
+@jit(fastmath={"reassoc", "nsz", "contract"})
 def _softmax(row, count):
-    """Turn the first scores of a row into e^(score - largest); gives the largest and their sum."""
+    """Turn the first scores of a row into e^(score - largest); gives the largest and their sum.
+
+    Always over a whole part, so that sums are made in one order, whatever lies behind a query's own slots. A score that
+    is infinite or no number makes the sum no number.
+    """
+    for t in range(count, PART):
+        row[t] = NEVER
     largest = NEVER
-    for t in range(count):
+    for t in range(PART):
         largest = max(largest, row[t])
-    total = ZERO
-    for t in range(count):
+    total, wrong = ZERO, ZERO
+    for t in range(PART):
+        wrong += row[t] - row[t]
         weight = exp(row[t] - largest) if row[t] > NEVER else ZERO
         row[t] = weight
         total += weight
-    return largest, total
+    return largest, total + wrong
 
 
-@njit
+@jit
 def attend_part(
     cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, found, tops, sums, own
 ):
@@ -126,7 +133,7 @@ def attend_part(
             slot = run
 
 
-@njit
+@jit
 def _run_end(blocks, slot, end):
     """Up to which slot, from this first one of a block on, blocks lie side by side."""
     block = slot // BLOCK_SIZE
@@ -135,7 +142,7 @@ def _run_end(blocks, slot, end):
     return min(end, (block + 1) * BLOCK_SIZE)
 
 
-@njit(fastmath={"reassoc", "nsz", "contract"})
+@jit(fastmath={"reassoc", "nsz", "contract"})
 def merge(out, found, tops, sums, first, apart, parts):
     """out [size] of one query from what it found in each part: lines `first`, `first + apart`, ... of the three."""
     largest = NEVER
@@ -146,7 +153,7 @@ def merge(out, found, tops, sums, first, apart, parts):
         out[d] = ZERO
     for p in range(parts):
         line = first + p * apart
-        if sums[line] > ZERO:
+        if sums[line] != ZERO:
             weight = exp(tops[line] - largest)
             total += weight * sums[line]
             for d in range(len(out)):
@@ -156,7 +163,7 @@ def merge(out, found, tops, sums, first, apart, parts):
         out[d] *= share
 
 
-@njit
+@jit
 def attend(
     segments_at,
     count,

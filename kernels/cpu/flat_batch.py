@@ -63,5 +63,5 @@ class FlatBatch:
     def scratch(self, numbers: int) -> int:
         """The address of so many floats, for one layer after the other."""
         if numbers not in self._scratch:
-            self._scratch[numbers] = torch.empty(numbers)
+            self._scratch[numbers] = torch.empty(numbers, dtype=torch.float32, device="cpu")
         return self._scratch[numbers].data_ptr()

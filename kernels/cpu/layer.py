@@ -14,21 +14,33 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray
 from torch import Tensor
 
+from specscope.kernels.cpu import product, rows
 from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
-from specscope.kernels.cpu.tiles import FLOAT32, PAIRS, PANEL, as_bits, as_float, briefs, call_product, floats, integers
+from specscope.kernels.cpu.tiles import (
+    FLOAT32,
+    PAIRS,
+    PANEL,
+    as_bits,
+    as_float,
+    briefs,
+    call_product,
+    floats,
+    integers,
+    jit,
+)
 
 WORDS = 5  # that tell of a product: Panels.words
 ONE = np.float32(1)
 
 
-@njit
+@jit
 def _rotate(head, cos, sin):
     """x cos + flip(x) sin, where the halves of a head are flipped and the first half of sin is negative."""
     half = len(head) // 2
@@ -38,14 +50,14 @@ def _rotate(head, cos, sin):
         head[half + d] = high * cos[half + d] + low * sin[half + d]
 
 
-@njit
+@jit
 def _gate(gate, up):
     """gate = silu(gate) * up."""
     for d in range(len(gate)):
         gate[d] = gate[d] / (ONE + exp(-gate[d])) * up[d]
 
 
-@njit
+@jit
 def _round(number):
     """The upper 16 bits of a float32, rounded to even: bfloat16."""
     bits = as_bits(number)
@@ -54,7 +66,7 @@ def _round(number):
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
-@njit
+@jit
 def _widen(x, kind, out, count):
     """Numbers of that kind at an address as floats at another."""
     wide = carray(floats(out), count)
@@ -68,7 +80,7 @@ def _widen(x, kind, out, count):
             wide[d] = as_float(np.int32(np.uint32(brief[d]) << np.uint32(16)))
 
 
-@njit
+@jit
 def _keep(numbers, kind, out):
     """Put floats at an address as numbers of that kind."""
     if kind == FLOAT32:
@@ -81,7 +93,7 @@ def _keep(numbers, kind, out):
             brief[d] = _round(numbers[d])
 
 
-@njit
+@jit
 def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
     """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
     head = qkv[at * size : (at + 1) * size]
@@ -94,7 +106,7 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, s
         _keep(head, kind, store + number * size * ((at - heads) * slots + slot))
 
 
-@njit
+@jit
 def _pair(numbers, kind, out):
     """Where the next product's weights are in pairs: numbers as bfloat16 at an address, perhaps their own."""
     if kind == PAIRS:
@@ -103,7 +115,7 @@ def _pair(numbers, kind, out):
             brief[d] = _round(numbers[d])
 
 
-@njit
+@jit
 def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
     kind, w, _, _, width = weight
     length, apart = shape(kind, width)
@@ -112,7 +124,7 @@ def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y,
     )
 
 
-@njit
+@jit
 def _add_product(multiply, weight, x, x_stride, residual, out, rows, width, thread, threads):
     """out = residual + bias + x W^T, this thread's panels."""
     panels = weight[2]
@@ -219,7 +231,7 @@ def _layer(address):
         _keep(made[row, first:last], kind, out + number * (row * width + first))
 
 
-@njit
+@jit
 def _merge_all(
     segments, cuts, heads, fold, size, attended, found, tops, sums, cuts_at, partial, kind, own, thread, threads
 ):
@@ -260,6 +272,14 @@ def _run() -> Callable[[object], None]:
     return compiled(_layer)
 
 
+@cache
+def prepare() -> None:
+    """Compile all kernels, or load what was kept. Raises what stands in the way of using them on this machine."""
+    product.prepare()
+    rows.prepare()
+    _run()
+
+
 @dataclass(frozen=True)
 class LayerParts:
     """What a layer is made of. Filled by model/decoder.py."""
@@ -291,7 +311,8 @@ class CompiledLayer:
         self._width, self._inner = parts.out.out_features, parts.down.in_features
         assert parts.size % PANEL == 0, "the kernel computes values in panels"
         assert self._inner % PANEL == 0, "the kernel computes gates in panels"
-        self._floats = torch.tensor([parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)])
+        settings = [parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)]
+        self._floats = torch.tensor(settings, dtype=torch.float32, device="cpu")
         self._norms = [None if norm is None else norm.weight for norm in parts.norms]
         numbers = [
             *(self._width, parts.heads, parts.kv_heads, parts.size, self._inner, parts.window or 0),
@@ -315,11 +336,9 @@ class CompiledLayer:
         parts, x = self.parts, x.contiguous()
         out = torch.empty_like(x)
         projected = None if projected is None else projected.contiguous()
-        row = (
-            2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size + 2 * self._inner
-        )
-        own = torch.get_num_threads() * QUERIES * (parts.size + PART)
+        row = 2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size
         row += 3 * self._inner
+        own = torch.get_num_threads() * QUERIES * (parts.size + PART)
         scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
         self._run(
             _Call(

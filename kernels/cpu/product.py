@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from numba import carray, njit
+from numba import carray
 from torch import Tensor
 
 from specscope.kernels.cpu.team import compiled, machine_code, me, members
@@ -29,6 +29,7 @@ from specscope.kernels.cpu.tiles import (
     WIDE,
     call_product,
     integers,
+    jit,
     product_tile,
 )
 
@@ -73,7 +74,7 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
         p += panels
 
 
-@njit
+@jit
 def shape(kind, width):
     """(terms of a sum of `width` products, bytes of a panel) of weights of that kind."""
     if kind == PAIRS:
@@ -103,6 +104,12 @@ def _run() -> Callable[[object], None]:
     return compiled(_product)
 
 
+def prepare() -> None:
+    """Compile what is in this file."""
+    multiply_at()
+    _run()
+
+
 @dataclass(frozen=True)
 class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
@@ -127,7 +134,11 @@ class Panels:
         width = weight.shape[1]
         if pairs and dtype is torch.bfloat16 and width % 2 == 0:
             numbers = numbers.unflatten(1, (-1, 2)).transpose(2, 3)
-        start = torch.zeros(len(weight)) if bias is None else bias.detach().float().clone()
+        start = (
+            torch.zeros(len(weight), dtype=torch.float32, device="cpu")
+            if bias is None
+            else bias.detach().float().clone()
+        )
         return Panels(numbers.contiguous(), start, width)
 
     @property
@@ -149,6 +160,6 @@ class Panels:
     def __call__(self, x: Tensor) -> Tensor:
         """x float32 or bfloat16 [..., in]; the result has its dtype."""
         given = (x.bfloat16() if self.pairs else x.float()).contiguous()
-        y = torch.empty(*x.shape[:-1], self.out_features)
+        y = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
         _run()(_Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
         return y.to(x.dtype)

@@ -9,20 +9,20 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.cpu.attention import NEVER, ONE, ZERO, exp
 from specscope.kernels.cpu.team import barrier, compiled, me, members
-from specscope.kernels.cpu.tiles import doubles, floats, integers
+from specscope.kernels.cpu.tiles import doubles, floats, integers, jit
 
 CHUNK = 1024  # columns that are looked through together: results do not depend on the number of threads
 BLOCK = 64  # columns whose largest is looked at first
 ALONE = 16384  # numbers that one thread is through with before another has begun
 
 
-@njit(fastmath={"reassoc", "nsz", "contract"})
+@jit(fastmath={"reassoc", "nsz", "contract"})
 def normalise(x, weight, eps, out):
     """out = x / sqrt(mean x^2 + eps) * weight."""
     total = ZERO
@@ -42,7 +42,7 @@ def _norm(address):
         normalise(carray(floats(x + 4 * row * width), width), weight, eps, line)
 
 
-@njit(fastmath={"reassoc", "nsz", "contract"})
+@jit(fastmath={"reassoc", "nsz", "contract"})
 def _largest(row, first, last):
     largest = NEVER
     for at in range(first, last):
@@ -50,7 +50,7 @@ def _largest(row, first, last):
     return largest
 
 
-@njit(fastmath={"reassoc", "nsz", "contract"})
+@jit(fastmath={"reassoc", "nsz", "contract"})
 def _mass(row, first, last, largest):
     """The sum of e^(number - largest)."""
     total = ZERO
@@ -59,7 +59,7 @@ def _mass(row, first, last, largest):
     return total
 
 
-@njit
+@jit
 def _take(row, first, last, values, columns):
     """Put these columns among the largest so far, which fall; of equal ones the earlier column comes first."""
     least = len(values) - 1
@@ -73,7 +73,7 @@ def _take(row, first, last, values, columns):
             values[place], columns[place] = value, at
 
 
-@njit
+@jit
 def _look_through(row, first, last, values, columns):
     """The largest number of a chunk and the sum of e^(number - largest); fills `values` and `columns`."""
     for n in range(len(values)):
@@ -88,7 +88,7 @@ def _look_through(row, first, last, values, columns):
     return largest, _mass(row, first, last, largest)
 
 
-@njit
+@jit
 def _join(tops, sums, values, columns, out, tokens):
     """The likeliest columns of a row out of those of its chunks, with the logarithms of their probabilities."""
     chunks, count = values.shape
@@ -143,6 +143,12 @@ def _run_top() -> Callable[..., None]:
     return compiled(_top)
 
 
+def prepare() -> None:
+    """Compile what is in this file."""
+    _run_norm()
+    _run_top()
+
+
 @dataclass(frozen=True)
 class Norm:
     """An RMSNorm: x / sqrt(mean x^2 + eps) * weight."""
@@ -178,6 +184,8 @@ def likeliest(logits: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np
     rows, width = logits.shape
     logits, chunks = logits.contiguous(), -(-width // CHUNK)
     count = min(count, width)
+    if not count or not rows:
+        return np.empty((rows, count), np.int64), np.empty((rows, count), np.float64)
     partial = np.empty((2 + count) * rows * chunks, np.float32)
     columns = np.empty(rows * chunks * count, np.int64)
     tokens, values = np.empty((rows, count), np.int64), np.empty((rows, count), np.float64)

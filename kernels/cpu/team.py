@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,8 @@ def _library() -> ctypes.CDLL:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "omp" in line}
     libraries = [path for path in sorted(paths) if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    beside = [path for path in libraries if Path(path).is_relative_to(Path(torch.__file__).parent.parent)]
+    own = Path(torch.__file__).resolve().parent
+    beside = [path for path in libraries if {own, own.parent / "torch.libs"} & set(Path(path).resolve().parents)]
     if not libraries:
         raise OSError("torch's threads are not OpenMP's")
     library = ctypes.CDLL((beside or libraries)[0])
@@ -62,19 +64,26 @@ def machine_code(function: Callable[..., None], arguments: int) -> Any:
     of a function alone, not at those that it calls.
     """
     kind = types.void(*[types.int64] * arguments)
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_cache())
-    make = numba.cfunc(kind, cache=True)
+    folder = _cache()
     try:
-        return make(function)
-    except (RuntimeError, OSError):  # nothing can be kept there
-        return numba.cfunc(kind)(function)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:  # else Numba would look for another place, where an older version's may lie
+        return numba.cfunc(kind, error_model="numpy")(function)
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+    try:
+        return numba.cfunc(kind, cache=True, error_model="numpy")(function)
     finally:
         numba.config.CACHE_DIR = before
 
 
-def are_compiled() -> bool:
-    """Whether machine code was kept, by an earlier start or by this one."""
-    return any(_cache().glob("*/*.nbc")) if _cache().exists() else False
+def must_compile() -> bool:
+    """Whether the kernels can be used here, and no machine code was kept by an earlier start or by this one."""
+    try:
+        _library()
+    except (OSError, AttributeError):
+        return False
+    return not any(_cache().glob("*/*.nbc"))
 
 
 @cache

@@ -13,10 +13,11 @@ from functools import cache, partial
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+jit = partial(njit, error_model="numpy")  # a division by zero is no exception: it would end one thread of a team alone
 _features = binding.get_host_cpu_features()
 WIDE = bool(_features.get("avx512f"))  # registers: 32 of 16 numbers, else 16 of 8
 PAIRED = WIDE and bool(_features.get("avx512bf16"))  # an instruction for sums of two products of bfloat16 numbers

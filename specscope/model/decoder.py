@@ -87,23 +87,25 @@ class Rotary:
     """
 
     def __init__(self) -> None:
-        self._sin: Tensor | None = None
-        self._tables: tuple[Tensor, Tensor] | None = None
-        self._wide: tuple[Tensor, Tensor] | None = None
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None  # sin as given, and the tables made of it and its cos
+        self._wide: tuple[Tensor, Tensor, Tensor] | None = None  # the same in float32
 
     def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[1, N, size] each to [N, 1, 2, size / 2] each."""
-        if self._tables is None or self._sin is not sin:
+        known = self._known
+        if known is None or known[0] is not sin:
             by_half = sin[0].unflatten(-1, (2, -1)).clone()
             by_half[:, 0].neg_()
-            self._sin, self._tables, self._wide = sin, (cos[0].unflatten(-1, (2, -1))[:, None], by_half[:, None]), None
-        return self._tables
+            self._known = known = sin, cos[0].unflatten(-1, (2, -1))[:, None], by_half[:, None]
+        return known[1:]
 
     def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """The same in float32."""
-        tables = self.tables(cos, sin)
-        self._wide = self._wide or (tables[0].float(), tables[1].float())
-        return self._wide
+        known = self._wide
+        if known is None or known[0] is not sin:
+            turned = self.tables(cos, sin)
+            self._wide = known = sin, turned[0].float(), turned[1].float()
+        return known[1:]
 
 
 class FusedLayer:

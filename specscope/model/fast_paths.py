@@ -66,8 +66,10 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
 
 def _numba(weight: Tensor, bias: Tensor | None) -> Product:
     """Our own kernel, likewise float32 by weights in 16 bits: several rows take about as long as one."""
-    from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+    from specscope.kernels.cpu.layer import prepare  # numba is imported only where it runs
+    from specscope.kernels.cpu.product import Panels
 
+    prepare()  # whole layers too: all kernels can be used, or none
     return Panels.of(weight, bias, torch.float16 if weight.dtype is torch.float32 else weight.dtype)
 
 
@@ -76,10 +78,10 @@ def must_compile(dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or NUMBA in disabled():
         return False
     try:
-        from specscope.kernels.cpu.team import are_compiled
-    except ImportError:  # then they will not be used
+        from specscope.kernels.cpu import team
+    except (ImportError, OSError):  # then they will not be used
         return False
-    return not are_compiled()
+    return team.must_compile()
 
 
 def versions(dtype: torch.dtype) -> dict[str, str]:

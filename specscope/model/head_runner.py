@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +12,14 @@ from specscope.model.attention import Variant
 from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, Rotary
+from specscope.model.fast_paths import same_numbers
 from specscope.model.fuse import fuse_norms
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.head_loader import LoadedHead
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.model.linear import PackedLinear, compiled_rows, may_pack
+
+TRIAL_ROWS = 5
 
 
 class _Turned(Rotary):
@@ -71,6 +75,26 @@ class HeadRunner:
         # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
         self._turns = torch.stack(Rotary().tables(*head.rotary(weight, positions)), dim=1)
         self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
+        if self.compiles and not self._compiled_is_the_same():
+            self.compiles = False
+            for layer in (self.layer, *self.further):
+                layer.compiled = None
+
+    def _compiled_is_the_same(self) -> bool:
+        """Whether a pass over a few rows comes out alike with compiled layers and without. Before the cache is used."""
+        rows = min(TRIAL_ROWS, len(self._turns), BLOCK_SIZE)
+        segment = Segment(BlockTable([0]), [0] * rows, 0, np.arange(rows), np.tri(rows, dtype=np.bool_), range(rows))
+        width, dtype = self.head.config.width, self.head.fc.weight.dtype
+        hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+        layers = [self.layer, *self.further]
+        compiled = [layer.compiled for layer in layers]
+        _, got = self.forward([segment], hidden)
+        for layer in layers:
+            layer.compiled = None
+        _, plain = self.forward([segment], hidden)
+        for layer, kernel in zip(layers, compiled, strict=True):
+            layer.compiled = kernel
+        return same_numbers(plain, got)
 
     @property
     def read_bytes(self) -> int:

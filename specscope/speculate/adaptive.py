@@ -33,9 +33,9 @@ from specscope.trace.wording import plural
 # Chances of the first, second, ... draw at a node by the drafter's largest probability, before anything is known.
 SIBLINGS = (0.15 + 0.8 * MIDDLES, 0.12 * (1 - MIDDLES), 0.06 * (1 - MIDDLES), 0.04 * (1 - MIDDLES))
 DRAW_PRIOR = 0.75  # draws of each kind that were accepted so often, before anything is known
-DRAW_KEPT = 0.05  # of which that many never fade: a kind that nothing is known of any more is tried again
 BIN_PRIOR = 1.5  # nodes of each kind that were accepted as often as the drafter said, before anything is known
-KEEP = 0.995  # of the counts of nodes, at each step that verified some
+KEPT = 0.05  # nodes that never fade: a kind that nothing is known of any more is tried again
+KEEP = 0.995  # of the counts of nodes, at each tree that was verified
 RATE_KEEP = 0.98  # of the tokens and costs that the engine's rate is made of, at each step
 RATE_PRIOR = 8.0  # steps as good as plain ones, before anything is known
 FIRST = np.array([0.45, 0.1, 0.05, 0.03])  # chances of the likeliest nodes of a first level, before anything is known
@@ -70,11 +70,11 @@ class Kind:
 
     def curve(self) -> Curve:
         """As counted, but that it rises: neighbours that fall are set to the higher one's rate."""
-        return Curve(np.maximum.accumulate(self.hits / np.maximum(self.tries, 1e-9)))
+        return Curve(np.maximum.accumulate((self.hits + KEPT * MIDDLES) / (self.tries + KEPT)))
 
     def curve_from(self, rates: Doubles) -> Curve:
         """As counted; `rates` where next to nothing is known."""
-        return Curve((self.hits + DRAW_KEPT * rates) / (self.tries + DRAW_KEPT))
+        return Curve((self.hits + KEPT * rates) / (self.tries + KEPT))
 
 
 @dataclass
@@ -135,7 +135,8 @@ class Prices:
     batch: int
     rows: Doubles  # [nodes + 1] as in Budget
     together: Doubles  # [batch * nodes + 1]
-    passes: Doubles  # [depth]
+    passes: Doubles  # [depth] that each pass must bring
+    asked: Doubles  # [depth] the same as in Budget: 0 at a level that is looked at for once
     lifts: Doubles  # [depth]
     size: int  # size_of(batch)
     first: float  # what a search brings in such batches, beyond its rows and later passes
@@ -205,7 +206,7 @@ class Sizer:
         self._asked[request] = recent, price
         depth, reason, probe = self._depth(request, recent, price)
         return Budget(
-            *(depth, self.plan.max_nodes, price.rows, price.passes, price.lifts, price.curves[greedy], reason),
+            *(depth, self.plan.max_nodes, price.rows, price.asked, price.lifts, price.curves[greedy], reason),
             *(price.together, price.beforehand, probe, price.siblings if self.draws and not greedy else ()),
         )
 
@@ -232,9 +233,10 @@ class Sizer:
         passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
         some = min(4, plan.max_nodes)
         text = f"a pass must bring {passes[0]:.2f} tokens and {plural(some, 'node')} {rows[some]:.2f}"
+        asked = passes.copy()
         for level, count in enumerate(known.unseen):
             if count >= EXPLORE_EVERY and level:
-                passes[level] = min(passes[level], 0.0)  # looked at for once, at any price
+                asked[level] = 0.0  # looked at for once, at any price
                 break
         size = size_of(batch)
         first = known.firsts.get(size)
@@ -248,6 +250,7 @@ class Sizer:
             rows=rows,
             together=together,
             passes=passes,
+            asked=asked,
             lifts=np.array(known.lifts),
             size=size,
             first=first,
@@ -310,17 +313,17 @@ class Sizer:
         elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
         values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
-        brought = values[-1] - float(budget.passes[1 : len(values)].sum())
+        brought = values[-1] - float(price.passes[1 : len(values)].sum())
         if budget.probe:  # it may look at one level only
-            brought += self._deeper(above[0], budget.passes)
+            brought += self._deeper(above[0], price.passes)
         known.firsts[recent.size] += LIFT_WEIGHT * (brought - known.firsts[recent.size])
         recent.searches += 1
         recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (brought - recent.lift)
-        recent.promising = bool(brought > MARGIN * budget.passes[0] >= recent.lift)
+        recent.promising = bool(brought > MARGIN * price.passes[0] >= recent.lift)
         deeper = np.diff(values) / np.maximum(above[:-1], 1e-6)
         for level, lift in enumerate(deeper, 1):
             known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
-        for level in range(len(known.unseen)):
+        for level in range(0 if budget.probe else len(known.unseen)):
             known.unseen[level] = 0 if level < len(one.levels) else known.unseen[level] + 1
 
     def _deeper(self, above: float, passes: Doubles) -> float:

@@ -244,3 +244,28 @@ def test_exp_is_float64s():
 def test_heads_that_are_no_panels_are_refused(size):
     with pytest.raises(AssertionError, match="panels"):
         make(6, size=size, heads=2, kv_heads=2).run()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_no_number_spoils_no_other_request(bad):
+    """Nor does it end a thread of the team: the others would wait for it."""
+    case = make(5, sequences=[(2, 40, 0), (3, 17, 1)])
+    whole, _ = case.run()
+    case.x[1] = bad
+    for count in (1, 2, 3):
+        with threads(count):
+            out, _ = case.run()
+        assert torch.equal(out[2:], whole[2:])
+        assert not out[1].isfinite().all()
+
+
+def test_a_root_is_the_same_with_drafts_behind_it_and_alone():
+    whole = make(6, sequences=[(9, 121, 0)], scattered=False)
+    part, rows = whole.batch[0], slice(0, 1)
+    part.mask[:] = np.tri(9, dtype=bool)
+    alone = Part(part.blocks, part.context, part.positions[:1], part.mask[:1, :1])
+    one = Case(
+        whole.parts, whole.weights, [alone], whole.slots[rows], whole.x[rows], None, whole.cos[rows], whole.sin[rows],
+        whole.store,
+    )  # fmt: skip
+    assert torch.equal(one.run()[0], whole.run()[0][rows])
