@@ -146,8 +146,8 @@ class CombinedDrafter:
         request = self._requests[context.request]
         request.drafted, request.candidates = len(model.tree) > 0, found
         if model.sure is not None:
-            drawn = replace(model, method=MethodNotes(source=np.full(len(model.tree), MODEL, np.int32)))
-            return drawn if found is None else replace(drawn, outcomes=found.outcomes)
+            method = MethodNotes(source=np.full(len(model.tree), MODEL, np.int32)) if len(model.tree) else None
+            return replace(model, method=method, outcomes=() if found is None else found.outcomes)
         if found is None:
             return NO_DRAFT
         if not (kept or request.drafted):

@@ -24,7 +24,7 @@ class Level:
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
-        if count not in self._top and self.compiles:
+        if count not in self._top and self.compiles and self.backend is Backend.TORCH:
             from specscope.kernels.cpu.rows import likeliest as compiled  # numba is imported only where it runs
 
             found, logs = compiled(self.logits.float(), count)
