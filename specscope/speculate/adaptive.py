@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.speculate.acceptance import Lately
-from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles
+from specscope.speculate.budget import EDGES, MIDDLES, Budget, Curve, Doubles, found_by_level
 from specscope.speculate.costs import Costs
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import ROOT, DraftTree, Floats, Ints
@@ -43,8 +43,9 @@ LIFT = 0.3  # tokens that a level brings for each that the one above it brings, 
 LIFT_WEIGHT = 0.05  # of the newest search in what a level brings
 SHARE_WEIGHT = 0.1  # of the newest step in how many requests share a pass
 SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pass: together it may pay again
-STAY = 1.2  # times what the first pass costs that a request which drafts must bring
-MARGIN = 1.35  # and one that does not: what just pays on average loses over many a stretch of steps
+# Times what the first pass costs that a request which does not draft must bring, and one that does: what just pays on
+# average loses over many a stretch of steps. In a batch rows are most of the price: a little wrong in them is much.
+ALONE, TOGETHER = (1.35, 1.2), (2.0, 2.0)
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
 MOST_PAUSE = 4  # steps in which a request that finds nothing is left alone before it is asked for again
@@ -140,7 +141,7 @@ class Prices:
     lifts: Doubles  # [depth]
     size: int  # size_of(batch)
     first: float  # what a search brings in such batches, beyond its rows and later passes
-    least: tuple[float, float]  # that it must bring of a request that does not draft, and of one that does
+    least: Sequence[float]  # that it must bring of a request that does not draft, and of one that does
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
@@ -254,7 +255,7 @@ class Sizer:
             lifts=np.array(known.lifts),
             size=size,
             first=first,
-            least=(float(MARGIN * passes[0]), float(STAY * passes[0])),
+            least=[float(times * passes[0]) for times in (ALONE if batch == 1 else TOGETHER)],
             seconds=float(seconds[0]),
             alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
             text=text,
@@ -319,7 +320,7 @@ class Sizer:
         known.firsts[recent.size] += LIFT_WEIGHT * (brought - known.firsts[recent.size])
         recent.searches += 1
         recent.lift += max(LIFT_WEIGHT, 1 / recent.searches) * (brought - recent.lift)
-        recent.promising = bool(brought > MARGIN * price.passes[0] >= recent.lift)
+        recent.promising = bool(brought > price.least[False] >= recent.lift)
         deeper = np.diff(values) / np.maximum(above[:-1], 1e-6)
         for level, lift in enumerate(deeper, 1):
             known.lifts[level] += LIFT_WEIGHT * (lift - known.lifts[level])
@@ -380,21 +381,3 @@ def size_of(batch: int) -> int:
 def _shared(before: float, now: float) -> float:
     """How many of a batch share something, by the last steps in which somebody had it."""
     return before + (SHARE_WEIGHT * (now - before) if now else SHARE_BACK * (1 - before))
-
-
-def found_by_level(
-    levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False
-) -> tuple[list[float], list[float]]:
-    """(tokens of all nodes down to each level beyond the price of their rows, those expected where it goes on).
-
-    `drawn`: the levels are the logs of chances, not of the drafter's probabilities.
-    """
-    values: list[float] = []
-    above: list[float] = []
-    nodes: list[float] = []
-    for scores in levels:
-        nodes = sorted([*nodes, *scores], reverse=True)
-        values.append(budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1])
-        best = sorted(scores, reverse=True)[:top]
-        above.append(float((np.exp(best) if drawn else budget.curve.at(best)).sum()))
-    return values, above

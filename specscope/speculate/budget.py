@@ -114,3 +114,21 @@ def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int
         for i in whose[order[: most + 1]].tolist():
             counts[i] += 1
     return counts
+
+
+def found_by_level(
+    levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False
+) -> tuple[list[float], list[float]]:
+    """(tokens of all nodes down to each level beyond the price of their rows, those expected where it goes on).
+
+    `drawn`: the levels are the logs of chances, not of the drafter's probabilities.
+    """
+    values: list[float] = []
+    above: list[float] = []
+    nodes: list[float] = []
+    for scores in levels:
+        nodes = sorted([*nodes, *scores], reverse=True)
+        values.append(budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1])
+        best = sorted(scores, reverse=True)[:top]
+        above.append(float((np.exp(best) if drawn else budget.curve.at(best)).sum()))
+    return values, above
