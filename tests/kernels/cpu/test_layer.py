@@ -103,7 +103,7 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
 
 
 def reference(case):
-    """(what comes out, the cache behind it) in float64, row by row."""
+    """(what comes out, the cache behind it) in float64, but for what the cache keeps; row by row."""
     parts, store = case.parts, case.store.double().clone()
     linear = lambda name, x: torch.nn.functional.linear(x, *case.weights[name])  # noqa: E731
     x, cos, sin = case.x.double(), case.cos.double()[:, None], case.sin.double()[:, None]
@@ -118,7 +118,8 @@ def reference(case):
         query, key = (normed(norm, part) for norm, part in zip(parts.head_norms, (query, key), strict=True))
     turn = lambda part: part * cos + part.roll(parts.size // 2, -1) * sin  # noqa: E731
     query, key = turn(query), turn(key)
-    store[:, case.slots] = torch.cat([key, value], 1).transpose(0, 1)
+    kept = torch.cat([key, value], 1).transpose(0, 1)
+    store[:, case.slots] = kept.to(case.store.dtype).double()  # as attention finds them
     found, row = [], 0
     for part in case.batch:
         fed, wide = part.mask.shape
