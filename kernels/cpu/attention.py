@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray
 
 from specscope.kernels.cpu.flat_batch import CUT, PART, SEGMENT
-from specscope.kernels.cpu.tiles import FLOAT32, PANEL, as_float, call_product, dot_tile, flags, floats, integers, jit
+from specscope.kernels.cpu.tiles import PANEL, as_float, call_product, dot_tile, flags, floats, integers, jit, size_of
 from specscope.kernels.tree_batch import BLOCK_SIZE
 
 QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
@@ -39,7 +39,7 @@ def exp(x):
 @jit
 def _score(queries, count, kind, keys, slots, scores, size):
     """scores [count, PART] of slots that lie side by side: whole fours of them, up to three more than asked for."""
-    number = 4 if kind == FLOAT32 else 2
+    number = size_of(kind)
     for slot in range(0, slots, SLOTS):
         for q in range(0, count, DOTS):
             s = scores + 4 * (q * PART + slot)
@@ -92,7 +92,7 @@ def attend_part(
     `kind`: of keys and values; `keys` and `values`: addresses of this head's slots. `found` [.., size], `tops`, `sums`:
     of this part and head, a line for each row and query head. `own`: floats of this thread.
     """
-    number = 4 if kind == FLOAT32 else 2
+    number = size_of(kind)
     at, start, end, _ = cut
     first, rows, context, wide, block_at, position_at, mask_at, _ = segments[at]
     blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
@@ -194,7 +194,7 @@ def attend(
     """
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
-    number = 4 if kind == FLOAT32 else 2
+    number = size_of(kind)
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads
         lines = segments[cut[0], 1] * fold

@@ -18,7 +18,7 @@ from numba import carray
 from torch import Tensor
 
 from specscope.kernels.cpu import product, rows
-from specscope.kernels.cpu.attention import QUERIES, attend, exp, merge
+from specscope.kernels.cpu.attention import ONE, QUERIES, attend, exp, merge
 from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
@@ -34,10 +34,10 @@ from specscope.kernels.cpu.tiles import (
     floats,
     integers,
     jit,
+    size_of,
 )
 
 WORDS = 5  # that tell of a product: Panels.words
-ONE = np.float32(1)
 
 
 @jit
@@ -102,7 +102,7 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, s
             normalise(head, carray(floats(norms[0 if at < heads else 1]), size), eps[2 if at < heads else 3], head)
         _rotate(head, cos, sin)
     if at >= heads:
-        number = 4 if kind == FLOAT32 else 2
+        number = size_of(kind)
         _keep(head, kind, store + number * size * ((at - heads) * slots + slot))
 
 
@@ -151,7 +151,7 @@ def _layer(address):
     settings = carray(floats(floats_at), 5)  # scale, and the eps of each norm
     scale, eps = settings[0], settings[1:]
     fold, wide, size_all, joined = heads // kv_heads, (heads + 2 * kv_heads) * size, heads * size, weights[0, 4]
-    number = 4 if kind == FLOAT32 else 2
+    number = size_of(kind)
     residual = scratch
     projected = residual + 4 * rows * width
     normed = projected + 4 * rows * joined

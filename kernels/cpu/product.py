@@ -31,6 +31,7 @@ from specscope.kernels.cpu.tiles import (
     integers,
     jit,
     product_tile,
+    size_of,
 )
 
 KIND_OF = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
@@ -79,7 +80,7 @@ def shape(kind, width):
     """(terms of a sum of `width` products, bytes of a panel) of weights of that kind."""
     if kind == PAIRS:
         return width // 2, 2 * PANEL * width
-    return width, (4 if kind == FLOAT32 else 2) * PANEL * width
+    return width, size_of(kind) * PANEL * width
 
 
 @cache

@@ -8,8 +8,9 @@ together nor on how many threads share the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from llvmlite import binding, ir
@@ -32,7 +33,7 @@ FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
 BYTE, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 ITEMS = {FLOAT32: FLOAT, FLOAT16: HALF, BFLOAT16: INT16, PAIRS: INT32}
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
-ZERO, NOTHING = ir.Constant(VECTOR, [0.0] * LANES), ir.Constant(VECTOR, ir.Undefined)
+ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 FIRST = ir.Constant(INTS, [0] * LANES)
 
 
@@ -98,15 +99,16 @@ def _add_product(builder: Any, total: Any, a: Any, b: Any, kind: int) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, of, f"llvm.fma.v{LANES}f32"), [a, b, total])
 
 
-def _one_of(builder: Any, cases: Mapping[int, Callable[[], None]], case: Any) -> None:
-    """Generate what each case does; nothing is done in other cases."""
+def _choose(builder: Any, generate: Callable[..., None], kinds: Sequence[int], rows: range, args: Any) -> None:
+    """Generate what is done for each kind and number of rows; the first two arguments choose. Else nothing is done."""
+    kind, many, *others = args
     done = builder.append_basic_block("done")
-    switch = builder.switch(case, done)
-    for value, generate in cases.items():
-        block = builder.append_basic_block(f"case{value}")
-        switch.add_case(_int(value), block)
+    switch = builder.switch(builder.add(builder.mul(kind, _int(rows.stop)), many), done)
+    for of, count in product(kinds, rows):
+        block = builder.append_basic_block(f"kind{of}rows{count}")
+        switch.add_case(_int(rows.stop * of + count), block)
         builder.position_at_end(block)
-        generate()
+        generate(builder, of, count, others)
         builder.branch(done)
     builder.position_at_end(done)
 
@@ -152,14 +154,7 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
                 _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), builder.load(sums[row][v]))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, rows, *others = args
-        case = builder.add(builder.mul(kind, _int(most + 1)), rows)
-        cases = {
-            (most + 1) * of + many: partial(multiply, builder, of, many, others)
-            for of in kinds
-            for many in range(least, most + 1)
-        }
-        _one_of(builder, cases, case)
+        _choose(builder, multiply, kinds, range(least, most + 1), args)
         return context.get_dummy_value()
 
     @intrinsic
@@ -206,14 +201,7 @@ def dot_tile(slots: int, most: int) -> Any:
                 builder.store(whole, builder.inttoptr(address, FLOAT.as_pointer()), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, rows, *others = args
-        case = builder.add(builder.mul(kind, _int(most + 1)), rows)
-        cases = {
-            (most + 1) * of + many: partial(multiply, builder, of, many, others)
-            for of in (FLOAT32, BFLOAT16)
-            for many in range(1, most + 1)
-        }
-        _one_of(builder, cases, case)
+        _choose(builder, multiply, (FLOAT32, BFLOAT16), range(1, most + 1), args)
         return context.get_dummy_value()
 
     @intrinsic
@@ -242,45 +230,31 @@ def call_product(
     return types.void(*[types.int64] * PRODUCT), generate
 
 
-@intrinsic
-def floats(typing_context, address):
-    """What lies at an address, for carray: a pointer to float32."""
-    pointer = types.CPointer(types.float32)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], FLOAT.as_pointer())
+def _pointer(of: Any, item: Any) -> Any:
+    """What turns an address into a pointer to such numbers, for carray."""
+
+    @intrinsic
+    def pointer(typing_context, address):
+        return types.CPointer(of)(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], item.as_pointer())
+
+    return pointer
 
 
-@intrinsic
-def doubles(typing_context, address):
-    """The same of float64."""
-    pointer = types.CPointer(types.float64)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], DOUBLE.as_pointer())
+floats, doubles = _pointer(types.float32, FLOAT), _pointer(types.float64, DOUBLE)
+integers, briefs = _pointer(types.int64, INT64), _pointer(types.uint16, INT16)  # briefs: numbers of 16 bits
+flags = _pointer(types.uint8, BYTE)  # truth values
 
 
-@intrinsic
-def integers(typing_context, address):
-    """The same of int64."""
-    pointer = types.CPointer(types.int64)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], INT64.as_pointer())
-
-
-@intrinsic
-def flags(typing_context, address):
-    """The same of one-byte truth values."""
-    pointer = types.CPointer(types.uint8)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], BYTE.as_pointer())
+@jit
+def size_of(kind):
+    """Bytes of a number that lies alone: of keys and values, of a row, of a weight that is not in pairs."""
+    return 4 if kind == FLOAT32 else 2
 
 
 @intrinsic
 def as_float(typing_context, bits):
     """The float32 of these 32 bits."""
     return types.float32(types.int32), lambda c, builder, s, args: builder.bitcast(args[0], FLOAT)
-
-
-@intrinsic
-def briefs(typing_context, address):
-    """What lies at an address as numbers of 16 bits."""
-    pointer = types.CPointer(types.uint16)
-    return pointer(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], INT16.as_pointer())
 
 
 @intrinsic
