@@ -1,9 +1,10 @@
 """Tree attention on a processor: each query reads the paged cache where it lies, nothing is gathered or padded.
 
 A context is read in parts of 128 slots, for each head of keys apart, by all queries that share the part, so that its
-bytes are read once. What a query finds in a part is kept as a sum without its divisor, the largest score and the
-divisor; the softmax over all parts is put together from those (FlashAttention, Dao et al. 2022). The parts do not
-depend on the batch or on the number of threads, and so neither do the results.
+bytes are read once. Its keys are transposed for them: scores then come from the same product as all else. What a query
+finds in a part is kept as a sum without its divisor, the largest score and the divisor; the softmax over all parts is
+put together from those (FlashAttention, Dao et al. 2022). The parts do not depend on the batch or on the number of
+threads, and so neither do the results.
 """
 
 from __future__ import annotations
@@ -12,13 +13,28 @@ import numpy as np
 from numba import carray
 
 from specscope.kernels.cpu.flat_batch import CUT, PART, SEGMENT
-from specscope.kernels.cpu.tiles import PANEL, as_float, call_product, dot_tile, flags, floats, integers, jit, size_of
+from specscope.kernels.cpu.tiles import (
+    BFLOAT16,
+    FLOAT32,
+    LANES,
+    PAIRED,
+    PAIRS,
+    PANEL,
+    as_float,
+    briefs,
+    call_product,
+    flags,
+    floats,
+    integers,
+    jit,
+    rounded,
+    size_of,
+    turn,
+)
 from specscope.kernels.tree_batch import BLOCK_SIZE
 
 QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
 NEVER = np.float32(-1e30)  # the score of a slot that a query does not see
-SLOTS, DOTS = 4, 3  # keys and queries that are multiplied together
-dots = dot_tile(SLOTS, DOTS)
 LOG2E, LN2_HIGH, LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 HALF, ONE, LEAST, ZERO = np.float32(0.5), np.float32(1), np.float32(-87), np.float32(0)
 # Of exp on [-ln 2 / 2, ln 2 / 2] (Cephes, S. Moshier: expf)
@@ -37,33 +53,45 @@ def exp(x):
 
 
 @jit
-def _score(queries, count, kind, keys, slots, scores, size):
-    """scores [count, PART] of slots that lie side by side: whole fours of them, up to three more than asked for."""
+def own_floats(size):
+    """What a thread needs for itself: queries and their scores, a part's keys in panels, and zeros."""
+    return QUERIES * (size + PART) + PART * size + PART
+
+
+@jit
+def _turn_keys(kind, keys, blocks, start, end, units, out):
+    """Keys of slots start..end-1 in panels of 16 slots, [panels, units, 16], so that a product can take them."""
     number = size_of(kind)
-    for slot in range(0, slots, SLOTS):
-        for q in range(0, count, DOTS):
-            s = scores + 4 * (q * PART + slot)
-            dots(kind, min(DOTS, count - q), queries + 4 * q * size, keys + number * slot * size, s, PART, size)
+    for slot in range(start, end, BLOCK_SIZE):
+        key = keys + number * units * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
+        for at in range(0, BLOCK_SIZE, LANES):
+            for unit in range(0, units, LANES):
+                turn(kind, key + number * (at * units + unit), units, out + 4 * (unit * PANEL + at))
+        out += 4 * units * PANEL
 
 
 @jit
 def _hide(scores, queries, start, end, context, seen, positions, window, first_row, rows, fold):
     """Take away the scores of slots that a query's row does not see. scores [queries, PART], of slots start..end-1."""
     wide = len(positions)
+    own = max(start, context)
     for j in range(queries):
         row = (first_row + j) // fold
-        least = positions[wide - rows + row] - window + 1 if window else 0
-        for t in range(start, min(end, context)):
-            if t < least:
+        line, sees, count = scores[j, own - start :], seen[row, own - context :], end - own
+        for t in range(count):
+            line[t] = line[t] if sees[t] != 0 else NEVER
+        if window:
+            least = positions[wide - rows + row] - window + 1
+            for t in range(start, min(end, context, least)):
                 scores[j, t - start] = NEVER
-        for t in range(max(start, context), end):
-            if seen[row, t - context] == 0 or positions[t - context] < least:
-                scores[j, t - start] = NEVER
+            for t in range(own, end):
+                if positions[t - context] < least:
+                    scores[j, t - start] = NEVER
 
 
 @jit(fastmath={"reassoc", "nsz", "contract"})
-def _softmax(row, count):
-    """Turn the first scores of a row into e^(score - largest); gives the largest and their sum.
+def _softmax(row, count, scale):
+    """Turn the first scores of a row into e^(scale (score - largest)); gives the largest, scaled, and their sum.
 
     Always over a whole part, so that sums are made in one order, whatever lies behind a query's own slots. A score that
     is infinite or no number makes the sum no number.
@@ -76,10 +104,10 @@ def _softmax(row, count):
     total, wrong = ZERO, ZERO
     for t in range(PART):
         wrong += row[t] - row[t]
-        weight = exp(row[t] - largest) if row[t] > NEVER else ZERO
+        weight = exp(scale * (row[t] - largest)) if row[t] > NEVER else ZERO
         row[t] = weight
         total += weight
-    return largest, total + wrong
+    return scale * largest, total + wrong
 
 
 @jit
@@ -89,7 +117,8 @@ def attend_part(
     """What the rows of a sequence find in one part of its slots, for the heads of queries that share a head of keys.
 
     `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
-    `kind`: of keys and values; `keys` and `values`: addresses of this head's slots. `found` [.., size], `tops`, `sums`:
+    `kind`: of keys and values; where it is bfloat16 and the processor multiplies pairs, queries are rounded to it;
+    `keys` and `values`: addresses of this head's slots. `found` [.., size], `tops`, `sums`:
     of this part and head, a line for each row and query head. `own`: floats of this thread.
     """
     number = size_of(kind)
@@ -98,31 +127,33 @@ def attend_part(
     blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
     positions = carray(integers(position_at), wide)
     seen = carray(flags(mask_at), (rows, wide))
-    queries = carray(floats(own), (QUERIES, size))
     scores_at = own + 4 * QUERIES * size
+    panels_at = scores_at + 4 * QUERIES * PART
+    zeros_at = panels_at + 4 * PART * size
     scores = carray(floats(scores_at), (QUERIES, PART))
     heads = carray(floats(qkv), (first + rows, stride))
     out, top_of, sum_of = carray(floats(found), (rows * fold, size)), floats(tops), floats(sums)
     top, divisor = carray(top_of, rows * fold), carray(sum_of, rows * fold)
+    paired = PAIRED and kind == BFLOAT16 and size % (2 * LANES) == 0
+    as_kind, units = (PAIRS, size // 2) if paired else (FLOAT32, size)
+    _turn_keys(FLOAT32 if paired else kind, keys, blocks, start, end, units, panels_at)
+    panels = (end - start + PANEL - 1) // PANEL
     for begin in range(0, rows * fold, QUERIES):
         count = min(QUERIES, rows * fold - begin)
         for j in range(count):
             row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
-            for d in range(size):
-                queries[j, d] = heads[row, column + d] * scale
-                out[begin + j, d] = ZERO
-        slot = start
-        while slot < end:  # runs of blocks that lie side by side
-            run = _run_end(blocks, slot, end)
-            key = keys + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
-            _score(own, count, kind, key, run - slot, scores_at + 4 * (slot - start), size)
-            slot = run
+            _take_query(heads[row, column : column + size], paired, own + 4 * units * j)
+            out[begin + j, :] = ZERO
+        call_product(
+            multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, own, units, zeros_at, 0, scores_at,
+            PART, count, units,
+        )  # fmt: skip
         if end > context or window:
             _hide(scores, count, start, end, context, seen, positions, window, begin, rows, fold)
         for j in range(count):
-            top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start)
+            top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start, scale)
         slot = start
-        while slot < end:
+        while slot < end:  # runs of blocks that lie side by side
             run = _run_end(blocks, slot, end)
             value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
             weights, line = scores_at + 4 * (slot - start), found + 4 * begin * size
@@ -131,6 +162,19 @@ def attend_part(
                 count, run - slot,
             )  # fmt: skip
             slot = run
+
+
+@jit
+def _take_query(query, paired, out):
+    """A query's numbers at an address: as they are, or in bfloat16."""
+    if paired:
+        brief = carray(briefs(out), len(query))
+        for d in range(len(query)):
+            brief[d] = rounded(query[d])
+    else:
+        same = carray(floats(out), len(query))
+        for d in range(len(query)):
+            same[d] = query[d]
 
 
 @jit
@@ -195,6 +239,8 @@ def attend(
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
     number = size_of(kind)
+    zeros = carray(floats(own + 4 * (own_floats(size) - PART)), PART)
+    zeros[:] = ZERO
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads
         lines = segments[cut[0], 1] * fold

@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from specscope.kernels.tree_batch import Part
 
 PART = 128  # slots whose attention is computed together: their keys stay in the fastest cache
 SEGMENT = 8  # numbers that tell of a sequence: see `build`
 CUT = 4  # and of a part of its slots
+SLAB = 256  # rows that go through a layer together: what they leave between its products stays near the processor
+TALL = 64  # rows of a sequence that read its slots up to their own last one: a prompt's rows see ever more of it
+
+
+class Scratch:
+    """Memory for one layer after the other."""
+
+    def __init__(self) -> None:
+        self._floats = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    def address(self, numbers: int) -> int:
+        """Of so many floats."""
+        if numbers > len(self._floats):
+            self._floats = torch.empty(numbers, dtype=torch.float32, device="cpu")
+        return self._floats.data_ptr()
 
 
 @dataclass
 class FlatBatch:
     """S sequences with N fed rows in all, and their contexts in parts of at most 128 slots."""
 
+    first: int  # row of the forward pass
     segments: NDArray[np.int64]  # [S, SEGMENT]
     cuts: NDArray[np.int64]  # [P, CUT]
     slots: NDArray[np.int64]  # [N] where each row's key and value go
     rows: int  # N
     partial: int  # rows of one head over all parts
     keeps: tuple[object, ...]  # what the addresses in `segments` point to
-    _scratch: dict[int, Tensor] = field(default_factory=dict)
+    scratch: Scratch = field(default_factory=Scratch)
 
     @staticmethod
-    def build(parts: Sequence[Part], slots: NDArray[np.int64]) -> FlatBatch:
-        """The fed rows lie in the order of the parts; `slots`: of each."""
+    def slabs(parts: Sequence[Part], slots: NDArray[np.int64]) -> list[FlatBatch]:
+        """A forward pass in batches of at most SLAB rows, to be run in this order: no row sees one that is fed later.
+
+        The fed rows lie in the order of the parts; `slots`: of each.
+        """
+        found: list[FlatBatch] = []
+        waiting: list[Part] = []
+        first = rows = 0
+        scratch = Scratch()
+        for part in _cut(parts):
+            if waiting and rows + len(part.mask) > SLAB:
+                found.append(FlatBatch.build(waiting, slots[first : first + rows], first, scratch))
+                waiting, first, rows = [], first + rows, 0
+            waiting.append(part)
+            rows += len(part.mask)
+        return [*found, FlatBatch.build(waiting, slots[first:], first, scratch)]
+
+    @staticmethod
+    def build(
+        parts: Sequence[Part], slots: NDArray[np.int64], first: int = 0, scratch: Scratch | None = None
+    ) -> FlatBatch:
+        """One batch. `first`: its first row's place in the forward pass."""
         segments = np.zeros((len(parts), SEGMENT), np.int64)
         kept: list[object] = []
         cuts: list[tuple[int, int, int, int]] = []
@@ -42,15 +77,16 @@ class FlatBatch:
             blocks, positions = np.array(part.blocks, np.int64), np.ascontiguousarray(part.positions, np.int64)
             mask = np.ascontiguousarray(part.mask)
             fed, window = mask.shape
-            end, first = part.context + window, len(cuts)
+            end, cut = part.context + window, len(cuts)
             for start in range(0, end, PART):
                 cuts.append((at, start, min(start + PART, end), partial))
                 partial += fed
             addresses = [one.ctypes.data for one in (blocks, positions, mask)]
-            segments[at] = (row, fed, part.context, window, *addresses, first)
+            segments[at] = (row, fed, part.context, window, *addresses, cut)
             kept += [blocks, positions, mask]
             row += fed
-        return FlatBatch(segments, np.array(cuts, np.int64), np.ascontiguousarray(slots), row, partial, tuple(kept))
+        arrays = segments, np.array(cuts, np.int64), np.ascontiguousarray(slots)
+        return FlatBatch(first, *arrays, row, partial, tuple(kept), scratch or Scratch())
 
     @cached_property
     def address(self) -> int:
@@ -60,8 +96,12 @@ class FlatBatch:
         self._numbers = (ctypes.c_int64 * 7)(*numbers, self.slots.ctypes.data, self.rows, self.partial)
         return ctypes.addressof(self._numbers)
 
-    def scratch(self, numbers: int) -> int:
-        """The address of so many floats, for one layer after the other."""
-        if numbers not in self._scratch:
-            self._scratch[numbers] = torch.empty(numbers, dtype=torch.float32, device="cpu")
-        return self._scratch[numbers].data_ptr()
+
+def _cut(parts: Sequence[Part]) -> Iterator[Part]:
+    """The same rows in parts of at most TALL, each without the slots that come after its last row."""
+    for part in parts:
+        fed, window = part.mask.shape
+        for start in range(0, fed, TALL):
+            stop = min(start + TALL, fed)
+            end = window - fed + stop
+            yield Part(part.blocks, part.context, part.positions[:end], part.mask[start:stop, :end])

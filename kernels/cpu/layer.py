@@ -1,4 +1,4 @@
-"""A whole decoder layer on a processor, for the few rows of a decode step: one call, no small operations between.
+"""A whole decoder layer on a processor: one call for up to 256 rows, no small operations between.
 
 The layer is the one of model/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
 paged cache, a gated MLP. All threads go through its phases together; each phase is cut by rows, heads, parts of
@@ -8,7 +8,7 @@ contexts or panels of weights, none of which changes a sum.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,8 +18,8 @@ from numba import carray
 from torch import Tensor
 
 from specscope.kernels.cpu import product, rows
-from specscope.kernels.cpu.attention import ONE, QUERIES, attend, exp, merge
-from specscope.kernels.cpu.flat_batch import PART, SEGMENT, FlatBatch
+from specscope.kernels.cpu.attention import ONE, attend, exp, merge, own_floats
+from specscope.kernels.cpu.flat_batch import SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
@@ -27,13 +27,13 @@ from specscope.kernels.cpu.tiles import (
     FLOAT32,
     PAIRS,
     PANEL,
-    as_bits,
     as_float,
     briefs,
     call_product,
     floats,
     integers,
     jit,
+    rounded,
     size_of,
 )
 
@@ -55,15 +55,6 @@ def _gate(gate, up):
     """gate = silu(gate) * up."""
     for d in range(len(gate)):
         gate[d] = gate[d] / (ONE + exp(-gate[d])) * up[d]
-
-
-@jit
-def _round(number):
-    """The upper 16 bits of a float32, rounded to even: bfloat16."""
-    bits = as_bits(number)
-    if number != number:
-        return np.uint16(0x7FC0)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
 @jit
@@ -90,7 +81,7 @@ def _keep(numbers, kind, out):
     else:
         brief = carray(briefs(out), len(numbers))
         for d in range(len(numbers)):
-            brief[d] = _round(numbers[d])
+            brief[d] = rounded(numbers[d])
 
 
 @jit
@@ -112,7 +103,7 @@ def _pair(numbers, kind, out):
     if kind == PAIRS:
         brief = carray(briefs(out), len(numbers))
         for d in range(len(numbers)):
-            brief[d] = _round(numbers[d])
+            brief[d] = rounded(numbers[d])
 
 
 @jit
@@ -162,7 +153,7 @@ def _layer(address):
     found = paired + 4 * rows * inner
     tops = found + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
-    own = sums + 4 * partial * heads + 4 * thread * QUERIES * (size + PART)
+    own = sums + 4 * partial * heads + 4 * thread * own_floats(size)
 
     for row in range(thread, rows, threads):
         x, line = residual + 4 * row * width, projected + 4 * row * joined
@@ -324,28 +315,45 @@ class CompiledLayer:
         self._run = _run()
 
     def __call__(
-        self, x: Tensor, projected: Tensor | None, cos: Tensor, sin: Tensor, batch: FlatBatch, store: Tensor
+        self,
+        x: Tensor,
+        projected: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        batches: Sequence[FlatBatch],
+        store: Tensor,
     ) -> Tensor:
         """The residual stream x [N, width] after the layer.
 
         `projected`: what attention projects, [N, in]; None: x after the first norm. `cos`, `sin`: of each row's
-        position, float32 [N, size], rows as far apart in both; the first half of sin is negative. `store`: the layer's
-        cache [2 * kv_heads, slots, size], into which keys and values go. It, x and `projected` are all float32 or all
-        bfloat16; between them everything is float32.
+        position, float32 [N, size], rows as far apart in both; the first half of sin is negative. `batches`: the N rows
+        in their order. `store`: the layer's cache [2 * kv_heads, slots, size], into which keys and values go. It, x and
+        `projected` are all float32 or all bfloat16; between them everything is float32.
         """
-        parts, x = self.parts, x.contiguous()
+        x = x.contiguous()
         out = torch.empty_like(x)
         projected = None if projected is None else projected.contiguous()
+        for batch in batches:
+            at = batch.first
+            self._run(
+                _Call(
+                    *(ctypes.addressof(self._numbers), batch.address, KIND_OF[x.dtype]),
+                    *(_row(x, at), 0 if projected is None else _row(projected, at), _row(out, at)),
+                    *(_row(cos, at), _row(sin, at), cos.stride(0), store.data_ptr(), store.shape[1]),
+                    *(batch.scratch.address(self._scratch(batch)), multiply_at()),
+                )
+            )
+        return out
+
+    def _scratch(self, batch: FlatBatch) -> int:
+        """Floats that a batch needs between the products."""
+        parts = self.parts
         row = 2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size
         row += 3 * self._inner
-        own = torch.get_num_threads() * QUERIES * (parts.size + PART)
-        scratch = batch.scratch(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
-        self._run(
-            _Call(
-                *(ctypes.addressof(self._numbers), batch.address, KIND_OF[x.dtype]),
-                *(x.data_ptr(), 0 if projected is None else projected.data_ptr(), out.data_ptr()),
-                *(cos.data_ptr(), sin.data_ptr(), cos.stride(0), store.data_ptr(), store.shape[1], scratch),
-                multiply_at(),
-            )
-        )
-        return out
+        own = torch.get_num_threads() * own_floats(parts.size)
+        return int(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
+
+
+def _row(x: Tensor, row: int) -> int:
+    """The address of a row."""
+    return x.data_ptr() + row * x.stride(0) * x.itemsize

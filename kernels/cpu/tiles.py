@@ -13,6 +13,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
@@ -164,51 +165,34 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
     return tile
 
 
-@cache
-def dot_tile(slots: int, most: int) -> Any:
-    """scores[r, s] = q[r] . k[s] of `slots` keys and up to `most` queries.
+def _turn(builder: Any, kind: int, rows: int, args: Any) -> None:
+    """Halves of a square are interleaved row by row; done as often as its side can be halved, that transposes it."""
+    base, stride, out = args
+    step = builder.mul(stride, _int(BYTES[kind]))
+    square = [_vector(builder, builder.add(base, builder.mul(step, _int(row))), kind) for row in range(LANES)]
+    half = LANES // 2
+    low = [number for at in range(half) for number in (at, LANES + at)]
+    masks = [ir.Constant(INTS, low), ir.Constant(INTS, [half + number for number in low])]
+    for _ in range(half.bit_length()):
+        pairs = zip(square[:half], square[half:], strict=True)
+        square = [builder.shuffle_vector(*pair, mask) for pair in pairs for mask in masks]
+    for row, vector in enumerate(square):
+        _store(builder, builder.add(out, _int(4 * PANEL * row)), vector)
 
-    The operation takes (the kind of k, rows; q, k, scores, the scores' row stride, size): queries and keys lie one
-    after the other.
+
+@intrinsic
+def turn(typing_context, kind, base, stride, out):
+    """Transpose LANES rows of LANES numbers, `stride` numbers apart, into rows of a panel of floats.
+
+    Two bfloat16 numbers that are to stay together count as a float32.
     """
 
-    def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
-        q, k, scores, stride, size = args
-        total = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(FLOAT, [FLOAT, VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"
-        )
-        sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(slots)] for _ in range(rows)]
-        for row in sums:
-            for one in row:
-                builder.store(ZERO, one)
-        with cgutils.for_range(builder, builder.sdiv(size, _int(LANES))) as loop:
-            column = builder.mul(loop.index, _int(LANES))
-
-            def numbers(base: Any, n: int, of: int) -> Any:
-                place = builder.add(builder.mul(size, _int(n)), column)
-                return _vector(builder, builder.add(base, builder.mul(place, _int(BYTES[of]))), of)
-
-            keys = [numbers(k, s, kind) for s in range(slots)]
-            for r in range(rows):
-                query = numbers(q, r, FLOAT32)
-                for s in range(slots):
-                    builder.store(_add_product(builder, builder.load(sums[r][s]), query, keys[s], FLOAT32), sums[r][s])
-        for r in range(rows):
-            row_at = builder.add(scores, builder.mul(stride, _int(4 * r)))
-            for s in range(slots):
-                whole = builder.call(total, [FLOAT(0.0), builder.load(sums[r][s])], fastmath=("reassoc",))
-                address = builder.add(row_at, _int(4 * s))
-                builder.store(whole, builder.inttoptr(address, FLOAT.as_pointer()), align=4)
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _choose(builder, multiply, (FLOAT32, BFLOAT16), range(1, most + 1), args)
+        kind, *others = args
+        _choose(builder, _turn, (FLOAT32, BFLOAT16), range(1, 2), [kind, _int(1), *others])
         return context.get_dummy_value()
 
-    @intrinsic
-    def tile(typing_context, kind, rows, q, k, scores, stride, size):
-        return types.void(*[types.int64] * 7), generate
-
-    return tile
+    return types.void(*[types.int64] * 4), generate
 
 
 PRODUCT = 15  # arguments of a product that was compiled apart: see product.multiply
@@ -261,3 +245,12 @@ def as_float(typing_context, bits):
 def as_bits(typing_context, number):
     """The 32 bits of a float32."""
     return types.uint32(types.float32), lambda c, builder, s, args: builder.bitcast(args[0], INT32)
+
+
+@jit
+def rounded(number):
+    """The upper 16 bits of a float32, rounded to even: bfloat16."""
+    bits = as_bits(number)
+    if number != number:
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))

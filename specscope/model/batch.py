@@ -46,12 +46,12 @@ class Batch:
         return build_groups(self.segments, first, self.tokens.device)
 
     @cached_property
-    def flat(self) -> FlatBatch:
+    def slabs(self) -> list[FlatBatch]:
         """The same for the kernels of a processor."""
         from specscope.kernels.cpu.flat_batch import FlatBatch
 
         parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in self.segments]
-        return FlatBatch.build(parts, self.slots.numpy())
+        return FlatBatch.slabs(parts, self.slots.numpy())
 
     @staticmethod
     def build(

@@ -130,8 +130,8 @@ class FusedLayer:
         self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
         self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
-        self.compiled: CompiledLayer | None = None  # for few rows
-        self.most = 0  # which are so many at most
+        self.compiled: CompiledLayer | None = None
+        self.most = 0  # rows that go through it
 
     def compile(self, most: int, *, norms: bool = True) -> None:
         """Let up to `most` rows go through one kernel, where there is one for such a layer.
@@ -189,7 +189,7 @@ class FusedLayer:
         """
         if self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype:
             cos, sin = self.rotary.wide(*rotation)
-            return self.compiled(x, projected, cos, sin, batch.flat, cache.parts[self.index][0])
+            return self.compiled(x, projected, cos, sin, batch.slabs, cache.parts[self.index][0])
         projected = self.first_norm(x) if projected is None else projected
         x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)

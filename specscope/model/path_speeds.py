@@ -6,6 +6,7 @@ A file decides, and not the clock at every start, so that runs on one machine co
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from specscope.model.fast_paths import FastPath, usable, versions
 from specscope.user_cache import LARGEST, Others, is_good, is_quiet, place, processor, store, usual
 
 FEW, MANY = 1, 16  # rows of plain decoding, and of a batch or a tree
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256)
+READ = 64  # rows up to which reading the weights takes most of the time
 WIDE, NARROW = 2048, 768  # of the weights that are tried
 COPIES = 16  # of them, so that they do not lie in the processor's caches
+FEWER = 4  # where arithmetic takes longer than reading
 TURNS, SECONDS = 4, 1.5  # of the trial, and after how long there is no further one
 
 
@@ -37,13 +40,16 @@ class PathSpeeds:
         return sorted(names, key=lambda name: self.seconds.get(name, {}).get(rows, float("inf")))
 
     def most_rows(self, few: str, others: Collection[str], factor: float = 1.0) -> int:
-        """Up to how many rows the one path takes at most `factor` times as long as the fastest of the others."""
+        """Up to how many rows the one path takes at most `factor` times as long as the fastest of the others.
+
+        The most rows that were tried stand for all above.
+        """
         most = 0
         for rows in ROWS:
             if others and self.seconds[few][rows] > factor * min(self.seconds[name][rows] for name in others):
-                break
+                return most
             most = rows
-        return most
+        return sys.maxsize
 
 
 @cache
@@ -96,7 +102,7 @@ def _measure(paths: list[FastPath]) -> dict[str, dict[int, list[float]]]:
         for rows in ROWS:
             x = torch.randn(rows, NARROW, generator=generator).to(weight.dtype)
             for name, each in products.items():
-                for product in each:
+                for product in each[: COPIES if rows <= READ else FEWER]:
                     start = time.perf_counter()
                     product(x)
                     found[name][rows].append(time.perf_counter() - start)

@@ -37,8 +37,8 @@ class Case:
     def run(self):
         """(what comes out, the cache behind it)."""
         store = self.store.clone()
-        flat = FlatBatch.build(self.batch, self.slots)
-        return CompiledLayer(self.parts)(self.x, self.projected, self.cos, self.sin, flat, store), store
+        slabs = FlatBatch.slabs(self.batch, self.slots)
+        return CompiledLayer(self.parts)(self.x, self.projected, self.cos, self.sin, slabs, store), store
 
 
 def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40, 2),), window=None, **options):
@@ -184,6 +184,24 @@ def test_a_layer_is_float64s(seed, shape, sequences, window, kind, flags, count)
 def test_many_rows_of_many_sequences():
     agrees(make(1, sequences=[(1 + i % 7, 11 * i % 200, i % 3) for i in range(12)], scattered=False))
     agrees(make(2, sequences=[(120, 30, 0)], heads=8, kv_heads=1))
+
+
+@pytest.mark.parametrize("sequences", [[(40, 30, 3), (1, 100, 0), (37, 0, 0)], [(70, 129, 0)]])
+@pytest.mark.parametrize(("slab", "tall"), [(16, 4), (10, 10), (32, 32), (256, 5)])
+def test_many_rows_come_out_the_same_however_they_are_cut(monkeypatch, sequences, slab, tall):
+    case = make(7, sequences=sequences)
+    agrees(case)
+    whole, store = case.run()
+    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.SLAB", slab)
+    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.TALL", tall)
+    slabs = FlatBatch.slabs(case.batch, case.slots)
+    assert (len(slabs) > 1) == (slab < len(case.x))
+    assert [one.first for one in slabs] == np.cumsum([0, *(one.rows for one in slabs[:-1])]).tolist()
+    assert max(one.rows for one in slabs) <= slab
+    assert sum(one.rows for one in slabs) == len(case.x)
+    got, got_store = case.run()
+    assert torch.equal(got, whole)
+    assert torch.equal(got_store.nan_to_num(), store.nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
