@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 LARGEST = 2**20  # bytes of such a file
 BUSY = 1.3  # times its lower quartile, a median that other load must have raised
 SPARE = 0.2  # processors that others may use meanwhile
-SOON = 3600  # seconds after which figures of a busy machine are taken again
+SOON = 600  # seconds after which figures of a busy machine are taken again
 
 
 def place(folder: str, about: Mapping[str, str]) -> Path:

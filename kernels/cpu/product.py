@@ -43,7 +43,7 @@ TOGETHER, FEW = (4, ROWS) if WIDE else (2, 2)
 MORE = 2 * ROWS  # of pairs, which need no widening
 one_panel = product_tile(1, 1, ROWS)
 some_panels = product_tile(TOGETHER, 1, FEW)
-two_panels = product_tile(2, ROWS, MORE, tuple(kind for kind in KINDS if kind == PAIRS))
+two_panels = product_tile(2, ROWS, MORE, tuple(kind for kind in KINDS if kind == PAIRS), far=True)
 
 
 def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, rows, length):
@@ -60,18 +60,20 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
             panels, most = 2, MORE
         elif (WIDE or rows <= FEW) and last - p >= TOGETHER:
             panels = TOGETHER
-        at = 0
-        while at < rows:
-            parts = (rows - at + most - 1) // most
-            many = (rows - at + parts - 1) // parts
+        groups = (rows + most - 1) // most
+        for group in range(groups):
+            at = rows * group // groups
+            many = rows * (group + 1) // groups - at
             a, b, c = x + 4 * at * x_stride, start + column + 4 * at * start_stride, y + column + 4 * at * y_stride
             if panels == 1:
                 one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
             elif most == ROWS:
                 some_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
-            else:
-                two_panels(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
-            at += many
+            else:  # each group fetches its share of the panels that come next
+                ahead, pace = 2 * apart + apart * group // groups, 4 * w_stride // groups
+                two_panels(
+                    kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length, ahead, pace
+                )
         p += panels
 
 

@@ -25,7 +25,8 @@ WIDE = bool(_features.get("avx512f"))  # registers: 32 of 16 numbers, else 16 of
 PAIRED = WIDE and bool(_features.get("avx512bf16"))  # an instruction for sums of two products of bfloat16 numbers
 LANES = 16 if WIDE else 8
 PANEL = 16  # columns of a panel
-AHEAD = 1024  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
+AHEAD = 2048  # bytes of weights that are fetched before they are read: a processor's own guess ends at each page
+NEAR, APART = 3, 2  # what is fetched goes into the first cache, or into the second: it displaces nothing that is in use
 # Kinds of numbers, as the kernels are told of them. PAIRS are two bfloat16 numbers that follow each other in a sum.
 FLOAT32, FLOAT16, BFLOAT16, PAIRS = 0, 1, 2, 3
 KINDS = (FLOAT32, FLOAT16, BFLOAT16, *([PAIRS] if PAIRED else []))  # that are there
@@ -82,12 +83,12 @@ def _everywhere(builder: Any, address: Any, kind: int) -> Any:
     return builder.shuffle_vector(builder.insert_element(nothing, scalar, INT32(0)), nothing, FIRST)
 
 
-def _fetch(builder: Any, address: Any) -> None:
-    """Ask for what lies there before it is read; where nothing does, nothing happens."""
+def _fetch(builder: Any, address: Any, keep: int) -> None:
+    """Ask for what lies there before it is read; where nothing does, nothing happens. `keep`: NEAR or APART."""
     byte = BYTE.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(fetch, [builder.inttoptr(address, byte), INT32(0), INT32(3), INT32(1)])  # to read, to keep, data
+    builder.call(fetch, [builder.inttoptr(address, byte), INT32(0), INT32(keep), INT32(1)])  # to read, data
 
 
 def _add_product(builder: Any, total: Any, a: Any, b: Any, kind: int) -> Any:
@@ -115,18 +116,21 @@ def _choose(builder: Any, generate: Callable[..., None], kinds: Sequence[int], r
 
 
 @cache
-def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KINDS) -> Any:
+def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KINDS, *, far: bool = False) -> Any:
     """y[r, c] = start[r, c] + sum over k of x[r, k] w[k, c], of `panels` panels of 16 columns and so many rows.
 
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
     stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
     and start of one panel lie next to those of the one before. Where w has pairs, x has too, and a pair is a number.
+
+    What comes next of a panel is fetched into the first cache; or, where it is `far`, into the second: the operation
+    then also takes how many bytes ahead that is for the first k, and how many bytes further for each of the others.
     """
     each = PANEL // LANES  # vectors of a panel
     width = each * panels
 
     def multiply(builder: Any, kind: int, rows: int, args: Any) -> None:
-        w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length = args
+        w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length, *ahead = args
         size = BYTES[kind]
         at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
@@ -140,11 +144,12 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
         with cgutils.for_range(builder, length) as loop:
             further, offset = builder.mul(loop.index, step), builder.mul(loop.index, _int(4))
             weights = []
+            soon = builder.add(ahead[0], builder.mul(loop.index, ahead[1])) if far else _int(AHEAD)
             for v in range(width):
                 column = builder.add(builder.add(panel_of[v // each], further), _int(size * LANES * (v % each)))
                 weights.append(_vector(builder, column, kind))
                 if kind != FLOAT32 and v % each == 0:
-                    _fetch(builder, builder.add(column, _int(AHEAD)))
+                    _fetch(builder, builder.add(panel_of[v // each] if far else column, soon), APART if far else NEAR)
             for row in range(rows):
                 factor = _everywhere(builder, builder.add(row_of[row], offset), kind)
                 for v in range(width):
@@ -159,10 +164,16 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typing_context, kind, rows, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, length):
+    def near_tile(typing_context, kind, rows, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, k):
         return types.void(*[types.int64] * 12), generate
 
-    return tile
+    @intrinsic
+    def far_tile(
+        typing_context, kind, rows, w, w_stride, apart, x, x_stride, start, start_stride, y, y_stride, k, ahead, pace
+    ):
+        return types.void(*[types.int64] * 14), generate
+
+    return far_tile if far else near_tile
 
 
 def _turn(builder: Any, kind: int, rows: int, args: Any) -> None:

@@ -17,7 +17,7 @@ from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestI
 from specscope.trace.vocabulary import Vocabulary
 
 
-@dataclass
+@dataclass(eq=False)  # one is itself alone: it is looked for in lists in every step
 class Request:
     """Live state of a request. The engine and its scheduler are the only writers."""
 

@@ -10,7 +10,6 @@ that was chosen, in the outputs of requests before it. Deterministic: q is a poi
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -93,11 +92,12 @@ def grow(places: Sequence[Place], nodes: int, depth: int) -> Grown:
     heap: list[tuple[int, int, int, int, list[Place]]] = []  # count (negative), age, token, parent, places
 
     def add(here: Sequence[Place], parent: int) -> None:
-        follows = Counter(text.tokens[end] for text, end in here)
-        for token, count in follows.items():  # in the order in which they were met: latest first
-            if count >= LEAST * total:
-                on = [(text, end + 1) for text, end in here if text.tokens[end] == token]
-                heapq.heappush(heap, (-count, len(heap) + len(grown.tokens), token, parent, on))
+        follows: dict[int, list[Place]] = {}
+        for text, end in here:
+            follows.setdefault(text.tokens[end], []).append((text, end + 1))
+        for token, on in follows.items():  # in the order in which they were met: latest first
+            if len(on) >= LEAST * total:
+                heapq.heappush(heap, (-len(on), len(heap) + len(grown.tokens), token, parent, on))
 
     deep: list[int] = []
     add(places, ROOT)
