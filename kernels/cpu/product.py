@@ -120,6 +120,7 @@ class Panels:
     numbers: Tensor  # [out / 16, in, 16], float32, float16 or bfloat16; in pairs [out / 16, in / 2, 16, 2]
     start: Tensor  # float32 [out] what sums begin with: the bias, or zeros
     in_features: int  # numbers of a row of x
+    rounds: bool = True  # what comes out to the dtype of x; else it is float32
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
@@ -161,8 +162,8 @@ class Panels:
         return kind, self.numbers.data_ptr(), len(self.numbers), self.start.data_ptr(), self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x float32 or bfloat16 [..., in]; the result has its dtype."""
+        """x float32 or bfloat16 [..., in]."""
         given = (x.bfloat16() if self.pairs else x.float()).contiguous()
         y = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
         _run()(_Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
-        return y.to(x.dtype)
+        return y.to(x.dtype) if self.rounds else y

@@ -36,7 +36,8 @@ def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
     if FUSE not in disabled():
         _fuse_layers(model, layers, pack=pack, most=most)
     if pack:
-        _swap(model, _packed)
+        output = model.get_output_embeddings()
+        _swap(model, lambda module: _packed(module, wide=module is output))
     return most > 0
 
 
@@ -52,8 +53,8 @@ def _norm(module: nn.Module, *, compiles: bool) -> nn.Module | None:
     return None
 
 
-def _packed(module: nn.Module) -> nn.Module | None:
-    return PackedLinear([module], pack=True) if type(module) is nn.Linear else None
+def _packed(module: nn.Module, *, wide: bool) -> nn.Module | None:
+    return PackedLinear([module], pack=True, wide=wide) if type(module) is nn.Linear else None
 
 
 def _swap(parent: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,8 @@ class PackedLinear(nn.Module):
     Packed, bfloat16 weights are read at up to three times the speed, and float32 ones at up to twice.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], *, pack: bool) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], *, pack: bool, wide: bool = False) -> None:
+        """`wide`: outputs may stay in float32, in which sums are made, whatever the weight's dtype."""
         super().__init__()
         first = linears[0]
         self.weight, self.bias = first.weight, first.bias  # one layer: tied embeddings stay tied
@@ -41,6 +43,8 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = self.weight.shape
         self._transposed = self.weight.detach().t()
         self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
+        if wide and len(self._layouts) == 1:  # else how outputs are rounded would depend on the number of rows
+            self._layouts = {path: _unrounded(product) for path, product in self._layouts.items()}
         self._product = _chosen(self._layouts, self.weight)
         halves = bool(self._layouts) and next(iter(self._layouts)).halves
         self.read_bytes = self.weight.numel() * (2 if halves else self.weight.itemsize)  # by a product of few rows
@@ -88,6 +92,13 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
             except Exception:  # what a small weight's trial did not show, such as memory running out
                 del fitting[name]
     return found
+
+
+def _unrounded(product: Product) -> Product:
+    """The same product, whose outputs are not rounded to the dtype of what goes in, where it is our own."""
+    from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
+
+    return replace(product, rounds=False) if isinstance(product, Panels) else product
 
 
 def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:

@@ -48,7 +48,9 @@ SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pas
 ALONE, TOGETHER = (1.35, 1.2), (2.0, 2.0)
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
-MOST_PAUSE = 4  # steps in which a request that finds nothing is left alone before it is asked for again
+# Steps in which a request that finds nothing is left alone before it is asked for again; in larger batches as many as
+# half of the requests are: to look into all their texts takes a twentieth of a step.
+MOST_PAUSE = 4
 PRIOR_SEARCHES = 2  # of a request's own that what others brought counts for
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is
 
@@ -102,7 +104,8 @@ class Recent:
         if budget.depth or paid or self.promising:
             self.pause = 0
         else:
-            self.pause, self.reason = min(max(2 * self.pause, 1), MOST_PAUSE), budget.reason
+            most = max(MOST_PAUSE, 2**self.size // MOST_PAUSE)
+            self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
 
