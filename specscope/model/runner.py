@@ -64,7 +64,8 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         """Write the KV of every fed token and return the wanted logits, [rows, vocabulary] for each segment.
 
-        Each segment's table must have room for its length (KVCache.reserve). The dtype is the model's.
+        Each segment's table must have room for its length (KVCache.reserve). The dtype is the model's, or float32
+        where our own product makes them.
         """
         return self.forward_with_features(segments)[0]
 

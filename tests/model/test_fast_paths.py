@@ -131,6 +131,34 @@ def test_few_rows_and_many_take_the_path_that_is_measured_to_be_faster(dtype, mo
     assert taken == [fast, fast, slow, slow]
 
 
+def test_the_most_rows_that_were_tried_stand_for_all_above():
+    ours, theirs = dict.fromkeys(ROWS, 1.2), dict.fromkeys(ROWS, 1.0)
+    speeds = PathSpeeds({}, True, {"ours": ours, "theirs": theirs})
+    assert speeds.most_rows("ours", ["theirs"], 1.3) == sys.maxsize
+    assert speeds.most_rows("ours", []) == sys.maxsize
+    assert speeds.most_rows("ours", ["theirs"]) == 0
+    ours[64] = 1.5
+    assert speeds.most_rows("ours", ["theirs"], 1.3) == 32
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["one layout", "two layouts"])
+def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(one, monkeypatch):
+    names = [path.name for path in usable(torch.bfloat16)]
+    if fast_paths.NUMBA not in names or len(names) < 2:
+        pytest.skip("there are not two paths")
+    table = {name: dict.fromkeys(ROWS, 1.0 if name == fast_paths.NUMBA else 2.0) for name in names}
+    if not one:
+        table[next(name for name in names if name != fast_paths.NUMBA)][16] = 0.5
+    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
+    layer = torch.nn.Linear(48, 64, bias=False).requires_grad_(False).bfloat16()
+    for rows in (1, 16, 40):
+        x = torch.randn(rows, 48).bfloat16()
+        got = PackedLinear([layer], pack=True, wide=True)(x)
+        assert got.dtype is (torch.float32 if one else torch.bfloat16)
+        assert fast_paths.same_numbers(layer(x), got)
+        assert PackedLinear([layer], pack=True)(x).dtype is torch.bfloat16
+
+
 def test_speeds_are_kept_for_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(path_speeds_module, "place", lambda folder, about: tmp_path / folder / "x.json")
     path_speeds_module._speeds.cache_clear()

@@ -169,6 +169,19 @@ def test_it_is_never_below_plain_decoding_and_close_to_the_best_fixed_tree(quali
     assert found >= 0.97 * max(*fixed, plain)
 
 
+@pytest.mark.parametrize(("batch", "most"), [(1, MOST_PAUSE), (8, MOST_PAUSE), (16, 8), (32, 16), (40, 16)])
+def test_requests_that_find_nothing_are_left_alone_for_longer_in_large_batches(batch, most):
+    sizer = Sizer(PLAN, costs(first=1.0))
+    asked = []
+    for step in range(120):
+        budget = sizer.choose("r", batch, greedy=True)
+        if not budget.is_off:  # its text may be looked into
+            asked.append(step)
+        nothing = np.zeros(0, np.float32)
+        sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
+    assert max(np.diff(asked)) == most + 1
+
+
 def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
     sizer = Sizer(PLAN, costs(first=0.006))
     bad, good = World(0.5, 0.0, 2), World(0.9, 1.0, 2)

@@ -1,5 +1,7 @@
 """Products from panels against float64, whatever rows, widths, threads and bias; a row's result depends on no other."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from specscope.kernels.cpu.tiles import PAIRED
 from tests.kernels.cpu.threads import threads
 
 KINDS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
-SIZES = st.tuples(st.integers(1, 20), st.integers(1, 70), st.integers(1, 7))
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 7))
 
 
 def random(*shape, seed=0):
@@ -56,6 +58,15 @@ def test_a_product_of_pairs_is_float64s(sizes, bias, count):
     assert product.pairs == (length % 2 == 0)
     scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
     assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
+
+
+def test_an_output_that_is_not_rounded_is_the_sums_own():
+    product = Panels.of(random(PANEL, 8).bfloat16(), None, torch.bfloat16)
+    x = random(3, 8, seed=1).bfloat16()
+    whole = dataclasses.replace(product, rounds=False)(x)
+    assert whole.dtype is torch.float32
+    assert torch.equal(whole.bfloat16(), product(x))
+    assert not torch.equal(whole, product(x).float())
 
 
 def test_bfloat16_comes_out_as_it_went_in():
