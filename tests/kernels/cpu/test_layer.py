@@ -12,7 +12,7 @@ from specscope.kernels.cpu.flat_batch import PART, FlatBatch
 from specscope.kernels.cpu.layer import CompiledLayer, LayerParts
 from specscope.kernels.cpu.product import Panels
 from specscope.kernels.cpu.rows import Norm
-from specscope.kernels.cpu.tiles import PAIRED
+from specscope.kernels.cpu.tiles import LANES, PAIRED
 from specscope.kernels.tree_batch import BLOCK_SIZE, Part
 from tests.kernels.cpu.threads import threads
 
@@ -118,6 +118,8 @@ def reference(case):
         query, key = (normed(norm, part) for norm, part in zip(parts.head_norms, (query, key), strict=True))
     turn = lambda part: part * cos + part.roll(parts.size // 2, -1) * sin  # noqa: E731
     query, key = turn(query), turn(key)
+    if PAIRED and case.store.dtype is torch.bfloat16 and parts.size % (2 * LANES) == 0:  # multiplied as pairs
+        query = query.bfloat16().double()
     kept = torch.cat([key, value], 1).transpose(0, 1)
     store[:, case.slots] = kept.to(case.store.dtype).double()  # as attention finds them
     found, row = [], 0
