@@ -52,10 +52,12 @@ def exp(x):
     return (series * r * r + r + ONE) * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@jit
-def own_floats(size):
+def own_floats(size: int) -> int:
     """What a thread needs for itself: queries and their scores, a part's keys in panels, and zeros."""
     return QUERIES * (size + PART) + PART * size + PART
+
+
+floats_of_thread = jit(own_floats)  # the same for kernels
 
 
 @jit
@@ -239,7 +241,7 @@ def attend(
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
     number = size_of(kind)
-    zeros = carray(floats(own + 4 * (own_floats(size) - PART)), PART)
+    zeros = carray(floats(own + 4 * (floats_of_thread(size) - PART)), PART)
     zeros[:] = ZERO
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads

@@ -18,7 +18,7 @@ from numba import carray
 from torch import Tensor
 
 from specscope.kernels.cpu import product, rows
-from specscope.kernels.cpu.attention import ONE, attend, exp, merge, own_floats
+from specscope.kernels.cpu.attention import ONE, attend, exp, floats_of_thread, merge, own_floats
 from specscope.kernels.cpu.flat_batch import SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
@@ -153,7 +153,7 @@ def _layer(address):
     found = paired + 4 * rows * inner
     tops = found + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
-    own = sums + 4 * partial * heads + 4 * thread * own_floats(size)
+    own = sums + 4 * partial * heads + 4 * thread * floats_of_thread(size)
 
     for row in range(thread, rows, threads):
         x, line = residual + 4 * row * width, projected + 4 * row * joined
@@ -312,7 +312,12 @@ class CompiledLayer:
             *(word for part in (parts.qkv, parts.out, parts.gate_up, parts.down) for word in part.words),
         ]
         self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._run = _run()
+        self._address = ctypes.addressof(self._numbers)
+        # What is kept between products, in floats: of a row, and of a row in a part of its context.
+        self._row_floats = 2 * self._width + parts.qkv.in_features + 3 * self._inner
+        self._row_floats += 2 * (parts.heads + parts.kv_heads) * parts.size
+        self._part_floats = parts.heads * (parts.size + 2)
+        self._run, self._multiply = _run(), multiply_at()
 
     def __call__(
         self,
@@ -333,27 +338,19 @@ class CompiledLayer:
         x = x.contiguous()
         out = torch.empty_like(x)
         projected = None if projected is None else projected.contiguous()
+        row = self._width * x.itemsize  # bytes
+        joined = 0 if projected is None else self.parts.qkv.in_features * x.itemsize
+        turn = cos.stride(0)
+        own = torch.get_num_threads() * own_floats(self.parts.size)
         for batch in batches:
             at = batch.first
+            scratch = batch.scratch.address(batch.rows * self._row_floats + batch.partial * self._part_floats + own)
             self._run(
                 _Call(
-                    *(ctypes.addressof(self._numbers), batch.address, KIND_OF[x.dtype]),
-                    *(_row(x, at), 0 if projected is None else _row(projected, at), _row(out, at)),
-                    *(_row(cos, at), _row(sin, at), cos.stride(0), store.data_ptr(), store.shape[1]),
-                    *(batch.scratch.address(self._scratch(batch)), multiply_at()),
+                    *(self._address, batch.address, KIND_OF[x.dtype], x.data_ptr() + at * row),
+                    *(0 if projected is None else projected.data_ptr() + at * joined, out.data_ptr() + at * row),
+                    *(cos.data_ptr() + 4 * at * turn, sin.data_ptr() + 4 * at * turn, turn),
+                    *(store.data_ptr(), store.shape[1], scratch, self._multiply),
                 )
             )
         return out
-
-    def _scratch(self, batch: FlatBatch) -> int:
-        """Floats that a batch needs between the products."""
-        parts = self.parts
-        row = 2 * self._width + parts.qkv.in_features + 2 * (parts.heads + parts.kv_heads) * parts.size
-        row += 3 * self._inner
-        own = torch.get_num_threads() * own_floats(parts.size)
-        return int(batch.rows * row + batch.partial * parts.heads * (parts.size + 2) + own)
-
-
-def _row(x: Tensor, row: int) -> int:
-    """The address of a row."""
-    return x.data_ptr() + row * x.stride(0) * x.itemsize

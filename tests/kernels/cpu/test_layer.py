@@ -65,7 +65,7 @@ def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40,
         heads=heads,
         kv_heads=kv_heads,
         size=size,
-        scale=0.3,
+        scale=size**-0.5,  # as models have it: where scores are far apart, rounding a query tells
         window=window,
         first_norm=None if options.get("projected") else norms[0],
         second_norm=norms[1],
