@@ -153,6 +153,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
         engine = on_passing_thread(lambda: start_engine(run.config, lambda stage: _say(f"{stage} ...")))
     outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
+    engine.runner.cache.touch()
 
     serving = Serving(engine, run.options, bound)
     where = f"[{host}]" if ":" in host else host

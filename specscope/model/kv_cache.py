@@ -21,6 +21,7 @@ from specscope.model.backend import Backend
 from specscope.model.prefix import Content, PrefixIndex
 
 BLOCK_SIZE = 16
+PAGE = 4096  # bytes that a system hands out at least
 AT_ONCE = 32  # blocks that are forgotten together: what takes their place then lies side by side
 
 
@@ -255,6 +256,11 @@ class KVCache:
         self._views = [(key[:, None], value[:, None]) for key, value in pairs]
         self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
         self._pointers: Any = None  # of the kernel that moves slots; made when it is first used
+
+    def touch(self) -> None:
+        """Take all of the memory from the system now; else the first requests wait for it. Before the cache is used."""
+        for store in (*self.rows, *self.stores):
+            store.view(-1)[:: PAGE // self.dtype.itemsize] = 0
 
     @staticmethod
     def block_bytes(layers: list[LayerShape], dtype: torch.dtype) -> int:

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -218,6 +219,15 @@ def test_an_accepted_path_moves_safely_onto_itself(path):
     store.move([(slots[base + np.array(path)], slots[base : base + len(path)])])
     kept = store.key[1][0, slots[base : base + len(path)], 0]
     assert kept.tolist() == [base + node for node in path]
+
+
+def test_memory_is_taken_at_once_where_that_is_asked_for():
+    cache = KVCache([LayerShape(4, 64, 64)] * 4, 4096, torch.float32, torch.device("cpu"))
+    size = sum(store.nbytes for store in cache.stores)
+    before = psutil.Process().memory_info().rss
+    cache.touch()
+    assert psutil.Process().memory_info().rss - before >= 0.9 * size >= 2**27
+    assert not any(store.any() for store in cache.stores)
 
 
 def test_slots_follow_the_table():
