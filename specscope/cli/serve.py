@@ -21,6 +21,7 @@ from specscope.lifetime import Lifetime
 from specscope.trace.outputs import OutputOptions
 
 if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
     from specscope.serve.service import ServeOptions
 
 KEY = "SPECSCOPE_API_KEY"
@@ -143,17 +144,16 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
 
 def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's. Raises UserError."""
-    from specscope.live.start import on_passing_thread, start_engine
+    from specscope.live.start import on_passing_thread
     from specscope.serve.server import Serving, bind
     from specscope.trace.outputs import Outputs
 
     bound = bind(run.options)
     host, port = bound.getsockname()[:2]
     with ends_at_once():
-        engine = on_passing_thread(lambda: start_engine(run.config, lambda stage: _say(f"{stage} ...")))
+        engine = on_passing_thread(lambda: _load(run.config))
     outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
-    engine.runner.cache.touch()
 
     serving = Serving(engine, run.options, bound)
     where = f"[{host}]" if ":" in host else host
@@ -170,6 +170,15 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
         for line in outputs.close():
             warn(line)
     return 0
+
+
+def _load(config: EngineConfig) -> Engine:
+    """The engine, with all of its cache's memory: the first requests need not wait for it."""
+    from specscope.live.start import start_engine
+
+    engine = start_engine(config, lambda stage: _say(f"{stage} ..."))
+    engine.runner.cache.touch()
+    return engine
 
 
 def _say(line: str) -> None:
