@@ -180,7 +180,10 @@ def _turn(builder: Any, kind: int, rows: int, args: Any) -> None:
     """Halves of a square are interleaved row by row; done as often as its side can be halved, that transposes it."""
     base, stride, out = args
     step = builder.mul(stride, _int(BYTES[kind]))
-    square = [_vector(builder, builder.add(base, builder.mul(step, _int(row))), kind) for row in range(LANES)]
+    rows_at = [builder.add(base, builder.mul(step, _int(row))) for row in range(LANES)]
+    square = [_vector(builder, address, kind) for address in rows_at]
+    for address in rows_at:
+        _fetch(builder, builder.add(address, _int(2 * AHEAD)), NEAR)
     half = LANES // 2
     low = [number for at in range(half) for number in (at, LANES + at)]
     masks = [ir.Constant(INTS, low), ir.Constant(INTS, [half + number for number in low])]
