@@ -17,6 +17,7 @@ PART = 128  # slots whose attention is computed together: their keys stay in the
 SEGMENT = 8  # numbers that tell of a sequence: see `build`
 CUT = 4  # and of a part of its slots
 SLAB = 256  # rows that go through a layer together: what they leave between its products stays near the processor
+FOUND = 8192  # times a row finds something in a part of its context: what is found there is kept in memory meanwhile
 TALL = 64  # rows of a sequence that read its slots up to their own last one: a prompt's rows see ever more of it
 
 
@@ -50,18 +51,22 @@ class FlatBatch:
     def slabs(parts: Sequence[Part], slots: NDArray[np.int64]) -> list[FlatBatch]:
         """A forward pass in batches of at most SLAB rows, to be run in this order: no row sees one that is fed later.
 
+        Behind long contexts they are smaller: see FOUND.
+
         The fed rows lie in the order of the parts; `slots`: of each.
         """
         found: list[FlatBatch] = []
         waiting: list[Part] = []
-        first = rows = 0
+        first = rows = partial = 0
         scratch = Scratch()
         for part in _cut(parts):
-            if waiting and rows + len(part.mask) > SLAB:
+            fed, window = part.mask.shape
+            more = fed * -(-(part.context + window) // PART)
+            if waiting and (rows + fed > SLAB or partial + more > FOUND):
                 found.append(FlatBatch.build(waiting, slots[first : first + rows], first, scratch))
-                waiting, first, rows = [], first + rows, 0
+                waiting, first, rows, partial = [], first + rows, 0, 0
             waiting.append(part)
-            rows += len(part.mask)
+            rows, partial = rows + fed, partial + more
         return [*found, FlatBatch.build(waiting, slots[first:], first, scratch)]
 
     @staticmethod

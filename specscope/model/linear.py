@@ -8,6 +8,7 @@ kept in 16 bits and lose no more than float32 rounds away. Which library lays th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -79,8 +80,8 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
     found: dict[FastPath, Product] = {}
-    speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype) > 0
-    for rows in (FEW, MANY):
+    speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype)
+    for rows in (FEW,) if own == sys.maxsize else (FEW, MANY):
         names = speeds.fastest(rows, fitting)
         if own and rows == FEW:
             names.sort(key=lambda name: name != NUMBA)

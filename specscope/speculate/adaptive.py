@@ -48,8 +48,8 @@ SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pas
 ALONE, TOGETHER = (1.35, 1.2), (2.0, 2.0)
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
-# Steps in which a request that finds nothing is left alone before it is asked for again; in larger batches as many as
-# half of the requests are: to look into all their texts takes a twentieth of a step.
+# Steps for which a request that finds nothing is left alone before it is asked again. In larger batches it is up to
+# half as many steps as there are requests: looking into all their texts takes a twentieth of a step.
 MOST_PAUSE = 4
 PRIOR_SEARCHES = 2  # of a request's own that what others brought counts for
 EXPLORE_EVERY = 32  # searches after which a level that was never looked at is

@@ -147,8 +147,8 @@ def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of
     if fast_paths.NUMBA not in names or len(names) < 2:
         pytest.skip("there are not two paths")
     table = {name: dict.fromkeys(ROWS, 1.0 if name == fast_paths.NUMBA else 2.0) for name in names}
-    if not one:
-        table[next(name for name in names if name != fast_paths.NUMBA)][16] = 0.5
+    # A library that is a little faster with 16 rows is not worth a second layout: it would not be used.
+    table[next(name for name in names if name != fast_paths.NUMBA)][16] = 0.9 if one else 0.5
     monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
     layer = torch.nn.Linear(48, 64, bias=False).requires_grad_(False).bfloat16()
     for rows in (1, 16, 40):

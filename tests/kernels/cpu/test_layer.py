@@ -206,6 +206,17 @@ def test_many_rows_come_out_the_same_however_they_are_cut(monkeypatch, sequences
     assert torch.equal(got_store.nan_to_num(), store.nan_to_num())
 
 
+def test_rows_behind_long_contexts_go_in_smaller_slabs(monkeypatch):
+    case = make(8, sequences=[(40, 300, 0), (3, 10, 0)])
+    whole, _ = case.run()
+    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.FOUND", 40)
+    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.TALL", 8)
+    slabs = FlatBatch.slabs(case.batch, case.slots)
+    assert [one.rows for one in slabs] == [8, 8, 8, 8, 8 + 3]
+    assert max(one.partial for one in slabs) <= 40
+    assert torch.equal(case.run()[0], whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(dtype):
     sequences = [(4, 300, 1), (1, 17, 0), (7, 128, 2)]
