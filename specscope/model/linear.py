@@ -76,14 +76,14 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
     """x -> x W^T + b with a repacked weight, by path: the fastest that works for few rows, then the one for many.
 
     A library that is the fastest for one row may not be for many: then there are two layouts of the weight. Where
-    layers are compiled, few rows go through our own product here too: then no row depends on the others.
+    layers are compiled, the rows that they take go through our own product here too: then no row depends on the others.
     """
     fitting = {path.name: path for path in usable(weight.dtype) if path.fits(weight)}
     found: dict[FastPath, Product] = {}
     speeds, own = path_speeds(weight.dtype), compiled_rows(weight.dtype)
-    for rows in (FEW,) if own == sys.maxsize else (FEW, MANY):
+    for rows in (FEW, MANY):
         names = speeds.fastest(rows, fitting)
-        if own and rows == FEW:
+        if own and (rows == FEW or own == sys.maxsize):
             names.sort(key=lambda name: name != NUMBA)
         for name in names:
             path = fitting[name]

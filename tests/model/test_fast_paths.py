@@ -159,6 +159,20 @@ def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of
         assert PackedLinear([layer], pack=True)(x).dtype is torch.bfloat16
 
 
+def test_what_our_product_cannot_take_still_has_a_layout_for_few_rows_and_one_for_many(monkeypatch):
+    """Though ours would be the only one for all other weights."""
+    others = [path.name for path in usable(torch.float32) if path.name != fast_paths.NUMBA]
+    if fast_paths.NUMBA not in [path.name for path in usable(torch.float32)] or len(others) < 2:
+        pytest.skip("there are not three paths")
+    table = {fast_paths.NUMBA: dict.fromkeys(ROWS, 1.0)} | {name: dict.fromkeys(ROWS, 2.0) for name in others}
+    table[others[0]][1], table[others[1]][16] = 1.5, 1.5
+    monkeypatch.setattr(linear_module, "path_speeds", lambda _: PathSpeeds({}, True, table))
+    for outputs, layouts in ((64, [fast_paths.NUMBA]), (40, others[:2])):
+        layer = torch.nn.Linear(48, outputs, bias=False).requires_grad_(False)
+        layer.weight.copy_(torch.randint(-8, 8, (outputs, 48)) / 8)  # which all formats hold
+        assert [path.name for path in PackedLinear([layer], pack=True)._layouts] == layouts
+
+
 def test_speeds_are_kept_for_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(path_speeds_module, "place", lambda folder, about: tmp_path / folder / "x.json")
     path_speeds_module._speeds.cache_clear()
