@@ -21,13 +21,12 @@ from specscope.kernels.cpu.tiles import (
     PAIRS,
     PANEL,
     as_float,
-    briefs,
     call_product,
     flags,
     floats,
     integers,
     jit,
-    rounded,
+    keep,
     size_of,
     turn,
 )
@@ -52,12 +51,10 @@ def exp(x):
     return (series * r * r + r + ONE) * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-def own_floats(size: int) -> int:
+@jit
+def own_floats(size):
     """What a thread needs for itself: queries and their scores, a part's keys in panels, and zeros."""
     return QUERIES * (size + PART) + PART * size + PART
-
-
-floats_of_thread = jit(own_floats)  # the same for kernels
 
 
 @jit
@@ -144,7 +141,7 @@ def attend_part(
         count = min(QUERIES, rows * fold - begin)
         for j in range(count):
             row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
-            _take_query(heads[row, column : column + size], paired, own + 4 * units * j)
+            keep(heads[row, column : column + size], BFLOAT16 if paired else FLOAT32, own + 4 * units * j)
             out[begin + j, :] = ZERO
         call_product(
             multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, own, units, zeros_at, 0, scores_at,
@@ -164,19 +161,6 @@ def attend_part(
                 count, run - slot,
             )  # fmt: skip
             slot = run
-
-
-@jit
-def _take_query(query, paired, out):
-    """A query's numbers at an address: as they are, or in bfloat16."""
-    if paired:
-        brief = carray(briefs(out), len(query))
-        for d in range(len(query)):
-            brief[d] = rounded(query[d])
-    else:
-        same = carray(floats(out), len(query))
-        for d in range(len(query)):
-            same[d] = query[d]
 
 
 @jit
@@ -241,7 +225,7 @@ def attend(
     segments = carray(integers(segments_at), (count, SEGMENT))
     cuts = carray(integers(cuts_at), (cut_count, CUT))
     number = size_of(kind)
-    zeros = carray(floats(own + 4 * (floats_of_thread(size) - PART)), PART)
+    zeros = carray(floats(own + 4 * (own_floats(size) - PART)), PART)
     zeros[:] = ZERO
     for item in range(thread, cut_count * kv_heads, threads):
         cut, head = cuts[item // kv_heads], item % kv_heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specscope.kernels.tree_batch import Part
 
 PART = 128  # slots whose attention is computed together: their keys stay in the fastest cache
-SEGMENT = 8  # numbers that tell of a sequence: see `build`
+SEGMENT = 8  # numbers that tell of a sequence: see `_build`
 CUT = 4  # and of a part of its slots
 SLAB = 256  # rows that go through a layer together: what they leave between its products stays near the processor
 FOUND = 8192  # times a row finds something in a part of its context: what is found there is kept in memory meanwhile
@@ -45,7 +45,7 @@ class FlatBatch:
     rows: int  # N
     partial: int  # rows of one head over all parts
     keeps: tuple[object, ...]  # what the addresses in `segments` point to
-    scratch: Scratch = field(default_factory=Scratch)
+    scratch: Scratch  # of this batch and those before and behind it
 
     @staticmethod
     def slabs(parts: Sequence[Part], slots: NDArray[np.int64]) -> list[FlatBatch]:
@@ -63,16 +63,14 @@ class FlatBatch:
             fed, window = part.mask.shape
             more = fed * -(-(part.context + window) // PART)
             if waiting and (rows + fed > SLAB or partial + more > FOUND):
-                found.append(FlatBatch.build(waiting, slots[first : first + rows], first, scratch))
+                found.append(FlatBatch._build(waiting, slots[first : first + rows], first, scratch))
                 waiting, first, rows, partial = [], first + rows, 0, 0
             waiting.append(part)
             rows, partial = rows + fed, partial + more
-        return [*found, FlatBatch.build(waiting, slots[first:], first, scratch)]
+        return [*found, FlatBatch._build(waiting, slots[first:], first, scratch)]
 
     @staticmethod
-    def build(
-        parts: Sequence[Part], slots: NDArray[np.int64], first: int = 0, scratch: Scratch | None = None
-    ) -> FlatBatch:
+    def _build(parts: Sequence[Part], slots: NDArray[np.int64], first: int, scratch: Scratch) -> FlatBatch:
         """One batch. `first`: its first row's place in the forward pass."""
         segments = np.zeros((len(parts), SEGMENT), np.int64)
         kept: list[object] = []
@@ -91,7 +89,7 @@ class FlatBatch:
             kept += [blocks, positions, mask]
             row += fed
         arrays = segments, np.array(cuts, np.int64), np.ascontiguousarray(slots)
-        return FlatBatch(first, *arrays, row, partial, tuple(kept), scratch or Scratch())
+        return FlatBatch(first, *arrays, row, partial, tuple(kept), scratch)
 
     @cached_property
     def address(self) -> int:

@@ -18,12 +18,13 @@ from numba import carray
 from torch import Tensor
 
 from specscope.kernels.cpu import product, rows
-from specscope.kernels.cpu.attention import ONE, attend, exp, floats_of_thread, merge, own_floats
+from specscope.kernels.cpu.attention import ONE, attend, exp, merge, own_floats
 from specscope.kernels.cpu.flat_batch import SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
 from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
 from specscope.kernels.cpu.tiles import (
+    BFLOAT16,
     FLOAT32,
     PAIRS,
     PANEL,
@@ -33,7 +34,7 @@ from specscope.kernels.cpu.tiles import (
     floats,
     integers,
     jit,
-    rounded,
+    keep,
     size_of,
 )
 
@@ -72,19 +73,6 @@ def _widen(x, kind, out, count):
 
 
 @jit
-def _keep(numbers, kind, out):
-    """Put floats at an address as numbers of that kind."""
-    if kind == FLOAT32:
-        kept = carray(floats(out), len(numbers))
-        for d in range(len(numbers)):
-            kept[d] = numbers[d]
-    else:
-        brief = carray(briefs(out), len(numbers))
-        for d in range(len(numbers)):
-            brief[d] = rounded(numbers[d])
-
-
-@jit
 def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
     """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
     head = qkv[at * size : (at + 1) * size]
@@ -94,16 +82,14 @@ def _prepare_heads(qkv, at, heads, kv_heads, size, norms, eps, cos, sin, kind, s
         _rotate(head, cos, sin)
     if at >= heads:
         number = size_of(kind)
-        _keep(head, kind, store + number * size * ((at - heads) * slots + slot))
+        keep(head, kind, store + number * size * ((at - heads) * slots + slot))
 
 
 @jit
 def _pair(numbers, kind, out):
     """Where the next product's weights are in pairs: numbers as bfloat16 at an address, perhaps their own."""
     if kind == PAIRS:
-        brief = carray(briefs(out), len(numbers))
-        for d in range(len(numbers)):
-            brief[d] = rounded(numbers[d])
+        keep(numbers, BFLOAT16, out)
 
 
 @jit
@@ -153,7 +139,7 @@ def _layer(address):
     found = paired + 4 * rows * inner
     tops = found + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
-    own = sums + 4 * partial * heads + 4 * thread * floats_of_thread(size)
+    own = sums + 4 * partial * heads + 4 * thread * own_floats(size)
 
     for row in range(thread, rows, threads):
         x, line = residual + 4 * row * width, projected + 4 * row * joined
@@ -219,7 +205,7 @@ def _layer(address):
     first, last = PANEL * (panels * thread // threads), PANEL * (panels * (thread + 1) // threads)
     made = carray(floats(residual), (rows, width))
     for row in range(rows):
-        _keep(made[row, first:last], kind, out + number * (row * width + first))
+        keep(made[row, first:last], kind, out + number * (row * width + first))
 
 
 @jit
@@ -248,10 +234,8 @@ def _merge_all(
                     line = before + (head // fold) * rows * fold + row * fold + head % fold
                     merge(mine, lines, top, total, line, rows * heads, parts)
                     at_row = attended + 4 * (first + row) * heads * size
-                    if kind == PAIRS:
-                        _pair(mine, kind, at_row + 2 * head * size)
-                    else:
-                        _keep(mine, FLOAT32, at_row + 4 * head * size)
+                    kept = BFLOAT16 if kind == PAIRS else FLOAT32
+                    keep(mine, kept, at_row + size_of(kept) * head * size)
                 item += 1
 
 
@@ -313,7 +297,8 @@ class CompiledLayer:
         ]
         self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
         self._address = ctypes.addressof(self._numbers)
-        # What is kept between products, in floats: of a row, and of a row in a part of its context.
+        # What is kept between products, in floats: of a thread, of a row, and of a row in a part of its context.
+        self._own_floats = own_floats.py_func(parts.size)
         self._row_floats = 2 * self._width + parts.qkv.in_features + 3 * self._inner
         self._row_floats += 2 * (parts.heads + parts.kv_heads) * parts.size
         self._part_floats = parts.heads * (parts.size + 2)
@@ -341,7 +326,7 @@ class CompiledLayer:
         row = self._width * x.itemsize  # bytes
         joined = 0 if projected is None else self.parts.qkv.in_features * x.itemsize
         turn = cos.stride(0)
-        own = torch.get_num_threads() * own_floats(self.parts.size)
+        own = torch.get_num_threads() * self._own_floats
         for batch in batches:
             at = batch.first
             scratch = batch.scratch.address(batch.rows * self._row_floats + batch.partial * self._part_floats + own)

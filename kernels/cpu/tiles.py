@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -262,9 +262,22 @@ def as_bits(typing_context, number):
 
 
 @jit
-def rounded(number):
+def _rounded(number):
     """The upper 16 bits of a float32, rounded to even: bfloat16."""
     bits = as_bits(number)
     if number != number:
         return np.uint16(0x7FC0)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@jit
+def keep(numbers, kind, out):
+    """Put floats at an address as numbers of that kind: FLOAT32, or else BFLOAT16."""
+    if kind == FLOAT32:
+        kept = carray(floats(out), len(numbers))
+        for d in range(len(numbers)):
+            kept[d] = numbers[d]
+    else:
+        brief = carray(briefs(out), len(numbers))
+        for d in range(len(numbers)):
+            brief[d] = _rounded(numbers[d])

@@ -104,7 +104,7 @@ class Recent:
         if budget.depth or paid or self.promising:
             self.pause = 0
         else:
-            most = max(MOST_PAUSE, 2**self.size // MOST_PAUSE)
+            most = max(MOST_PAUSE, 2**self.size // 4)
             self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
