@@ -118,7 +118,7 @@ class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
 
     numbers: Tensor  # [out / 16, in, 16], float32, float16 or bfloat16; in pairs [out / 16, in / 2, 16, 2]
-    start: Tensor  # float32 [out] what sums begin with: the bias, or zeros
+    start: Tensor  # float32 [out] what is added to the sums: the bias, or zeros
     in_features: int  # numbers of a row of x
     rounds: bool = True  # what comes out to the dtype of x; else it is float32
 

@@ -122,6 +122,7 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
     stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
     and start of one panel lie next to those of the one before. Where w has pairs, x has too, and a pair is a number.
+    `start` is added last: a residual or a bias may be large, and would round every term that is added to it.
 
     What comes next of a panel is fetched into the first cache; or, where it is `far`, into the second: the operation
     then also takes how many bytes ahead that is for the first k, and how many bytes further for each of the others.
@@ -136,8 +137,7 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
         for row in range(rows):
             for v in range(width):
-                begin = builder.add(at(start, start_stride, row), _int(4 * LANES * v))
-                builder.store(_vector(builder, begin), sums[row][v])
+                builder.store(ZERO, sums[row][v])
         row_of = [at(x, x_stride, row) for row in range(rows)]
         panel_of = [builder.add(w, builder.mul(apart, _int(panel))) for panel in range(panels)]
         step = builder.mul(w_stride, _int(size))
@@ -157,7 +157,9 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
                     builder.store(total, sums[row][v])
         for row in range(rows):
             for v in range(width):
-                _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), builder.load(sums[row][v]))
+                begin = builder.add(at(start, start_stride, row), _int(4 * LANES * v))
+                total = builder.fadd(_vector(builder, begin), builder.load(sums[row][v]))
+                _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _choose(builder, multiply, kinds, range(least, most + 1), args)

@@ -244,6 +244,17 @@ def test_scores_far_apart_neither_overflow_nor_vanish():
     agrees(case)
 
 
+def test_a_large_residual_does_not_round_what_is_added_to_it():
+    """Models have a few numbers in the thousands: each term of a sum that began with them would lose its last digits."""
+    case = make(9, sequences=[(6, 40, 1)])
+    case.x[:, ::4] += 2.0**13
+    exact, _ = reference(case)
+    got, _ = case.run()
+    last_place = torch.finfo(torch.float32).eps * 2.0**13
+    off = (got.double() - exact)[:, ::4].abs()
+    assert off.max() <= 1.5 * last_place  # rounded behind each of two products
+
+
 def test_a_mistake_in_any_part_would_be_seen():
     """What the tolerance of these tests is worth: each of these is far outside."""
     exact, _ = reference(make(5, sequences=[(3, 130, 1)]))

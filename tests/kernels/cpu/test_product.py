@@ -12,6 +12,7 @@ from specscope.kernels.cpu.tiles import PAIRED
 from tests.kernels.cpu.threads import threads
 
 KINDS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+LARGE = 1000.0  # a bias, beside the sum that it is added to
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 7))
 
 
@@ -23,14 +24,14 @@ def random(*shape, seed=0):
 def test_a_product_is_float64s(sizes, kind, bias, count):
     rows, length, panels = sizes
     weight = random(PANEL * panels, length).to(kind).float()
-    start = random(PANEL * panels, seed=1) if bias else None
+    start = LARGE * random(PANEL * panels, seed=1) if bias else None
     x = random(rows, length, seed=2)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if start is None else start.double())
     with threads(count):
         got = Panels.of(weight, start, kind, pairs=False)(x)
     assert got.shape == exact.shape
-    scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
-    assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
+    terms = x.double().abs() @ weight.double().abs().T  # a bias is added to their sum, and rounds no term
+    assert ((got - exact).abs() <= torch.finfo(torch.float32).eps * ((length + 2) * terms + exact.abs())).all()
 
 
 @given(SIZES, KINDS)
@@ -50,14 +51,14 @@ def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes
 def test_a_product_of_pairs_is_float64s(sizes, bias, count):
     rows, length, panels = sizes
     weight, x = random(PANEL * panels, length).bfloat16(), random(rows, length, seed=2).bfloat16()
-    start = random(PANEL * panels, seed=1) if bias else None
+    start = LARGE * random(PANEL * panels, seed=1) if bias else None
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if start is None else start.double())
     with threads(count):
         product = Panels.of(weight, start, torch.bfloat16)
         got = product(x.float())
     assert product.pairs == (length % 2 == 0)
-    scale = x.double().abs() @ weight.double().abs().T + (0 if start is None else start.double().abs())
-    assert ((got - exact).abs() <= (length + 2) * torch.finfo(torch.float32).eps * scale).all()
+    terms = x.double().abs() @ weight.double().abs().T  # a bias is added to their sum, and rounds no term
+    assert ((got - exact).abs() <= torch.finfo(torch.float32).eps * ((length + 2) * terms + exact.abs())).all()
 
 
 def test_an_output_that_is_not_rounded_is_the_sums_own():
