@@ -28,7 +28,8 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
         def lead():
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+            for number in (signal.SIGHUP, signal.SIGQUIT):  # the tests may run under nohup, or in the background
+                signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 

@@ -1,6 +1,6 @@
-"""A whole decoder layer on a processor: one call for up to 256 rows, no small operations between.
+"""Whole decoder layers on a processor: one call for up to 256 rows through many of them, no small operations between.
 
-The layer is the one of model/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
+A layer is the one of model/decoder.py: RMSNorm, queries, keys and values, rotary positions, tree attention on the
 paged cache, a gated MLP. All threads go through its phases together; each phase is cut by rows, heads, parts of
 contexts or panels of weights, none of which changes a sum.
 """
@@ -117,11 +117,20 @@ def _add_product(multiply, weight, x, x_stride, residual, out, rows, width, thre
     _project(multiply, weight, first, last, x, x_stride, out, width, out, width, rows)
 
 
-def _layer(address):
+def _layers(address):
+    """Each layer's output is the next one's input; `apart`: bytes from one to the next."""
+    given, out, apart, count, layers_at, stores_at = carray(integers(address), 6)
+    layers, stores = carray(integers(layers_at), count), carray(integers(stores_at), count)
+    for at in range(count):
+        _layer(layers[at], address + 8 * 6, given, out, stores[at])
+        given, out = out, out + apart
+        barrier()
+
+
+@jit
+def _layer(layer_at, call_at, given, out, store):
     thread, threads = me(), members()
-    layer_at, batch_at, kind, given, given_projected, out, cos_at, sin_at, turn, store, slots, scratch, multiply = (
-        carray(integers(address), 13)
-    )
+    batch_at, kind, given_projected, cos_at, sin_at, turn, slots, scratch, multiply = carray(integers(call_at), 9)
     width, heads, kv_heads, size, inner, window, floats_at, n1, n2, nq, nk = carray(integers(layer_at), 11)
     weights = carray(integers(layer_at + 8 * 11), (4, WORDS))
     segments_at, count, cuts_at, cut_count, slots_at, rows, partial = carray(integers(batch_at), 7)
@@ -239,12 +248,12 @@ def _merge_all(
                 item += 1
 
 
-_Call = ctypes.c_int64 * 13
+_Call = ctypes.c_int64 * 15
 
 
 @cache
 def _run() -> Callable[[object], None]:
-    return compiled(_layer)
+    return compiled(_layers)
 
 
 @cache
@@ -278,30 +287,20 @@ class LayerParts:
         return [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
 
 
-class CompiledLayer:
-    """A layer as one kernel."""
+class CompiledLayers:
+    """Layers of one width that follow each other, as one kernel."""
 
-    def __init__(self, parts: LayerParts) -> None:
-        self.parts = parts
-        self._width, self._inner = parts.out.out_features, parts.down.in_features
-        assert parts.size % PANEL == 0, "the kernel computes values in panels"
-        assert self._inner % PANEL == 0, "the kernel computes gates in panels"
-        settings = [parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)]
-        self._floats = torch.tensor(settings, dtype=torch.float32, device="cpu")
-        self._norms = [None if norm is None else norm.weight for norm in parts.norms]
-        numbers = [
-            *(self._width, parts.heads, parts.kv_heads, parts.size, self._inner, parts.window or 0),
-            self._floats.data_ptr(),
-            *(0 if weight is None else weight.data_ptr() for weight in self._norms),
-            *(word for part in (parts.qkv, parts.out, parts.gate_up, parts.down) for word in part.words),
-        ]
-        self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._address = ctypes.addressof(self._numbers)
+    def __init__(self, parts: Sequence[LayerParts]) -> None:
+        layers = [_Layer(of) for of in parts]
+        self.count = len(layers)
+        self._width, self._joined = layers[0].width, parts[0].qkv.in_features
+        assert all(layer.width == self._width for layer in layers), "layers hand on what they make"
+        self._layers = layers  # what the addresses point to
+        self._addresses = (ctypes.c_int64 * self.count)(*(layer.address for layer in layers))
         # What is kept between products, in floats: of a thread, of a row, and of a row in a part of its context.
-        self._own_floats = own_floats.py_func(parts.size)
-        self._row_floats = 2 * self._width + parts.qkv.in_features + 3 * self._inner
-        self._row_floats += 2 * (parts.heads + parts.kv_heads) * parts.size
-        self._part_floats = parts.heads * (parts.size + 2)
+        self._own_floats = max(layer.own_floats for layer in layers)
+        self._row_floats = max(layer.row_floats for layer in layers)
+        self._part_floats = max(layer.part_floats for layer in layers)
         self._run, self._multiply = _run(), multiply_at()
 
     def __call__(
@@ -311,31 +310,58 @@ class CompiledLayer:
         cos: Tensor,
         sin: Tensor,
         batches: Sequence[FlatBatch],
-        store: Tensor,
+        stores: Sequence[Tensor],
     ) -> Tensor:
-        """The residual stream x [N, width] after the layer.
+        """The residual stream x [N, width] after each of L layers, [L, N, width].
 
-        `projected`: what attention projects, [N, in]; None: x after the first norm. `cos`, `sin`: of each row's
-        position, float32 [N, size], rows as far apart in both; the first half of sin is negative. `batches`: the N rows
-        in their order. `store`: the layer's cache [2 * kv_heads, slots, size], into which keys and values go. It, x and
-        `projected` are all float32 or all bfloat16; between them everything is float32.
+        `projected`: what the attention of a single layer projects, [N, in]; None: x after the first norm. `cos`, `sin`:
+        of each row's position, float32 [N, size], rows as far apart in both; the first half of sin is negative.
+        `batches`: the N rows in their order. `stores`: the layers' caches, [2 * kv_heads, slots, size] each, into which
+        keys and values go. They, x and `projected` are all float32 or all bfloat16; between them everything is float32.
         """
+        assert projected is None or self.count == 1
         x = x.contiguous()
-        out = torch.empty_like(x)
+        out = x.new_empty(self.count, *x.shape)
         projected = None if projected is None else projected.contiguous()
         row = self._width * x.itemsize  # bytes
-        joined = 0 if projected is None else self.parts.qkv.in_features * x.itemsize
+        joined = 0 if projected is None else self._joined * x.itemsize
         turn = cos.stride(0)
         own = torch.get_num_threads() * self._own_floats
+        stores_at = (ctypes.c_int64 * self.count)(*(store.data_ptr() for store in stores))
         for batch in batches:
             at = batch.first
             scratch = batch.scratch.address(batch.rows * self._row_floats + batch.partial * self._part_floats + own)
             self._run(
                 _Call(
-                    *(self._address, batch.address, KIND_OF[x.dtype], x.data_ptr() + at * row),
-                    *(0 if projected is None else projected.data_ptr() + at * joined, out.data_ptr() + at * row),
+                    *(x.data_ptr() + at * row, out.data_ptr() + at * row, len(x) * row),
+                    *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
+                    *(batch.address, KIND_OF[x.dtype], 0 if projected is None else projected.data_ptr() + at * joined),
                     *(cos.data_ptr() + 4 * at * turn, sin.data_ptr() + 4 * at * turn, turn),
-                    *(store.data_ptr(), store.shape[1], scratch, self._multiply),
+                    *(stores[0].shape[1], scratch, self._multiply),
                 )
             )
         return out
+
+
+class _Layer:
+    """What the kernel is told of a layer."""
+
+    def __init__(self, parts: LayerParts) -> None:
+        self.width, inner = parts.out.out_features, parts.down.in_features
+        assert parts.size % PANEL == 0, "the kernel computes values in panels"
+        assert inner % PANEL == 0, "the kernel computes gates in panels"
+        settings = [parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)]
+        self._floats = torch.tensor(settings, dtype=torch.float32, device="cpu")
+        self._parts = parts  # what the addresses point to
+        numbers = [
+            *(self.width, parts.heads, parts.kv_heads, parts.size, inner, parts.window or 0),
+            self._floats.data_ptr(),
+            *(0 if norm is None else norm.weight.data_ptr() for norm in parts.norms),
+            *(word for part in (parts.qkv, parts.out, parts.gate_up, parts.down) for word in part.words),
+        ]
+        self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
+        self.address = ctypes.addressof(self._numbers)
+        self.own_floats = own_floats.py_func(parts.size)
+        self.row_floats = 2 * self.width + parts.qkv.in_features + 3 * inner
+        self.row_floats += 2 * (parts.heads + parts.kv_heads) * parts.size
+        self.part_floats = parts.heads * (parts.size + 2)

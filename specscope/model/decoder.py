@@ -7,6 +7,7 @@ its parameters stay, and so do hooks on it. fuse.py decides which layers it can 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from specscope.model.kv_cache import KVCache, LayerShape
 from specscope.model.linear import PackedLinear
 
 if TYPE_CHECKING:
-    from specscope.kernels.cpu.layer import CompiledLayer
+    from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
     from specscope.kernels.cpu.rows import Norm
 
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -130,15 +131,18 @@ class FusedLayer:
         self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
         self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
-        self.compiled: CompiledLayer | None = None
+        self.parts: LayerParts | None = None  # of a compiled layer
+        self.compiled: CompiledLayers | None = None
         self.most = 0  # rows that go through it
+        # What layers that are computed together made of its input, or None: see stack.py. None where it stands alone.
+        self.stack: Callable[[FusedLayer, Tensor, tuple[Tensor, Tensor], Batch, KVCache], Tensor | None] | None = None
 
     def compile(self, most: int, *, norms: bool = True) -> None:
         """Let up to `most` rows go through one kernel, where there is one for such a layer.
 
         `norms`: whether it begins with the first norm; else it is always given what attention projects.
         """
-        from specscope.kernels.cpu.layer import CompiledLayer, LayerParts  # numba is imported only where it runs
+        from specscope.kernels.cpu.layer import CompiledLayers, LayerParts  # numba is imported only where it runs
         from specscope.kernels.cpu.product import Panels
         from specscope.kernels.cpu.tiles import PANEL
 
@@ -151,22 +155,21 @@ class FusedLayer:
         if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
             return
         self.most = most
-        self.compiled = CompiledLayer(
-            LayerParts(
-                heads=self.heads,
-                kv_heads=self.kv_heads,
-                size=self.size,
-                scale=self.variant.scale,
-                window=self.variant.window,
-                first_norm=self.first_norm.kernel if norms else None,
-                second_norm=self.second_norm.kernel,
-                head_norms=None if self.head_norms is None else tuple(norm.kernel for norm in self.head_norms),
-                qkv=self.linears[0].panels,
-                out=self.linears[1].panels,
-                gate_up=self.linears[2].panels,
-                down=self.linears[3].panels,
-            )
+        self.parts = LayerParts(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            size=self.size,
+            scale=self.variant.scale,
+            window=self.variant.window,
+            first_norm=self.first_norm.kernel if norms else None,
+            second_norm=self.second_norm.kernel,
+            head_norms=None if self.head_norms is None else tuple(norm.kernel for norm in self.head_norms),
+            qkv=self.linears[0].panels,
+            out=self.linears[1].panels,
+            gate_up=self.linears[2].panels,
+            down=self.linears[3].panels,
         )
+        self.compiled = CompiledLayers([self.parts])
 
     def __call__(
         self,
@@ -178,7 +181,15 @@ class FusedLayer:
         **kwargs: Any,  # noqa: ANN401
     ) -> Tensor:
         """The layer's forward. hidden_states [1, N, width]; returns the same shape."""
+        if self.stack is not None:
+            made = self.stack(self, hidden_states, position_embeddings, batch, cache)
+            if made is not None:
+                return made
         return self.run(hidden_states[0], None, position_embeddings, batch, cache)[None]
+
+    def is_compiled_for(self, x: Tensor, batch: Batch, cache: KVCache) -> bool:
+        """Whether these rows [N, width] go through one kernel."""
+        return self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype
 
     def run(
         self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
@@ -187,9 +198,9 @@ class FusedLayer:
 
         `projected`: what attention makes its queries of; None: x after the first norm.
         """
-        if self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype:
+        if self.compiled is not None and self.is_compiled_for(x, batch, cache):
             cos, sin = self.rotary.wide(*rotation)
-            return self.compiled(x, projected, cos, sin, batch.slabs, cache.parts[self.index][0])
+            return self.compiled(x, projected, cos, sin, batch.slabs, [cache.parts[self.index][0]])[0]
         projected = self.first_norm(x) if projected is None else projected
         x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)

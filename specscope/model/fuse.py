@@ -94,6 +94,7 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, most: int)
     """
     variants: dict[int, Variant] = {}
     rotary = Rotary()
+    runs: list[list[_Call]] = [[]]  # of calls, one behind the other, to layers that can be computed together
     for call in _trial(model, layers, variants):
         index = int(call.layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
         shape = layers[index]
@@ -108,6 +109,38 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, most: int)
             fused.compile(most)
             if fused.compiled is not None and not _gives_the_same(fused, call):
                 fused.compiled = None
+        if fused.compiled is not None:
+            if runs[-1] and not _follows(call, runs[-1][-1]):
+                runs.append([])
+            runs[-1].append(call)
+    for run in runs:
+        _stack(run)
+
+
+def _follows(call: _Call, before: _Call) -> bool:
+    """Whether a call was given what the one before it made, and the same rotation."""
+    rotations = (call.named["position_embeddings"], before.named["position_embeddings"])
+    return call.given[0] is before.out and rotations[0][1] is rotations[1][1]
+
+
+def _stack(run: list[_Call]) -> None:
+    """Let layers be computed together, where that gives the same, bit for bit, as one after the other."""
+    if len(run) < 2:
+        return
+    from specscope.model.stack import LayerStack  # numba is imported only where it runs
+
+    layers: list[FusedLayer] = [call.layer.forward for call in run]  # type: ignore[misc]
+    stack = LayerStack(layers)
+    alone: Tensor = run[0].given[0]
+    together: Tensor | None = alone
+    for layer, call in zip(layers, run, strict=True):
+        rotation, batch, cache = (call.named[name] for name in ("position_embeddings", "batch", "cache"))
+        alone = layer.run(alone[0], None, rotation, batch, cache)[None]
+        together = None if together is None else stack.after(layer, together, rotation, batch, cache)
+        if together is None or not torch.equal(alone, together):
+            return
+    for layer in layers:
+        layer.stack = stack.after
 
 
 def _gives_the_same(fused: FusedLayer, call: _Call) -> bool:

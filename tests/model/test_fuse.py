@@ -8,7 +8,7 @@ import torch
 import transformers as t
 from torch import nn
 
-from specscope.kernels.cpu.layer import CompiledLayer
+from specscope.kernels.cpu.layer import CompiledLayers
 from specscope.model import linear as linear_module
 from specscope.model.batch import Batch, Segment
 from specscope.model.decoder import FusedLayer, FusedRMSNorm, looks_alike
@@ -158,8 +158,8 @@ def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
 
 def test_a_compiled_layer_that_gives_something_else_is_not_used(monkeypatch):
     monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128)
-    right = CompiledLayer.__call__
-    monkeypatch.setattr(CompiledLayer, "__call__", lambda *given: right(*given) * 1.001)
+    right = CompiledLayers.__call__
+    monkeypatch.setattr(CompiledLayers, "__call__", lambda *given: right(*given) * 1.001)
     model = build("llama")
     adopt(model, "llama")
     assert all(fused_layers(model))

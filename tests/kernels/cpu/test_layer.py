@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.kernels.cpu.flat_batch import PART, FlatBatch
-from specscope.kernels.cpu.layer import CompiledLayer, LayerParts
+from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
 from specscope.kernels.cpu.product import Panels
 from specscope.kernels.cpu.rows import Norm
 from specscope.kernels.cpu.tiles import LANES, PAIRED
@@ -38,7 +38,7 @@ class Case:
         """(what comes out, the cache behind it)."""
         store = self.store.clone()
         slabs = FlatBatch.slabs(self.batch, self.slots)
-        return CompiledLayer(self.parts)(self.x, self.projected, self.cos, self.sin, slabs, store), store
+        return CompiledLayers([self.parts])(self.x, self.projected, self.cos, self.sin, slabs, [store])[0], store
 
 
 def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40, 2),), window=None, **options):
@@ -245,7 +245,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish():
 
 
 def test_a_large_residual_does_not_round_what_is_added_to_it():
-    """Models have a few numbers in the thousands: each term of a sum that began with them would lose its last digits."""
+    """Models have a few numbers in the thousands: terms of a sum that began with one would lose their last digits."""
     case = make(9, sequences=[(6, 40, 1)])
     case.x[:, ::4] += 2.0**13
     exact, _ = reference(case)

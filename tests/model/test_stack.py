@@ -1,0 +1,107 @@
+"""Layers that are computed together: bit for bit what they give one by one, hooks and all."""
+
+import pytest
+import torch
+
+from specscope.kernels.cpu.layer import CompiledLayers
+from specscope.model.features import AuxHiddenStates
+from tests.model.test_fuse import SIZE, adopt, build, logits, segments
+
+LAYERS = SIZE["num_hidden_layers"]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many layers each call of the kernel went through."""
+    seen = []
+    right = CompiledLayers.__call__
+    monkeypatch.setattr(CompiledLayers, "__call__", lambda self, *given: seen.append(self.count) or right(self, *given))
+    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 1000)
+    return seen
+
+
+def stacked(name, dtype=torch.float32):
+    model = build(name).to(dtype).requires_grad_(False)
+    return model, adopt(model, name).layers
+
+
+def one_by_one(model):
+    for layer in model.model.layers:
+        layer.forward.stack = None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral_sliding"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_they_give_the_same_together(calls, name, dtype, rows):
+    model, layers = stacked(name, dtype)
+    calls.clear()
+    together, cache = logits(model, layers, segments(rows))
+    assert calls == [LAYERS]
+    one_by_one(model)
+    alone, other = logits(model, layers, segments(rows))
+    assert calls == [LAYERS] + [1] * LAYERS
+    assert torch.equal(together, alone)
+    assert all(torch.equal(a, b) for a, b in zip(cache.stores, other.stores, strict=True))
+
+
+def test_more_rows_than_go_together_pass_layer_by_layer(calls, monkeypatch):
+    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.SLAB", 16)
+    model, layers = stacked("llama")
+    calls.clear()
+    logits(model, layers, segments(40))
+    assert calls == [1] * LAYERS
+
+
+def test_features_are_those_of_each_layer(calls):
+    model, layers = stacked("llama")
+    aux = AuxHiddenStates(model, (0, 1, 2, LAYERS - 1, "final"))
+    calls.clear()
+    logits(model, layers, segments(5))
+    together = aux.take()
+    assert calls == [LAYERS]
+    one_by_one(model)
+    logits(model, layers, segments(5))
+    assert torch.equal(aux.take(), together)
+
+
+@pytest.mark.parametrize("at", range(LAYERS))
+def test_what_a_hook_changes_goes_into_the_layers_behind_it(calls, at):
+    model, layers = stacked("llama")
+    handle = model.model.layers[at].register_forward_hook(lambda _layer, _given, out: out + 1)
+    calls.clear()
+    changed, cache = logits(model, layers, segments(5))
+    assert calls == [LAYERS] + [1] * (LAYERS - at - 1)
+    one_by_one(model)
+    alone, other = logits(model, layers, segments(5))
+    assert torch.equal(changed, alone)
+    assert all(torch.equal(a, b) for a, b in zip(cache.stores, other.stores, strict=True))
+    handle.remove()
+    assert not torch.equal(changed, logits(model, layers, segments(5))[0])
+
+
+def test_a_pass_that_is_broken_off_leaves_nothing_to_the_next(calls):
+    model, layers = stacked("llama")
+    expected, _ = logits(model, layers, segments(7))
+
+    def give_up(*_):
+        raise RuntimeError("enough")
+
+    handle = model.model.layers[1].register_forward_hook(give_up)
+    with pytest.raises(RuntimeError, match="enough"):
+        logits(model, layers, segments(5))
+    handle.remove()
+    assert torch.equal(logits(model, layers, segments(7))[0], expected)
+
+
+def test_layers_that_differ_together_are_not_put_together(monkeypatch):
+    monkeypatch.setattr("specscope.model.fuse.compiled_rows", lambda _: 128)
+    right = CompiledLayers.__call__
+
+    def wrong(self, *given):
+        return right(self, *given) * (1 if self.count == 1 else 1.000001)
+
+    monkeypatch.setattr(CompiledLayers, "__call__", wrong)
+    model, _ = stacked("llama")
+    assert all(layer.forward.compiled for layer in model.model.layers)
+    assert not any(layer.forward.stack for layer in model.model.layers)
