@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -58,9 +59,12 @@ def _read(path: Path) -> Costs:
         found = msgspec.json.decode(path.read_bytes(), type=Costs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist") from None
-    points = (*found.step, *found.passes)
-    numbers = (found.step_request, found.tree_request, found.first, found.first_request, *(p.seconds for p in points))
+    steps = [point for curve in (found.step, *found.batches) for point in curve]
+    points = (*steps, *found.passes)
+    numbers = (found.first, found.first_request, *(p.seconds for p in points))
+    sizes = [1, *(curve[0].rows if curve else 0 for curve in found.batches)]
     sound = found.kind == KIND and found.step and all(0 <= x < math.inf for x in numbers)
-    if not sound or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in found.step):
+    rising = all(size < further for size, further in pairwise(sizes))
+    if not (sound and rising) or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in steps):
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
     return found

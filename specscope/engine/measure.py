@@ -8,19 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import mean, median
+from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
-from specscope.model.kv_cache import BlockTable, OutOfBlocksError
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.budget import Budget
 from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.costs import Point, at, rising
+from specscope.trace.costs import Point, rising
 from specscope.trace.params import SamplingParams
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import DraftTree
@@ -29,8 +30,8 @@ from specscope.user_cache import Others, is_quiet, usual
 CONTEXT, LESS = 128, 19  # tokens of the first made-up request, and by how many each further one is shorter
 PENDING = 2  # tokens of each that a draft finds committed since the last one
 ROWS = (1, 2, 3, 5, 9, 17, 33, 65)  # of one request's steps
-BATCH = 4  # requests of the steps that show what a further one adds
-TREES = (2, 3)  # rows of each request in those that verify trees: few, as trees of a batch are
+BATCH = 4  # requests of the drafts that show what a further one adds; and how many times as many steps are of next
+MOST = 64  # requests of a step: what larger batches take follows from those
 ROUNDS, WARM = 9, 1  # of each size; those that do not count
 LEAST, SECONDS = 3, 4.0  # rounds, and after how long no more than these are run
 GREEDY = SamplingParams()
@@ -47,11 +48,14 @@ class Bench:
         self.runner, self.drafter, self.verifier, self.plan = runner, drafter, verifier, plan
         self.batch = max(min(BATCH, most), 1)
         self.vocab_size = runner.loaded.vocab_size
-        self.lengths = [CONTEXT - LESS * r for r in range(self.batch)]  # of what the target has of each
+        fit = runner.cache.pool.free * BLOCK_SIZE // (CONTEXT + max(ROWS) + BLOCK_SIZE)
+        self.sizes = batches(min(most, MOST, max(fit, self.batch)))  # requests of the steps that more than one has
+        count = max((1, *self.sizes))
+        self.lengths = [CONTEXT - LESS * (r % BATCH) for r in range(count)]  # of what the target has of each
         self.tokens = [[self._token(i, r) for i in range(length)] for r, length in enumerate(self.lengths)]
-        self.tables = [BlockTable() for _ in range(self.batch)]
-        self.right = [0] * self.batch  # the target's own next token of each: a draft that it accepts
-        self.together = tuple((count * self.batch, self.batch) for count in (1, *TREES))  # steps of all: rows, requests
+        self.tables = [BlockTable() for _ in range(count)]
+        self.right = [0] * count  # the target's own next token of each: a draft that it accepts
+        self.together = [(size + nodes, size) for size in self.sizes for nodes in trees_of(size)]  # rows, requests
         self.features: list[Tensor] = []  # of the last tokens of each, where the drafter is fed them
 
     def _token(self, place: int, request: int) -> int:
@@ -64,10 +68,10 @@ class Bench:
             for r, (table, tokens) in enumerate(zip(self.tables, self.tokens, strict=True)):
                 self.runner.cache.reserve(table, CONTEXT + max(ROWS), 0)
                 for start, features in self.runner.compute(table, tokens):
-                    if features is not None:
+                    if features is not None and r < self.batch:
                         self.drafter.observe(NAME.format(r), start, features, tokens)
                         self.features = [*self.features[:r], features[-PENDING:]]
-            rows = self.runner.forward([self._segment(r, DraftTree.empty()) for r in range(self.batch)])
+            rows = self.runner.forward([self._segment(r, DraftTree.empty()) for r in range(len(self.tables))])
             self.right = [int(row[-1].argmax()) for row in rows]
             yield
         finally:
@@ -80,7 +84,7 @@ class Bench:
 
         As in a run no two trees are alike, and the first node of each is accepted.
         """
-        trees = [self._tree(r, count) for r, count in enumerate(_uneven(rows - batch, batch))]
+        trees = [self._tree(r, count) for r, count in enumerate(uneven(rows - batch, batch))]
         start = time.perf_counter()
         logits = self.runner.forward([self._segment(r, tree) for r, tree in enumerate(trees)])
         contexts = [self._context(r) for r in range(batch)]
@@ -138,13 +142,13 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     except OutOfBlocksError:
         return None
     batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
+    curves = [{rows: steps[rows, size] for rows, of in steps if of == size} for size in bench.sizes]
     alone = {rows: seconds for (rows, size), seconds in steps.items() if size == 1}
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
     return Costs(
         about=dict(about),
         step=rising([_point(rows, seconds) for rows, seconds in alone.items()]),
-        step_request=_further(steps[batch, batch], _at_rows(alone, batch), others),
-        tree_request=mean(_further(steps[n * batch, batch], _at_rows(alone, n * batch), others) for n in TREES),
+        batches=tuple(_curve(size, curve) for size, curve in zip(bench.sizes, curves, strict=True)),
         first=rounded(usual(drafts[1, 1])),
         first_request=_further(drafts[1, batch], drafts[1, 1], others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
@@ -152,20 +156,35 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     )
 
 
-def _uneven(nodes: int, batch: int) -> list[int]:
+def batches(most: int) -> list[int]:
+    """Of up to so many requests: 4, 16, 64, ... and the most."""
+    sizes = [BATCH**n for n in range(1, most.bit_length()) if BATCH**n < most]
+    return [*sizes, most] if most > 1 else []
+
+
+def trees_of(batch: int) -> list[int]:
+    """Nodes in all of the steps of a batch: none, the first, a few as most such steps have, and many."""
+    return sorted({0, 1, max(batch // 4, 2), batch, 2 * batch})
+
+
+def uneven(nodes: int, batch: int) -> list[int]:
     """So many nodes over a batch: three times as many for every other request, or as near as whole ones are."""
-    found = [-(-3 * nodes // (2 * batch)) if r % 2 == 0 else nodes // (2 * batch) for r in range(batch)]
-    found[0] += nodes - sum(found)
-    return found
+    weights = np.cumsum([1 if r % 2 else 3 for r in range(batch)])
+    ends = np.rint(nodes * weights / weights[-1]).astype(int)
+    return [int(count) for count in np.diff(ends, prepend=0)]
 
 
-def _at_rows(alone: Mapping[int, list[float]], rows: int) -> list[float]:
-    """Seconds of one request's step with so many rows, round by round: on the line between its neighbours."""
-    points = [
-        [Point(size, one, one, one) for size, one in zip(alone, each, strict=True)]
-        for each in zip(*alone.values(), strict=True)
-    ]
-    return [at(each, rows) for each in points]
+def _curve(batch: int, steps: Mapping[int, list[float]]) -> tuple[Point, ...]:
+    """Steps of one batch by rows: what its trees add, round by round, to its step without any."""
+    plain = _point(batch, steps[batch])
+    return rising([
+        plain,
+        *(
+            Point(rows, rounded(plain.seconds + _further(seconds, steps[batch], 1)), min(seconds), max(seconds))
+            for rows, seconds in steps.items()
+            if rows > batch
+        ),
+    ])  # fmt: skip
 
 
 def _further(together: Sequence[float], alone: Sequence[float], others: int) -> float:

@@ -192,7 +192,8 @@ class Sizer:
         self.learned = Learned(lifts=[LIFT] * plan.depth, shares=[1.0] * plan.depth, unseen=[0] * plan.depth)
         self._prices: Prices | None = None  # of the step that was asked for last
         self._asked: dict[str, tuple[Recent, Prices]] = {}  # in this step; kept of those that decode in it
-        self._seconds: dict[int, Doubles] = {}  # of a step by nodes of each tree; by batch
+        self._seconds: dict[int, Doubles] = {}  # of a step by its nodes; by batch
+        self._first_trees: dict[int, float] = {}  # and what the first tree adds
 
     def choose(self, request: str, batch: int, *, greedy: bool, length: int = 0) -> Budget:
         """The budget of a request of so many tokens in a batch of that many, as if all of them chose alike.
@@ -201,7 +202,7 @@ class Sizer:
         """
         known, price = self.learned, self._prices
         found = known.recent.get(request)
-        if found is not None and known.steps < found.until and found.size == size_of(batch):
+        if found is not None and known.steps < found.until and size_of(batch) >= found.size - 1:
             return Budget.off(found.reason)
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
@@ -224,14 +225,11 @@ class Sizer:
     def _priced(self, batch: int) -> Prices:
         """What rows and passes must bring in a batch of that many."""
         known, costs, plan = self.learned, self.costs, self.plan
-        if batch not in self._seconds:
-            sizes = range(batch, batch * (1 + plan.max_nodes) + 1)
-            self._seconds[batch] = np.array([costs.step_seconds(size, batch) for size in sizes])
-        seconds = self._seconds[batch]
+        seconds = self._seconds_of(batch)
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
         together = batch * worth * (seconds - seconds[0])
         rows = together[::batch] / batch
-        rows[1:] += worth * costs.first_tree_seconds(batch) * (1 / max(known.verifying, 1 / batch) - 1)
+        rows[1:] += worth * self._first_trees[batch] * (1 / max(known.verifying, 1 / batch) - 1)
         later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
         passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
@@ -260,9 +258,17 @@ class Sizer:
             first=first,
             least=[float(times * passes[0]) for times in (ALONE if batch == 1 else TOGETHER)],
             seconds=float(seconds[0]),
-            alone=costs.first_seconds(1) + costs.step_seconds(batch + some, batch) - seconds[0],
+            alone=costs.first_seconds(1) + float(seconds[some] - seconds[0]),
             text=text,
         )
+
+    def _seconds_of(self, batch: int) -> Doubles:
+        """[batch * nodes + 1] what its steps take without drafting, by nodes in all. Worked out once."""
+        if batch not in self._seconds:
+            sizes = range(batch, batch * (1 + self.plan.max_nodes) + 1)
+            self._seconds[batch] = np.array([self.costs.step_seconds(size, batch) for size in sizes])
+            self._first_trees[batch] = self.costs.first_tree_seconds(batch)
+        return self._seconds[batch]
 
     def _depth(self, request: str, recent: Recent, price: Prices) -> tuple[int, str, bool]:
         """How deep a search may go, why, and whether it is a probe."""
@@ -359,10 +365,9 @@ class Sizer:
     def _learn_rate(self, outcomes: Sequence[Outcome]) -> None:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
-        rows = batch + sum(len(one.tree) for one in outcomes)
+        takes, nodes = self._seconds_of(batch), sum(len(one.tree) for one in outcomes)
         looked = [len(one.levels) for one in outcomes if one.levels]
-        plain = self.costs.step_seconds(batch, batch)
-        seconds = self.costs.step_seconds(rows, batch) if rows > batch else plain
+        plain, seconds = float(takes[0]), float(takes[nodes])
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):

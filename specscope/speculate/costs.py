@@ -6,6 +6,7 @@ They are measured once and kept in a file (engine/cost_file.py): what follows fr
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,12 +19,11 @@ KIND = "specscope engine costs"
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. Points are by rows in all; a batch of B requests takes B - 1 times what a further request adds."""
+    """Seconds. Points are by rows in all."""
 
     about: Mapping[str, str]  # machine, models and settings: a file is good for these alone
     step: tuple[Point, ...]  # forward and verification of one request, by rows
-    step_request: float  # what each further request of a batch adds to a step
-    tree_request: float  # and where trees are verified
+    batches: tuple[tuple[Point, ...], ...]  # the same of more requests: as many as a curve's first point has rows
     first: float  # a drafting pass over one request's root; 0 for a drafter that is no model
     first_request: float
     passes: tuple[Point, ...]  # each later pass, by rows
@@ -31,15 +31,27 @@ class Costs:
     kind: str = KIND
 
     def step_seconds(self, rows: int, batch: int) -> float:
-        """Of a step without drafting."""
-        return at(self.step, rows) + (batch - 1) * (self.tree_request if rows > batch else self.step_request)
+        """Of a step without drafting: on the line between the batches that were measured, or beyond the last two."""
+        curves = (self.step, *self.batches)
+        if len(curves) == 1:
+            return at(self.step, rows)
+        sizes = [1, *(curve[0].rows for curve in self.batches)]
+        above = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
+        plain, trees = [], []
+        for size, curve in zip(sizes[above - 1 : above + 1], curves[above - 1 : above + 1], strict=True):
+            plain.append(at(curve, size))
+            trees.append(at(curve, size + rows - batch) - plain[-1])
+        share = (batch - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        further = max(plain[1] - plain[0], 0.0) * share
+        return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
 
     def first_tree_seconds(self, batch: int) -> float:
-        """Of that, what the first tree adds beyond its rows, however small it is."""
-        return max(self.tree_request - self.step_request, 0.0) * (batch - 1)
+        """What the first tree adds beyond its rows, however small it is."""
+        none, one, two = (self.step_seconds(batch + nodes, batch) for nodes in range(3))
+        return max(one - none - (two - one), 0.0)
 
     def first_seconds(self, batch: int) -> float:
-        """Of the first drafting pass, with all that drafting takes once."""
+        """Of the first drafting pass, with all that drafting takes once; so much more for each further request."""
         return self.first + (batch - 1) * self.first_request
 
     def pass_seconds(self, rows: int) -> float:

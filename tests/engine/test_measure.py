@@ -1,21 +1,24 @@
 """What an engine's costs are made of, from rounds whose true costs are known."""
 
 from contextlib import nullcontext
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specscope.engine.measure import DEPTHS, ROUNDS, ROWS, TREES, Bench, measure
+from specscope.engine.measure import DEPTHS, ROUNDS, ROWS, Bench, batches, measure, trees_of, uneven
 from specscope.trace.plan import DynamicPlan
 
-BATCH = 4
-ROW, PLAIN, FURTHER, OF_TREES = (
-    1.5e-3,
-    20e-3,
-    1e-3,
-    2.5e-3,
-)  # seconds of a row, a step, a further request of either kind
+BATCH, MOST = 4, 12
+# seconds of a row, a step, a further request, and of the first tree in a batch
+ROW, PLAIN, FURTHER, JUMP = 1.5e-3, 20e-3, 1e-3, 2.5e-3
 FIRST, FIRST_FURTHER, LATER = 4e-3, 0.5e-3, 2e-3
+
+
+def step_takes(rows, batch):
+    return PLAIN + ROW * rows + (batch - 1) * FURTHER + JUMP * (rows > batch > 1)
 
 
 class Rounds(Bench):
@@ -23,6 +26,7 @@ class Rounds(Bench):
 
     def __init__(self, pace):
         self.batch, self.plan, self.pace = BATCH, DynamicPlan(12, 3, 4), pace
+        self.sizes = batches(MOST)
 
     def requests(self):
         return nullcontext()
@@ -30,8 +34,7 @@ class Rounds(Bench):
     def rounds(self):
         alone = {(rows, 1): [PLAIN + ROW * rows] for rows in ROWS}
         together = {
-            (n * BATCH, BATCH): [PLAIN + ROW * n * BATCH + (BATCH - 1) * (FURTHER if n == 1 else OF_TREES)]
-            for n in (1, *TREES)
+            (size + nodes, size): [step_takes(size + nodes, size)] for size in self.sizes for nodes in trees_of(size)
         }
         drafts = {
             (depth, batch): [FIRST + (batch - 1) * FIRST_FURTHER + (depth - 1) * LATER]
@@ -51,8 +54,11 @@ def check(costs, within):
 
     assert [point.rows for point in costs.step] == list(ROWS)
     assert [point.seconds for point in costs.step] == [close(PLAIN + ROW * rows) for rows in ROWS]
-    assert costs.step_request == close(FURTHER)
-    assert costs.tree_request == close(OF_TREES)
+    assert [curve[0].rows for curve in costs.batches] == [BATCH, MOST]
+    for batch in (1, BATCH, MOST):
+        for nodes in (0, 1, 2, 7, 40):
+            assert costs.step_seconds(batch + nodes, batch) == close(step_takes(batch + nodes, batch))
+        assert costs.first_tree_seconds(batch) == pytest.approx(JUMP * (batch > 1), abs=within * PLAIN)
     assert costs.first == close(FIRST)
     assert costs.first_request == close(FIRST_FURTHER)
     assert [(point.rows, point.seconds) for point in costs.passes] == [(4, close(LATER)), (16, close(LATER))]
@@ -73,11 +79,29 @@ def test_noise_of_a_step_falls_out_of_what_a_request_adds():
     """Each round has a pace of its own: a difference between one round's step and another's would be all noise."""
     pace = 1 + 0.3 * np.random.default_rng(0).random(ROUNDS)
     costs = measure(Rounds(pace.tolist()), {}, print)
-    assert costs.step_request == pytest.approx(FURTHER * np.median(pace), rel=1e-3)
-    assert costs.tree_request == pytest.approx(OF_TREES * np.median(pace), rel=1e-3)
+    for batch in (BATCH, MOST):
+        added = costs.step_seconds(batch + 1, batch) - costs.step_seconds(batch, batch)
+        assert added == pytest.approx((ROW + JUMP) * np.median(pace), rel=1e-3)
 
 
 def test_a_machine_that_is_slow_throughout_has_the_costs_of_its_pace():
     """The ratios are what trees are chosen by."""
     costs = measure(Rounds([2.0] * ROUNDS), {}, print)
-    assert costs.step_request / costs.step[0].seconds == pytest.approx(FURTHER / (PLAIN + ROW), rel=1e-3)
+    plain = costs.step_seconds(1, 1)
+    assert costs.step_seconds(MOST, MOST) / plain == pytest.approx(step_takes(MOST, MOST) / (PLAIN + ROW), rel=1e-3)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 5, 16, 17, 64])
+def test_batches_go_up_to_the_most(most):
+    sizes = batches(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1:] == ([most] if most > 1 else [])
+    assert all(further <= 4 * size for size, further in pairwise([1, *sizes]))
+
+
+@given(st.integers(0, 200), st.integers(1, 64))
+def test_nodes_are_shared_out_whole(nodes, batch):
+    counts = uneven(nodes, batch)
+    assert len(counts) == batch
+    assert sum(counts) == nodes
+    assert min(counts) >= 0

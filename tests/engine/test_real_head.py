@@ -38,9 +38,7 @@ ENGINES = {
 def cheap_rows(tmp_path):
     """A file of costs in which rows are nearly free: drafts for 20 requests at once pay, whatever the machine."""
     step, passes = (Point(1, 0.02, 0.02, 0.02), Point(512, 0.03, 0.03, 0.03)), (Point(1, 0.001, 0.001, 0.001),)
-    costs = Costs(
-        about={}, step=step, step_request=1e-5, tree_request=1e-5, first=0.001, first_request=0, passes=passes
-    )
+    costs = Costs(about={}, step=step, batches=(), first=0.001, first_request=0, passes=passes)
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs))
     return str(file)

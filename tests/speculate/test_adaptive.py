@@ -22,7 +22,7 @@ from specscope.speculate.adaptive import (
 )
 from specscope.speculate.budget import Budget, share_out
 from specscope.speculate.costs import Costs
-from specscope.trace.costs import Point
+from specscope.trace.costs import Point, at
 from specscope.trace.plan import DynamicPlan
 from specscope.trace.tree import ROOT, DraftTree
 from tests.engines import COSTS
@@ -34,7 +34,13 @@ PLAN = DynamicPlan(12, depth=4, top=3)
 def costs(base=0.03, slope=0.001, first=0.003, later=0.002):
     """Straight lines: a step of R rows takes base + slope * R."""
     step = tuple(Point(rows, base + slope * rows, 0, 0) for rows in (1, 65))
-    return Costs({}, step, 0.0, 0.0, first, 0.0, (Point(1, later, 0, 0),))
+    return Costs({}, step, (), first, 0.0, (Point(1, later, 0, 0),))
+
+
+def with_jump(costs, batch, seconds):
+    """The same, but that in a batch of so many the first tree takes so much longer."""
+    curve = [Point(rows, at(costs.step, rows) + seconds * (rows > batch), 0, 0) for rows in (batch, batch + 1, 65)]
+    return replace(costs, batches=(tuple(curve),))
 
 
 @given(st.lists(st.tuples(st.floats(-6, 0), st.booleans()), max_size=60))
@@ -50,7 +56,7 @@ def test_acceptance_never_falls_as_the_drafter_is_surer(nodes):
 
 def test_one_tree_in_a_batch_pays_for_the_jump_alone():
     """Two requests whose nodes would pay for the first tree's jump together, and one that would not."""
-    sizer = Sizer(PLAN, replace(costs(), tree_request=0.012))
+    sizer = Sizer(PLAN, with_jump(costs(), 2, 0.012))
     budgets = [sizer.choose(name, 2, greedy=True) for name in ("a", "b")]
     sure = np.array([0.6])
     assert budgets[0].together[1] > 0.6
@@ -182,6 +188,21 @@ def test_requests_that_find_nothing_are_left_alone_for_longer_in_large_batches(b
     assert max(np.diff(asked)) == most + 1
 
 
+def test_a_batch_that_goes_to_and_fro_by_one_request_brings_no_further_questions():
+    """From 31 to 32 requests, rows are priced anew: that is no reason to look into all texts again."""
+
+    def asked(sizes):
+        sizer, times = Sizer(PLAN, costs(first=1.0)), 0
+        for step in range(120):
+            budget = sizer.choose("r", sizes[step % len(sizes)], greedy=True)
+            times += not budget.is_off
+            nothing = np.zeros(0, np.float32)
+            sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), nothing, nothing.astype(np.int64), 1)])
+        return times
+
+    assert asked([31, 32]) <= asked([31])
+
+
 def test_it_stops_where_nothing_is_accepted_probes_and_comes_back():
     sizer = Sizer(PLAN, costs(first=0.006))
     bad, good = World(0.5, 0.0, 2), World(0.9, 1.0, 2)
@@ -220,7 +241,7 @@ def test_one_request_at_a_time_probes():
 
 def test_those_who_draft_bear_the_cost_of_a_pass_together():
     sizer = Sizer(PLAN, costs(first=0.0005, later=0.0005))
-    sizer.costs = replace(sizer.costs, tree_request=0.001)
+    sizer.costs = with_jump(sizer.costs, 4, 0.003)
     names, good = [f"r{i}" for i in range(4)], World(0.9, 1.0, 2)
 
     def step(drafting):

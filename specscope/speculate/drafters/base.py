@@ -104,6 +104,8 @@ def path_scores(draft: Draft) -> Floats:
 
     What a combined draft is ranked by is another number: the chance that it is accepted.
     """
+    if draft is NO_DRAFT:
+        return NO_SCORES
     if draft.notes is None:
         return np.full(len(draft.tree), -np.inf, np.float32)
     with np.errstate(divide="ignore"):
@@ -114,7 +116,7 @@ def path_scores(draft: Draft) -> Floats:
     return scores
 
 
-NO_DRAFT = Draft(DraftTree.empty())
+NO_DRAFT, NO_SCORES = Draft(DraftTree.empty()), np.zeros(0, np.float32)
 
 
 class Drafter(Protocol):
