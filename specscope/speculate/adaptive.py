@@ -46,6 +46,7 @@ SHARE_BACK = 0.02  # of the way to all of them, for each step without such a pas
 # Times what the first pass costs that a request which does not draft must bring, and one that does: what just pays on
 # average loses over many a stretch of steps. In a batch rows are most of the price: a little wrong in them is much.
 ALONE, TOGETHER = (1.35, 1.2), (2.0, 2.0)
+BESIDE = 1.35  # times its rows' time that a node in a batch must bring: texts are looked into, notes taken, paths kept
 PROBE_EVERY = 24  # steps without drafts after which a request may try again
 PROBE_SHARE = 0.01  # of the time, for such probes
 # Steps for which a request that finds nothing is left alone before it is asked again. In larger batches it is up to
@@ -227,7 +228,7 @@ class Sizer:
         known, costs, plan = self.learned, self.costs, self.plan
         seconds = self._seconds_of(batch)
         worth = max(known.tokens / known.costs, 1.0) / seconds[0]  # tokens of each request a second
-        together = batch * worth * (seconds - seconds[0])
+        together = batch * worth * (seconds - seconds[0]) * (1.0 if batch == 1 else BESIDE)
         rows = together[::batch] / batch
         rows[1:] += worth * self._first_trees[batch] * (1 / max(known.verifying, 1 / batch) - 1)
         later = worth * costs.pass_seconds(batch * plan.top)
