@@ -78,13 +78,12 @@ def test_prices_are_seconds_at_the_rate_of_the_engine():
     sizer = Sizer(PLAN, costs(base=0.03, slope=0.001, first=0.003, later=0.002))
     budget = sizer.choose("r", 2, greedy=True)
     plain = 0.03 + 0.002  # a step of two rows
-    assert budget.prices[5] == pytest.approx(
-        BESIDE * 2 * 5 * 0.001 / plain
-    )  # the batch's time, a token for each request
+    node = BESIDE * 2 * 0.001 / plain  # of each request: the batch's time, a token for each request
+    assert budget.prices[5] == pytest.approx(5 * node)
     assert budget.passes.tolist() == pytest.approx([0.003 / plain, *[0.002 / plain] * 3])
     sizer.learned.steps += 1
     sizer.learned.tokens *= 2  # twice as many tokens in the same time: time is worth twice as much
-    assert sizer.choose("r", 2, greedy=True).prices[5] == pytest.approx(4 * 5 * 0.001 / plain)
+    assert sizer.choose("r", 2, greedy=True).prices[5] == pytest.approx(2 * 5 * node)
 
 
 class World:
