@@ -102,19 +102,22 @@ def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y,
 
 
 @jit
-def _add_product(multiply, weight, x, x_stride, residual, out, rows, width, thread, threads):
-    """out = residual + bias + x W^T, this thread's panels."""
+def _add_product(multiply, weight, x, x_stride, residual, made, rows, width, thread, threads):
+    """residual += bias + x W^T, this thread's panels. `made`: room for the sums, [rows, width]."""
     panels = weight[2]
     first, last = panels * thread // threads, panels * (thread + 1) // threads
-    before, after, bias = (
+    total, sums, bias = (
         carray(floats(residual), (rows, width)),
-        carray(floats(out), (rows, width)),
+        carray(floats(made), (rows, width)),
         carray(floats(weight[3]), width),
     )
     for row in range(rows):
         for d in range(first * PANEL, last * PANEL):
-            after[row, d] = before[row, d] + bias[d]
-    _project(multiply, weight, first, last, x, x_stride, out, width, out, width, rows)
+            total[row, d] += bias[d]
+    _project(multiply, weight, first, last, x, x_stride, residual, width, made, width, rows)
+    for row in range(rows):
+        for d in range(first * PANEL, last * PANEL):
+            total[row, d] = sums[row, d]
 
 
 def _layers(address):
@@ -187,7 +190,7 @@ def _layer(layer_at, call_at, given, out, store):
     )  # fmt: skip
     barrier()
 
-    _add_product(multiply, weights[1], attended, size_all, residual, residual, rows, width, thread, threads)
+    _add_product(multiply, weights[1], attended, size_all, residual, normed, rows, width, thread, threads)
     barrier()
 
     gate_up, down = weights[2], weights[3]
@@ -209,7 +212,7 @@ def _layer(layer_at, call_at, given, out, store):
     barrier()
 
     into, apart = (paired, inner) if down[0] == PAIRS else (gated, 2 * inner)
-    _add_product(multiply, down, into, apart, residual, residual, rows, width, thread, threads)
+    _add_product(multiply, down, into, apart, residual, normed, rows, width, thread, threads)
     panels = down[2]
     first, last = PANEL * (panels * thread // threads), PANEL * (panels * (thread + 1) // threads)
     made = carray(floats(residual), (rows, width))

@@ -122,7 +122,8 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
     The operation takes (the kind of w, rows; w, its row's stride, the bytes from one panel to the next; x, its row's
     stride; start, its row's stride; y, its row's stride; k): addresses, and strides in numbers. All but w is float32; y
     and start of one panel lie next to those of the one before. Where w has pairs, x has too, and a pair is a number.
-    `start` is added last: a residual or a bias may be large, and would round every term that is added to it.
+    Where y and start are one place, a sum is continued: it begins with what lies there. Else start is added last: a
+    residual or a bias may be large, and would round every term that is added to it.
 
     What comes next of a panel is fetched into the first cache; or, where it is `far`, into the second: the operation
     then also takes how many bytes ahead that is for the first k, and how many bytes further for each of the others.
@@ -135,9 +136,11 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
         size = BYTES[kind]
         at = lambda base, stride, row: builder.add(base, builder.mul(builder.mul(stride, _int(row)), _int(4)))  # noqa: E731
         sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(width)] for _ in range(rows)]
+        goes_on = builder.icmp_signed("==", start, y)
+        at_start = lambda row, v: _vector(builder, builder.add(at(start, start_stride, row), _int(4 * LANES * v)))  # noqa: E731
         for row in range(rows):
             for v in range(width):
-                builder.store(ZERO, sums[row][v])
+                builder.store(builder.select(goes_on, at_start(row, v), ZERO), sums[row][v])
         row_of = [at(x, x_stride, row) for row in range(rows)]
         panel_of = [builder.add(w, builder.mul(apart, _int(panel))) for panel in range(panels)]
         step = builder.mul(w_stride, _int(size))
@@ -157,8 +160,8 @@ def product_tile(panels: int, least: int, most: int, kinds: tuple[int, ...] = KI
                     builder.store(total, sums[row][v])
         for row in range(rows):
             for v in range(width):
-                begin = builder.add(at(start, start_stride, row), _int(4 * LANES * v))
-                total = builder.fadd(_vector(builder, begin), builder.load(sums[row][v]))
+                last = builder.select(goes_on, ZERO, at_start(row, v))
+                total = builder.fadd(last, builder.load(sums[row][v]))
                 _store(builder, builder.add(at(y, y_stride, row), _int(4 * LANES * v)), total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -238,6 +238,21 @@ def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(dtype
         assert torch.equal(again_store.nan_to_num(), store.nan_to_num())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("blocks", [[60, 3, 40, 7, 30, 11, 20, 15], [0, 1, 2, 3, 40, 41, 42, 43]])
+def test_where_blocks_lie_changes_nothing(dtype, blocks):
+    """A request that was preempted, or goes back, gets its blocks in another order."""
+    case = make(6, sequences=[(1, 120, 0)], scattered=False, dtype=dtype)
+    (part,) = case.batch
+    places = np.arange(121)
+    old, new = (np.array(of)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE for of in (part.blocks, blocks))
+    store = torch.full_like(case.store, UNUSED)
+    store[:, new] = case.store[:, old]
+    moved = Part(blocks, part.context, part.positions, part.mask)
+    other = Case(**{**vars(case), "batch": [moved], "slots": new[120:], "store": store})
+    assert torch.equal(other.run()[0], case.run()[0])
+
+
 def test_scores_far_apart_neither_overflow_nor_vanish():
     case = make(4, sequences=[(2, 200, 0)], scattered=False)
     case.store[: case.parts.kv_heads] *= 200  # keys: scores of several hundreds
