@@ -21,7 +21,7 @@ from specscope import user_cache
 from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs
-from specscope.engine.measure import MOST, Bench, measure
+from specscope.engine.measure import Bench, fitting, measure
 from specscope.engine.warm_up import warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
@@ -139,7 +139,7 @@ def engine_costs(
         **versions(runner.loaded.dtype),
         # Costs that were measured in another way are not these.
         "measured": "in paired rounds, threads spinning, drafts after steps, by batches",
-        "batch": str(min(config.max_batch, MOST)),
+        "batch": str(fitting(runner, config.max_batch)),
         "versions": f"specscope {specscope.__version__}, torch {torch.__version__}",
     }
     named = config.costs

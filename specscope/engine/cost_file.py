@@ -13,6 +13,8 @@ from specscope.errors import UserError
 from specscope.speculate.costs import KIND, Costs
 from specscope.user_cache import LARGEST, is_good, place
 
+MOST_ROWS = 2**31  # of a point
+
 
 def cached_file(about: Mapping[str, str]) -> Path:
     """The file in the user's cache for engines of this kind on this machine."""
@@ -58,13 +60,25 @@ def _read(path: Path) -> Costs:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Costs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist") from None
-    steps = [point for curve in (found.step, *found.batches) for point in curve]
-    points = (*steps, *found.passes)
-    numbers = (found.first, found.first_request, *(p.seconds for p in points))
-    sizes = [1, *(curve[0].rows if curve else 0 for curve in found.batches)]
-    sound = found.kind == KIND and found.step and all(0 <= x < math.inf for x in numbers)
-    rising = all(size < further for size, further in pairwise(sizes))
-    if not (sound and rising) or any(p.rows < 1 for p in points) or not all(p.seconds > 0 for p in steps):
-        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
+        found = None
+    if found is None or not _is_sound(found):
+        raise UserError(
+            f"{path} holds no costs: name a file that --costs of this version wrote, or one that does not exist"
+        )
     return found
+
+
+def _is_sound(found: Costs) -> bool:
+    """Whether it holds seconds by rising numbers of rows, and batches by rising sizes."""
+    if found.kind != KIND or not all((found.step, *found.batches)):
+        return False
+    curves = (found.step, *found.batches, found.passes)
+    sizes = [1, *(curve[0].rows for curve in found.batches)]
+    rows = [[point.rows for point in curve] for curve in curves]
+    points = [point for curve in curves for point in curve]
+    return (
+        all(size < further for rising in (sizes, *rows) for size, further in pairwise(rising))
+        and all(1 <= point.rows <= MOST_ROWS and 0 <= point.seconds < math.inf for point in points)
+        and all(point.seconds > 0 for curve in (found.step, *found.batches) for point in curve)
+        and all(0 <= seconds < math.inf for seconds in (found.first, found.first_request))
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -48,8 +49,7 @@ class Bench:
         self.runner, self.drafter, self.verifier, self.plan = runner, drafter, verifier, plan
         self.batch = max(min(BATCH, most), 1)
         self.vocab_size = runner.loaded.vocab_size
-        fit = runner.cache.pool.free * BLOCK_SIZE // (CONTEXT + max(ROWS) + BLOCK_SIZE)
-        self.sizes = batches(min(most, MOST, max(fit, self.batch)))  # requests of the steps that more than one has
+        self.sizes = batches(max(fitting(runner, most), self.batch))  # requests of the steps that more than one has
         count = max((1, *self.sizes))
         self.lengths = [CONTEXT - LESS * (r % BATCH) for r in range(count)]  # of what the target has of each
         self.tokens = [[self._token(i, r) for i in range(length)] for r, length in enumerate(self.lengths)]
@@ -142,13 +142,16 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     except OutOfBlocksError:
         return None
     batch, others, top = bench.batch, max(bench.batch - 1, 1), bench.plan.top
-    curves = [{rows: steps[rows, size] for rows, of in steps if of == size} for size in bench.sizes]
+    curves: list[tuple[Point, ...]] = []
+    for size in bench.sizes:
+        least = curves[-1][0].seconds if curves else usual(steps[1, 1])
+        curves.append(_curve(size, {rows: steps[rows, size] for rows, of in steps if of == size}, least))
     alone = {rows: seconds for (rows, size), seconds in steps.items() if size == 1}
     later = {top * size: _later(drafts, size) for size in sorted({1, batch})}
     return Costs(
         about=dict(about),
         step=rising([_point(rows, seconds) for rows, seconds in alone.items()]),
-        batches=tuple(_curve(size, curve) for size, curve in zip(bench.sizes, curves, strict=True)),
+        batches=tuple(curves),
         first=rounded(usual(drafts[1, 1])),
         first_request=_further(drafts[1, batch], drafts[1, 1], others),
         passes=rising([_point(rows, seconds) for rows, seconds in later.items()]),
@@ -156,15 +159,20 @@ def measure(bench: Bench, about: Mapping[str, str], progress: Callable[[str], No
     )
 
 
+def fitting(runner: ModelRunner, most: int) -> int:
+    """Requests that are made up: as many as the engine runs at once, MOST, or as many as its KV cache holds."""
+    return min(most, MOST, runner.cache.pool.free * BLOCK_SIZE // (CONTEXT + max(ROWS) + BLOCK_SIZE))
+
+
 def batches(most: int) -> list[int]:
     """Of up to so many requests: 4, 16, 64, ... and the most."""
-    sizes = [BATCH**n for n in range(1, most.bit_length()) if BATCH**n < most]
+    sizes = [BATCH**n for n in range(1, most.bit_length()) if 2 * BATCH**n <= most]
     return [*sizes, most] if most > 1 else []
 
 
 def trees_of(batch: int) -> list[int]:
     """Nodes in all of the steps of a batch: none, the first, a few as most such steps have, and many."""
-    return sorted({0, 1, max(batch // 4, 2), batch, 2 * batch})
+    return sorted({0, 1, max(batch // 4, 2), batch, 2 * batch, min(4 * batch, 128)})
 
 
 def uneven(nodes: int, batch: int) -> list[int]:
@@ -174,9 +182,13 @@ def uneven(nodes: int, batch: int) -> list[int]:
     return [int(count) for count in np.diff(ends, prepend=0)]
 
 
-def _curve(batch: int, steps: Mapping[int, list[float]]) -> tuple[Point, ...]:
-    """Steps of one batch by rows: what its trees add, round by round, to its step without any."""
+def _curve(batch: int, steps: Mapping[int, list[float]], least: float) -> tuple[Point, ...]:
+    """Steps of one batch by rows: what its trees add, round by round, to its step without any.
+
+    `least`: what a smaller batch takes, as this one cannot take less.
+    """
     plain = _point(batch, steps[batch])
+    plain = replace(plain, seconds=rounded(max(plain.seconds, least)))
     return rising([
         plain,
         *(

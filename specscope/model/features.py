@@ -61,8 +61,9 @@ class AuxHiddenStates:
         self._seen["final"] = out[0][0]
 
     def take(self) -> Tensor:
-        """The last pass's features, [N, aux_layers * width], the aux layers side by side."""
-        return torch.cat([self._seen[aux_layer] for aux_layer in self.aux_layers], dim=-1)
+        """The last pass's features, [N, aux_layers * width], the aux layers side by side. They are not kept here."""
+        seen, self._seen = self._seen, {}
+        return torch.cat([seen[aux_layer] for aux_layer in self.aux_layers], dim=-1)
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401

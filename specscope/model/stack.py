@@ -16,8 +16,8 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin of the rows' positions
 class LayerStack:
     """Layers that are computed when the first of them is called; each then gives out what is its own.
 
-    The model's loop over its layers stays as it is, and so do hooks on them. A layer that is handed anything but what
-    the one before it gave computes by itself.
+    The model's loop over its layers stays as it is, and hooks on them see what they would see. A layer that is handed
+    another tensor than the one before it gave computes by itself; what a hook changes in place is not noticed.
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
@@ -34,17 +34,18 @@ class LayerStack:
         at = layer.index - self._layers[0].index
         if at == 0:
             self._made, self._sin = self._compute(x, rotation, batch, cache), rotation[1]
-        elif not self._made or x is not self._made[at - 1] or rotation[1] is not self._sin:
+        made = self._made
+        if not made or (at and (x is not made[at - 1] or rotation[1] is not self._sin)):
             return None
-        made = self._made[at] if self._made else None
         if layer is self._layers[-1]:
             self._made = ()
-        return made
+        return made[at]
 
     def _compute(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Sequence[Tensor]:
         """Nothing where rows go through in several batches: layer by layer, the weights are read once for all."""
         first = self._layers[0]
-        if not first.is_compiled_for(x[0], batch, cache) or len(batch.slabs) > 1:
+        compiled = all(layer.compiled is not None for layer in self._layers)
+        if not compiled or not first.is_compiled_for(x[0], batch, cache) or len(batch.slabs) > 1:
             return ()
         cos, sin = first.rotary.wide(*rotation)
         stores = [cache.parts[layer.index][0] for layer in self._layers]

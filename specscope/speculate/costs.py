@@ -39,11 +39,16 @@ class Costs:
         above = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
         plain, trees = [], []
         for size, curve in zip(sizes[above - 1 : above + 1], curves[above - 1 : above + 1], strict=True):
-            plain.append(at(curve, size))
-            trees.append(at(curve, size + rows - batch) - plain[-1])
+            plain.append(curve[0].seconds if size > 1 else at(curve, size))
+            trees.append(self._along(curve, size + rows - batch) - plain[-1])
         share = (batch - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
         further = max(plain[1] - plain[0], 0.0) * share
         return plain[0] + further + trees[0] + min(share, 1.0) * (trees[1] - trees[0])
+
+    def _along(self, curve: tuple[Point, ...], rows: int) -> float:
+        """At so many rows; beyond the last that was measured, rows take what they take of one request."""
+        last = curve[-1].rows
+        return at(curve, rows) if rows <= last else curve[-1].seconds + at(self.step, rows) - at(self.step, last)
 
     def first_tree_seconds(self, batch: int) -> float:
         """What the first tree adds beyond its rows, however small it is."""

@@ -96,7 +96,7 @@ def test_batches_go_up_to_the_most(most):
     sizes = batches(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1:] == ([most] if most > 1 else [])
-    assert all(further <= 4 * size for size, further in pairwise([1, *sizes]))
+    assert all(2 * size <= further < 8 * size for size, further in pairwise([1, *sizes]))
 
 
 @given(st.integers(0, 200), st.integers(1, 64))

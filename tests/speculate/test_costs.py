@@ -20,7 +20,7 @@ COSTS = Costs({}, STEP, (FOUR, TWENTY), 0.0, 0.0, ())
 
 @pytest.mark.parametrize(("batch", "points"), [(1, STEP), (4, FOUR), (20, TWENTY)])
 def test_a_batch_that_was_measured_is_its_curve(batch, points):
-    for rows in range(batch, 100):
+    for rows in range(batch, points[-1].rows + 1):
         assert COSTS.step_seconds(rows, batch) == pytest.approx(at(points, rows))
 
 
@@ -33,6 +33,10 @@ def test_between_batches_it_lies_between():
 def test_beyond_the_largest_a_request_adds_the_same_and_trees_cost_as_there():
     assert COSTS.step_seconds(36, 36) == pytest.approx(48 + (48 - 16))
     assert COSTS.step_seconds(37, 36) - COSTS.step_seconds(36, 36) == pytest.approx(4.0)
+
+
+def test_beyond_the_most_rows_a_row_takes_what_it_takes_of_one_request():
+    assert COSTS.step_seconds(30, 4) == pytest.approx(23.0 + at(STEP, 30) - at(STEP, 8))
 
 
 def test_where_one_request_was_measured_rows_decide():
