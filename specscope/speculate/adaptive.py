@@ -2,10 +2,10 @@
 
 A step of B requests with R rows and D drafting passes takes step(R) + first + (D - 1) passes seconds (costs.py). At a
 rate of L tokens a second, time is worth tokens: a tree of n nodes must bring L * (step(B (1 + n)) - step(B)) / B of
-them, a pass L * its seconds / S, where S requests share it, as many as lately did. So a request drafts another level
-where it expects more tokens from it than the pass costs. Of all that the requests of a batch found, those nodes are
-verified for which expected tokens less the price of all together are most (share_out). L is what the engine makes at
-present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
+them (BESIDE times as many in a batch), a pass L * its seconds / S, where S requests share it, as many as lately did. So
+a request drafts another level where it expects more tokens from it than the pass costs. Of all that the requests of a
+batch found, those nodes are verified for which expected tokens less the price of all together are most (share_out). L
+is what the engine makes at present, which makes this the choice of the most tokens per time (Dinkelbach 1967).
 
 What a node brings is the probability that it is accepted: a curve over the drafter's own probability of its path,
 fitted to what became of the nodes verified lately. All of it follows from the tokens and from the file of costs, never
