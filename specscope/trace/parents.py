@@ -130,13 +130,15 @@ def spread(row: Floats) -> Spread:
     return max(entropy, 0.0), max(float(row @ logs) - entropy * entropy, 0.0)
 
 
-def spread_without(whole: Spread, p: float) -> Spread | None:
+def spread_without(whole: Spread, p: float, total: float = 1.0) -> Spread | None:
     """Of what is left of a row when one of its tokens, of probability `p`, is taken out and the rest normalised.
 
-    With m = 1 - p, A = H + p log p and B = V + H^2 - p log^2 p: the entropy is A/m + log m, and the varentropy
+    `total`: of the row: where an engine's softmax is off by 5e-6 and a tenth is left, that tells.
+
+    With m = total - p, A = H + p log p and B = V + H^2 - p log^2 p: the entropy is A/m + log m, and the varentropy
     B/m - (A/m)^2. None where little is left: the error of a float32 sum is divided by m.
     """
-    mass = 1 - p
+    mass = total - p
     if mass < LITTLE:
         return None
     log = math.log(max(p, TINY))

@@ -167,5 +167,6 @@ class _One:
         at, known = self.accepted, None
         if self.q is None and at < len(self.tokens):  # the last tried row without its draft
             whole = float(found.parent["entropy"][at]), float(found.parent["varentropy"][at])
-            known = spread_without(whole, float(self.call.target(self.first + at)[self.tokens[at]]))
+            row = self.call.target(self.first + at)
+            known = spread_without(whole, float(row[self.tokens[at]]), float(row.sum()))
         return spread(drawn_from) if known is None else known
