@@ -106,18 +106,11 @@ def _add_product(multiply, weight, x, x_stride, residual, made, rows, width, thr
     """residual += bias + x W^T, this thread's panels. `made`: room for the sums, [rows, width]."""
     panels = weight[2]
     first, last = panels * thread // threads, panels * (thread + 1) // threads
-    total, sums, bias = (
-        carray(floats(residual), (rows, width)),
-        carray(floats(made), (rows, width)),
-        carray(floats(weight[3]), width),
-    )
+    _project(multiply, weight, first, last, x, x_stride, weight[3], 0, made, width, rows)
+    total, sums = carray(floats(residual), (rows, width)), carray(floats(made), (rows, width))
     for row in range(rows):
         for d in range(first * PANEL, last * PANEL):
-            total[row, d] += bias[d]
-    _project(multiply, weight, first, last, x, x_stride, residual, width, made, width, rows)
-    for row in range(rows):
-        for d in range(first * PANEL, last * PANEL):
-            total[row, d] = sums[row, d]
+            total[row, d] += sums[row, d]
 
 
 def _layers(address):

@@ -31,8 +31,8 @@ from specscope.user_cache import Others, is_quiet, usual
 CONTEXT, LESS = 128, 19  # tokens of the first made-up request, and by how many each further one is shorter
 PENDING = 2  # tokens of each that a draft finds committed since the last one
 ROWS = (1, 2, 3, 5, 9, 17, 33, 65)  # of one request's steps
-BATCH = 4  # requests of the drafts that show what a further one adds; and how many times as many steps are of next
-MOST = 64  # requests of a step: what larger batches take follows from those
+BATCH = 4  # requests of the drafts that show what a further one adds; the steps are of 1, 4, 16, 64
+MOST, NODES = 64, 128  # requests and nodes of a step: what larger ones take follows from those
 ROUNDS, WARM = 9, 1  # of each size; those that do not count
 LEAST, SECONDS = 3, 4.0  # rounds, and after how long no more than these are run
 GREEDY = SamplingParams()
@@ -172,7 +172,7 @@ def batches(most: int) -> list[int]:
 
 def trees_of(batch: int) -> list[int]:
     """Nodes in all of the steps of a batch: none, the first, a few as most such steps have, and many."""
-    return sorted({0, 1, max(batch // 4, 2), batch, 2 * batch, min(4 * batch, 128)})
+    return sorted({0, 1, max(batch // 4, 2), batch, 2 * batch, min(4 * batch, NODES)})
 
 
 def uneven(nodes: int, batch: int) -> list[int]:

@@ -130,7 +130,7 @@ def spread(row: Floats) -> Spread:
     return max(entropy, 0.0), max(float(row @ logs) - entropy * entropy, 0.0)
 
 
-def spread_without(whole: Spread, p: float, total: float = 1.0) -> Spread | None:
+def spread_without(whole: Spread, p: float, total: float) -> Spread | None:
     """Of what is left of a row when one of its tokens, of probability `p`, is taken out and the rest normalised.
 
     `total`: of the row: where an engine's softmax is off by 5e-6 and a tenth is left, that tells.
