@@ -149,6 +149,7 @@ class Prices:
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
+    width: int  # as in Budget
     probing: str = ""  # the request that does in this step
 
     @cached_property
@@ -214,6 +215,7 @@ class Sizer:
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.asked, price.lifts, price.curves[greedy], reason),
             *(price.together, price.beforehand, probe, price.siblings if self.draws and not greedy else ()),
+            width=price.width,
         )
 
     def _recent(self, known: Recent | None, price: Prices) -> Recent:
@@ -231,7 +233,7 @@ class Sizer:
         together = batch * worth * (seconds - seconds[0]) * (1.0 if batch == 1 else BESIDE)
         rows = together[::batch] / batch
         rows[1:] += worth * self._first_trees[batch] * (1 / max(known.verifying, 1 / batch) - 1)
-        later = worth * costs.pass_seconds(batch * plan.top)
+        later = worth * costs.pass_seconds(batch * self._width(batch))
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
         passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
         some = min(4, plan.max_nodes)
@@ -261,7 +263,12 @@ class Sizer:
             seconds=float(seconds[0]),
             alone=costs.first_seconds(1) + float(seconds[some] - seconds[0]),
             text=text,
+            width=self._width(batch),
         )
+
+    def _width(self, batch: int) -> int:
+        """The rows of one request's later passes are shared among a batch: beside others it searches a chain."""
+        return max(self.plan.top // batch, 1)
 
     def _seconds_of(self, batch: int) -> Doubles:
         """[batch * nodes + 1] what its steps take without drafting, by nodes in all. Worked out once."""
@@ -323,7 +330,7 @@ class Sizer:
             self._learn_draws(one.tree, one.sure, one.path)
         elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
-        values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
+        values, above = found_by_level(one.levels, budget, drawn=one.sure is not None)
         brought = values[-1] - float(price.passes[1 : len(values)].sum())
         if budget.probe:  # it may look at one level only
             brought += self._deeper(above[0], price.passes)
@@ -367,12 +374,12 @@ class Sizer:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
         takes, nodes = self._seconds_of(batch), sum(len(one.tree) for one in outcomes)
-        looked = [len(one.levels) for one in outcomes if one.levels]
+        looked, width = [len(one.levels) for one in outcomes if one.levels], self._width(batch)
         plain, seconds = float(takes[0]), float(takes[nodes])
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):
-                seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
+                seconds += self.costs.pass_seconds(width * sum(levels > level for levels in looked))
         known = self.learned
         known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
         known.costs = RATE_KEEP * known.costs + seconds / plain
