@@ -95,7 +95,7 @@ class Recent:
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
     pause: int = 0  # steps at most that it is left alone for after its text was looked into and nothing paid
     until: int = 0  # of the sizer's steps: it is left alone before this one
-    reason: str = ""  # why, for the evidence
+    alone: Budget | None = None  # what it is told then
 
     def look(self, budget: Budget, *, paid: bool, steps: int) -> None:
         """After step number `steps`, in which it was asked for: more seldom while nothing that is found is worth a row.
@@ -103,10 +103,10 @@ class Recent:
         Those that are left alone for equally long are asked for in the same steps, so that others cost next to nothing.
         """
         if budget.depth or paid or self.promising:
-            self.pause = 0
+            self.pause = self.until = 0
         else:
             most = max(MOST_PAUSE, 2**self.size // 4)
-            self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
+            self.pause, self.alone = min(max(2 * self.pause, 1), most), Budget.off(budget.reason)
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
 
@@ -168,7 +168,7 @@ class Prices:
         return tuple(kind.curve_from(rates) for kind, rates in zip(self.of.draws, SIBLINGS, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """What came of a request's budget in a step. Filled by the engine."""
 
@@ -204,8 +204,8 @@ class Sizer:
         """
         known, price = self.learned, self._prices
         found = known.recent.get(request)
-        if found is not None and known.steps < found.until and size_of(batch) >= found.size - 1:
-            return Budget.off(found.reason)
+        if found is not None and found.alone and known.steps < found.until and size_of(batch) >= found.size - 1:
+            return found.alone
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
         recent = self._recent(found, price)

@@ -350,7 +350,10 @@ def test_a_request_that_is_left_alone_is_asked_for_when_the_batch_shrinks():
     sizer.learn([Outcome("r", True, budget, (), DraftTree.empty(), np.zeros(0), nothing, 1)])
     sizer.learned.recent["r"].until = sizer.learned.steps + 3
     assert sizer.choose("r", 5, greedy=True).is_off
-    assert sizer.choose("r", 1, greedy=True).depth > 0
+    budget = sizer.choose("r", 1, greedy=True)
+    assert budget.depth > 0
+    sizer.learn([Outcome("r", True, budget, ((-0.1,),), DraftTree.build([7], [ROOT]), np.zeros(1), np.arange(1), 2)])
+    assert sizer.choose("r", 1, greedy=True).depth > 0  # it drafted: that it was left alone is over
 
 
 def test_requests_are_told_apart_and_forgotten():
