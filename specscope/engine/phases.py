@@ -105,10 +105,9 @@ class PhasesMixin:
             now.note()
 
     def _commit(self, now: StepState) -> None:
-        nodes = [len(draft.tree) for draft in now.drafts]
-        if now.features and any(nodes):  # a view would keep what others drafted
-            rows = zip(now.features, nodes, strict=True)
-            now.features = [features if drafted else features.clone() for features, drafted in rows]
+        if now.features and any(len(draft.tree) for draft in now.drafts):  # a view would keep what others drafted
+            rows = zip(now.features, now.drafts, strict=True)
+            now.features = [features if len(draft.tree) else features.clone() for features, draft in rows]
         for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
             if self.drafter.aux_layers:
                 self._show_features(part, verdict, now.features[i])

@@ -95,7 +95,7 @@ class Recent:
     promising: bool = False  # whether it last found more than a pass costs, though on average it does not yet
     pause: int = 0  # steps at most that it is left alone for after its text was looked into and nothing paid
     until: int = 0  # of the sizer's steps: it is left alone before this one
-    alone: Budget | None = None  # what it is told then
+    reason: str = ""  # why, for the evidence
 
     def look(self, budget: Budget, *, paid: bool, steps: int) -> None:
         """After step number `steps`, in which it was asked for: more seldom while nothing that is found is worth a row.
@@ -106,7 +106,7 @@ class Recent:
             self.pause = self.until = 0
         else:
             most = max(MOST_PAUSE, 2**self.size // 4)
-            self.pause, self.alone = min(max(2 * self.pause, 1), most), Budget.off(budget.reason)
+            self.pause, self.reason = min(max(2 * self.pause, 1), most), budget.reason
             self.until = (steps // (self.pause + 1) + 1) * (self.pause + 1)
 
 
@@ -149,7 +149,6 @@ class Prices:
     seconds: float  # of a step without drafts
     alone: float  # what a request that tries again adds to one, in seconds
     text: str
-    width: int  # as in Budget
     probing: str = ""  # the request that does in this step
 
     @cached_property
@@ -168,7 +167,7 @@ class Prices:
         return tuple(kind.curve_from(rates) for kind, rates in zip(self.of.draws, SIBLINGS, strict=True))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What came of a request's budget in a step. Filled by the engine."""
 
@@ -204,8 +203,8 @@ class Sizer:
         """
         known, price = self.learned, self._prices
         found = known.recent.get(request)
-        if found is not None and found.alone and known.steps < found.until and size_of(batch) >= found.size - 1:
-            return found.alone
+        if found is not None and known.steps < found.until and size_of(batch) >= found.size - 1:
+            return Budget.off(found.reason)
         if price is None or price.of is not known or (price.steps, price.batch) != (known.steps, batch):
             price = self._prices = self._priced(batch)
         recent = self._recent(found, price)
@@ -215,7 +214,6 @@ class Sizer:
         return Budget(
             *(depth, self.plan.max_nodes, price.rows, price.asked, price.lifts, price.curves[greedy], reason),
             *(price.together, price.beforehand, probe, price.siblings if self.draws and not greedy else ()),
-            width=price.width,
         )
 
     def _recent(self, known: Recent | None, price: Prices) -> Recent:
@@ -233,7 +231,7 @@ class Sizer:
         together = batch * worth * (seconds - seconds[0]) * (1.0 if batch == 1 else BESIDE)
         rows = together[::batch] / batch
         rows[1:] += worth * self._first_trees[batch] * (1 / max(known.verifying, 1 / batch) - 1)
-        later = worth * costs.pass_seconds(batch * self._width(batch))
+        later = worth * costs.pass_seconds(batch * plan.top)
         passes = np.array([worth * costs.first_seconds(batch), *[later] * (plan.depth - 1)])
         passes /= np.maximum(known.shares, 1 / batch)  # whoever draft share what a pass takes
         some = min(4, plan.max_nodes)
@@ -263,12 +261,7 @@ class Sizer:
             seconds=float(seconds[0]),
             alone=costs.first_seconds(1) + float(seconds[some] - seconds[0]),
             text=text,
-            width=self._width(batch),
         )
-
-    def _width(self, batch: int) -> int:
-        """The rows of one request's later passes are shared among a batch: beside others it searches a chain."""
-        return max(self.plan.top // batch, 1)
 
     def _seconds_of(self, batch: int) -> Doubles:
         """[batch * nodes + 1] what its steps take without drafting, by nodes in all. Worked out once."""
@@ -330,7 +323,7 @@ class Sizer:
             self._learn_draws(one.tree, one.sure, one.path)
         elif len(one.tree):
             known.kinds[one.greedy].add(one.scores, one.path)
-        values, above = found_by_level(one.levels, budget, drawn=one.sure is not None)
+        values, above = found_by_level(one.levels, budget, self.plan.top, drawn=one.sure is not None)
         brought = values[-1] - float(price.passes[1 : len(values)].sum())
         if budget.probe:  # it may look at one level only
             brought += self._deeper(above[0], price.passes)
@@ -374,12 +367,12 @@ class Sizer:
         """Tokens a request of this step, and what it cost by the file, in plain steps."""
         batch = len(outcomes)
         takes, nodes = self._seconds_of(batch), sum(len(one.tree) for one in outcomes)
-        looked, width = [len(one.levels) for one in outcomes if one.levels], self._width(batch)
+        looked = [len(one.levels) for one in outcomes if one.levels]
         plain, seconds = float(takes[0]), float(takes[nodes])
         if looked:
             seconds += self.costs.first_seconds(len(looked))
             for level in range(1, max(looked)):
-                seconds += self.costs.pass_seconds(width * sum(levels > level for levels in looked))
+                seconds += self.costs.pass_seconds(self.plan.top * sum(levels > level for levels in looked))
         known = self.learned
         known.tokens = RATE_KEEP * known.tokens + sum(one.tokens for one in outcomes) / batch
         known.costs = RATE_KEEP * known.costs + seconds / plain

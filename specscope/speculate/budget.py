@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.speculate.acceptance import PRIOR
-from specscope.trace.plan import MAX_TOP
 
 Doubles = NDArray[np.float64]
 # Probabilities of a path, between which nodes are counted together.
@@ -51,7 +50,6 @@ class Budget:
     # but the likeliest tokens.
     siblings: tuple[Curve, ...] = ()
     looks: bool = True  # whether texts are looked into, where the request has two sources
-    width: int = MAX_TOP  # nodes of a level, at most, that the next pass is fed
 
     @property
     def is_off(self) -> bool:
@@ -119,7 +117,7 @@ def share_out(budgets: Sequence[Budget], chances: Sequence[Doubles]) -> list[int
 
 
 def found_by_level(
-    levels: Sequence[Sequence[float]], budget: Budget, *, drawn: bool = False
+    levels: Sequence[Sequence[float]], budget: Budget, top: int, *, drawn: bool = False
 ) -> tuple[list[float], list[float]]:
     """(tokens of all nodes down to each level beyond the price of their rows, those expected where it goes on).
 
@@ -131,6 +129,6 @@ def found_by_level(
     for scores in levels:
         nodes = sorted([*nodes, *scores], reverse=True)
         values.append(budget.best_of(np.exp(nodes) if drawn else budget.curve.at(nodes))[1])
-        best = sorted(scores, reverse=True)[: budget.width]
+        best = sorted(scores, reverse=True)[:top]
         above.append(float((np.exp(best) if drawn else budget.curve.at(best)).sum()))
     return values, above

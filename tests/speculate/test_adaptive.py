@@ -86,15 +86,6 @@ def test_prices_are_seconds_at_the_rate_of_the_engine():
     assert sizer.choose("r", 2, greedy=True).prices[5] == pytest.approx(2 * 5 * node)
 
 
-@pytest.mark.parametrize(("batch", "width"), [(1, 3), (2, 1), (16, 1)])
-def test_a_batch_searches_narrower_trees_and_pays_for_no_wider_ones(batch, width):
-    passes = (Point(1, 0.001, 0, 0), Point(65, 0.0074, 0, 0))  # 0.1 ms for each row beside the first
-    budget = Sizer(PLAN, replace(costs(), passes=passes)).choose("r", batch, greedy=True)
-    assert budget.width == width
-    rows = batch * width
-    assert budget.passes[1] == pytest.approx((0.001 + 0.0001 * (rows - 1)) / (0.03 + 0.001 * batch))
-
-
 class World:
     """Texts whose next tokens a drafter knows more or less: a search finds children, one of which may be right."""
 

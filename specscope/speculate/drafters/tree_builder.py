@@ -264,7 +264,7 @@ class CountedTreeBuilder(SampledTreeBuilder):
         """Where another pass is expected to pay."""
         found = sorted(range(first, len(self.token)), key=lambda node: (-self._chance[self._number[node]], node))
         self.levels.append([float(np.log(self._chance[self._number[node]])) for node in found])
-        best = sorted(found[: min(self.plan.top, self.budget.width)])
+        best = sorted(found[: self.plan.top])
         expected = sum(self._chance[self._number[node]] for node in best)
         self._move_on(best if self.budget.goes_on(len(self.levels), expected) else [])
 
@@ -345,7 +345,6 @@ class DynamicTreeBuilder(TreeBuilder):
         super().__init__(context)
         self.plan = plan
         self.levels: list[list[float]] = []  # scores of the nodes found at each depth
-        self._width = plan.top if context.budget is None else min(plan.top, context.budget.width)
 
     def grow(self, level: Level, rows: slice) -> None:
         """Every node of the frontier is expanded; the best of the new ones are the next frontier."""
@@ -354,7 +353,7 @@ class DynamicTreeBuilder(TreeBuilder):
             for token, log_prob in row:
                 self._add(node, token, log_prob)
         self.levels.append(self.score[first:])
-        best = self._best(range(first, len(self.token)), self._width)
+        best = self._best(range(first, len(self.token)), self.plan.top)
         self._move_on(best if self._goes_on(best) else [])
 
     def _goes_on(self, frontier: Sequence[int]) -> bool:

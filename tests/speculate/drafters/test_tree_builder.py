@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.model.kv_cache import BlockTable
-from specscope.speculate.budget import Budget
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.tree_builder import start_tree
@@ -298,18 +297,3 @@ def test_penalties_count_the_path(reduced):
         expected.append(best)
         seen.add(best)
     assert draft.tree.token.tolist() == expected
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_a_narrow_budget_feeds_fewer_nodes_of_a_level_each_with_all_its_children(width):
-    plan = DynamicPlan(12, depth=3, top=4)
-    budget = dataclasses.replace(Budget.whole(plan.depth, plan.nodes), width=width)
-    narrow = dataclasses.replace(context(), budget=budget)
-    ((draft, _, builder, asked),) = grow([Oracle(1)], [narrow], plan)
-    assert [len(frontier) for _, frontier, _ in asked] == [width] * (plan.depth - 1)
-    for _, frontier, _ in asked:
-        level = [node for node, depth in enumerate(builder.depth) if depth == builder.depth[frontier[0]]]
-        scores = sorted((builder.score[node] for node in level), reverse=True)
-        assert sorted((builder.score[node] for node in frontier), reverse=True) == scores[:width]
-        assert all(builder.parent.count(node) == plan.top for node in frontier)
-    assert len(draft.tree) == min(plan.nodes, plan.top * (1 + width * (plan.depth - 1)))
