@@ -381,3 +381,12 @@ def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:
     """An engine that has made `ready` steps, and the viewer over it."""
     engine = FakeEngine(maker(), status, ready)
     return Viewer(engine.made.history, engine), engine
+
+
+async def until(pilot, condition) -> None:
+    """Wait for what comes a little later, however slow the machine is."""
+    for _ in range(100):
+        await pilot.pause(0.05)
+        if condition():
+            return
+    raise AssertionError("it did not come")

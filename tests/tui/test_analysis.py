@@ -20,7 +20,7 @@ from specscope.tui.text import line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
 from specscope.tui.widgets.lines import Lines
 
-from .sample import live, replay
+from .sample import live, replay, until
 from .test_keys import running, text_of
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -39,14 +39,6 @@ async def opened(app: ScopeApp, pilot) -> GridPanel:
     panel = app.screen.query_one(GridPanel)
     await until(pilot, lambda: panel.grid is not None)
     return panel
-
-
-async def until(pilot, condition) -> None:
-    for _ in range(100):
-        await pilot.pause(0.05)
-        if condition():
-            return
-    raise AssertionError("it did not come")
 
 
 async def test_the_questions_are_answered_one_key_each():

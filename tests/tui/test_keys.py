@@ -23,7 +23,7 @@ from specscope.tui.widgets.hints import Hints
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 
-from .sample import forked, live, replay
+from .sample import forked, live, replay, until
 
 
 @asynccontextmanager
@@ -95,8 +95,7 @@ async def test_space_plays_a_replay():
     async with running(replay(3)) as (app, pilot):
         await pilot.press("space")
         assert app.playing
-        await pilot.pause(0.5)
-        assert app.viewer.position > 3
+        await until(pilot, lambda: app.viewer.position > 3)
         await pilot.press("space")
         at = app.viewer.position
         await pilot.pause(0.3)
@@ -370,8 +369,7 @@ async def test_every_key_is_a_command():
         await pilot.press("ctrl+p", *"step back", "enter")
         await pilot.pause(0.3)
         await pilot.press("enter")
-        await pilot.pause(0.2)
-        assert app.viewer.position == 4
+        await until(pilot, lambda: app.viewer.position == 4)
 
 
 async def test_a_builtin_theme_does_not_break_the_style_sheet():
@@ -399,8 +397,7 @@ async def test_an_engine_that_breaks_while_polled_leaves_the_records():
             raise BrokenPipeError("the worker is gone")
 
         engine.poll = broken  # type: ignore[method-assign]
-        await pilot.pause(0.5)
-        assert app.query_one("#banner").display
+        await until(pilot, lambda: app.query_one("#banner").display)
         assert "the worker is gone" in app.lost
         await pilot.press(",")
         assert viewer.position >= 8
@@ -412,9 +409,8 @@ async def test_loading_then_running():
     async with running(viewer) as (app, pilot):
         assert any("reading weights" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
         engine.state, engine.pending = "paused", 4
-        await pilot.pause(0.5)
-        assert viewer.position == 3
-        assert app.current == "r0"
+        await until(pilot, lambda: viewer.position == 3)
+        await until(pilot, lambda: app.current == "r0")
 
 
 async def test_the_debuggers_prompt_moves_the_replay():
@@ -484,8 +480,7 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
     again = replay(0)
     other = ScopeApp(again, reference=file, start=start)
     async with other.run_test(size=(120, 40)) as pilot:
-        await pilot.pause(0.2)
-        assert (other.current, again.position) == (app.current, viewer.position)
+        await until(pilot, lambda: (other.current, again.position) == (app.current, viewer.position))
 
 
 def test_a_bad_reference_is_one_line(tmp_path):
