@@ -80,10 +80,7 @@ async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
     async with running(viewer) as (_, pilot):
         assert viewer.position == 4
         await pilot.press(".")
-        for _ in range(50):
-            await pilot.pause(0.1)
-            if viewer.position == 5:
-                break
+        await until(pilot, lambda: viewer.position == 5)
         assert viewer.position == 5
         await pilot.press(",")
         assert (viewer.position, viewer.follow) == (4, False)
@@ -254,10 +251,7 @@ async def test_a_prompt_that_is_refused_waits_no_more():
     async with running(viewer) as (app, pilot):
         await pilot.press("i", *"hey", "enter")
         engine.news.append(PromptRefused("the prompt has 9,000 tokens; the limit is 2,047"))
-        for _ in range(50):
-            await pilot.pause(0.1)
-            if not app.pending.prompts:
-                break
+        await until(pilot, lambda: not app.pending.prompts)
         assert app.pending.prompts == []
 
 
@@ -435,18 +429,12 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
     viewer, engine = live(20)
     async with ScopeApp(viewer).run_test(size=(80, 24)) as pilot:
         await pilot.press("colon", *"rn", "enter")
-        for _ in range(50):
-            await pilot.pause(0.1)
-            if (False, "heard rn") in pilot.app.talk.said:
-                break
+        await until(pilot, lambda: (False, "heard rn") in pilot.app.talk.said)
         assert engine.lines == ["rn"]
         assert (False, "heard rn") in pilot.app.talk.said
         await pilot.press("escape")
         engine.news.append(Answer("print 1", "breakpoint 1 at step 7\nmore"))
-        for _ in range(50):
-            await pilot.pause(0.1)
-            if (False, "more") in pilot.app.talk.said:
-                break
+        await until(pilot, lambda: (False, "more") in pilot.app.talk.said)
         assert (False, "more") in pilot.app.talk.said
 
 

@@ -13,7 +13,7 @@ from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.node_view import node_view_lines
 
-from .sample import live, node_view, replay
+from .sample import live, node_view, replay, until
 from .test_keys import notes, running, text_of
 
 NAMES = ("target, raw", "target, as sampled", "drafter, raw", "drafter, as sampled")
@@ -115,10 +115,7 @@ async def test_enter_on_the_final_token_shows_where_it_was_drawn():
 
 
 async def shown(pilot, place: PlacePanel) -> None:
-    for _ in range(60):
-        await pilot.pause(0.05)
-        if NAMES[0] in text_of(place):
-            break
+    await until(pilot, lambda: NAMES[0] in text_of(place))
     assert all(name in text_of(place) for name in NAMES)
 
 
@@ -155,10 +152,7 @@ async def test_a_refusal_stands_where_the_answer_would():
         await pilot.pause(0.4)
         assert "asking" in text_of(place)
         engine.news.append(LookRefused(step, name, node, "r1 is gone: its step cannot be computed again"))
-        for _ in range(60):
-            await pilot.pause(0.05)
-            if "is gone" in text_of(place):
-                break
+        await until(pilot, lambda: "is gone" in text_of(place))
         assert "r1 is gone" in text_of(place)
         assert "asking" not in text_of(place)
 
@@ -180,10 +174,7 @@ async def test_where_there_is_no_room_beside_the_node_it_stands_below(size):
     async with running(viewer, size) as (app, pilot):
         await pilot.press("j", "d", "enter")
         panel = app.screen.query_one("#node")
-        for _ in range(60):
-            await pilot.pause(0.05)
-            if NAMES[0] in text_of(panel):
-                break
+        await until(pilot, lambda: NAMES[0] in text_of(panel))
         assert all(name in text_of(panel) for name in NAMES)
         top = "".join(text for text, _ in panel.sheet.lines[panel.scroll_offset.y])
         assert "KL(target" in top
