@@ -10,6 +10,8 @@ from specscope.tui.app import ScopeApp
 from specscope.tui.widgets.panel import Panel
 from tests.trace.damage import damaged, small
 
+from .sample import until
+
 
 @pytest.mark.parametrize("seed", [5, 10, 12])
 async def test_a_replay_says_what_was_left_out(tmp_path, seed):
@@ -20,10 +22,7 @@ async def test_a_replay_says_what_was_left_out(tmp_path, seed):
     notify = app.notify
     app.notify = lambda text, **how: (said.append(text), notify(text, **how))
     async with app.run_test(size=(120, 40)) as pilot:
-        for _ in range(100):
-            await pilot.pause(0.02)
-            if said:
-                break
+        await until(pilot, lambda: said)
         assert any("left out" in text for text in said)
         for key in ("left", "right", "d", "down", "escape", "t", "escape", "v", "escape", "end", "home"):
             await pilot.press(key)

@@ -14,7 +14,7 @@ from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.requests import RequestsPanel, row
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import replay
+from .sample import replay, until
 from .test_keys import notes, running
 
 
@@ -89,10 +89,7 @@ async def test_breakpoints_are_filtered_and_sorted():
         await pilot.pause()
         assert [point.number for point in app.viewer.points] == [2, 3]
         await pilot.press("up", "enter")
-        for _ in range(40):
-            await pilot.pause(0.05)
-            if not isinstance(app.screen, PointsScreen):
-                break
+        await until(pilot, lambda: not isinstance(app.screen, PointsScreen))
         assert app.viewer.position > 4  # it went on to the next stop
 
 

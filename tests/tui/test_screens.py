@@ -22,7 +22,7 @@ from specscope.tui.widgets.kv_map import held, kv_map
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import forked, live, replay
+from .sample import forked, live, replay, until
 from .test_keys import notes, running
 
 
@@ -83,14 +83,6 @@ def hit_of(viewer, kind):
     return BreakpointHit(1, f"break {kind}", record.step, part.request, node)
 
 
-async def hear(pilot, condition):
-    for _ in range(40):
-        await pilot.pause(0.05)
-        if condition():
-            return
-    raise AssertionError("it was not shown")
-
-
 async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_prompt():
     viewer, engine = live(12, "paused")
     async with running(viewer) as (app, pilot):
@@ -98,10 +90,7 @@ async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_pro
         hit = hit_of(viewer, "draft")
         stop = Stop(StopReason.BREAKPOINT, hit.step, (hit,))
         engine.news.append(Stopped(stop, (Answer("print step", str(hit.step), stop),)))
-        for _ in range(40):
-            await pilot.pause(0.05)
-            if notes(app):
-                break
+        await until(pilot, lambda: notes(app))
         assert notes(app)[-1].startswith("breakpoint 1")
         assert app.talk.said[0] == (False, f"breakpoint 1 (break draft) at step {hit.step}, {hit.request}")
         assert app.talk.said[1][1].startswith(f"step {hit.step}  {hit.request}@")
@@ -117,7 +106,7 @@ async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_sto
         if opened:
             await pilot.press("d")
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
-        await hear(pilot, lambda: notes(app))
+        await until(pilot, lambda: notes(app))
         assert app.current == hit.request
         if not opened:
             await pilot.press("d")
@@ -132,7 +121,7 @@ async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
         await pilot.press(",", ",")
         at = viewer.position
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
-        await hear(pilot, lambda: notes(app))
+        await until(pilot, lambda: notes(app))
         assert (app.current, viewer.position) == (chosen, at)
 
 

@@ -11,7 +11,7 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.flight import Flight
 from specscope.tui.app import ScopeApp
 
-from .sample import MS, forked, live, maker, replay
+from .sample import MS, forked, live, maker, replay, until
 
 SIZES = [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)]
 BREAKPOINTS = ("break reject if depth == 1 and p < 0.1", "watch tau < 2", 'break emit if "sky" in text')
@@ -70,11 +70,12 @@ def test_step(snap_compare, size):
 def test_distributions(snap_compare, size):
     async def asked(pilot: Pilot[None]) -> None:
         await pilot.press("j", "d", "down", "enter")
-        for _ in range(100):
-            await pilot.pause(0.05)
+
+        def answered() -> bool:
             lines = [line for name in ("#node", "#place") for line in pilot.app.screen.query_one(name).sheet.lines]
-            if any("as sampled" in text for line in lines for text, _ in line):
-                break
+            return any("as sampled" in text for line in lines for text, _ in line)
+
+        await until(pilot, answered)
         await pilot.pause(0.3)  # every panel has drawn the answer
 
     viewer, _ = live(20, "paused")
@@ -121,10 +122,7 @@ ANALYSES = [(size, "1") for size in ((60, 20), (80, 24), (120, 40), (200, 60))] 
 def test_analysis(snap_compare, size, question):
     async def answered(pilot: Pilot[None]) -> None:
         await pilot.press("a")
-        for _ in range(100):
-            await pilot.pause(0.05)
-            if pilot.app.screen.query_one("#rows").grids:
-                break
+        await until(pilot, lambda: pilot.app.screen.query_one("#rows").grids)
         await pilot.press(question, "down")
         await pilot.pause(0.3)
 
