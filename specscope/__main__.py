@@ -95,6 +95,7 @@ def _unexpected(error: Exception) -> int:
 
 def entry() -> None:
     """The program: `main`, then an immediate exit; an interpreter with torch takes a second to shut down."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child looks for modules in the current folder: multiprocessing's would
     code = 0
     try:
         main()

@@ -12,3 +12,10 @@ def first_line(error: BaseException) -> str:
     """The first line of a library's error."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def not_loaded(what: str, error: BaseException) -> UserError:
+    """Why transformers cannot load a model or a tokenizer."""
+    if "trust_remote_code" in str(error):  # it advises to set that
+        return UserError(f"cannot load {what}: it needs Python code of its own, which specscope never runs")
+    return UserError(f"cannot load {what}: {first_line(error)}")

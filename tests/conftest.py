@@ -53,7 +53,7 @@ def deep(tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One table of what tests/engine/test_parity.py compared: tokens, and requests that part at a near tie."""
+    """One table of what tests/engine/test_parity.py compared: tokens, and requests that part, each at a near tie."""
     from rich.console import Console
     from rich.table import Table
 

@@ -15,9 +15,10 @@ import time
 
 import psutil
 
+from tests.waiting import HANG_SECONDS, until
+
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color"}
 SPECSCOPE = [sys.executable, "-m", "specscope"]
-LEFT_SECONDS = 2.0  # nothing outlives its terminal or its parent by more
 
 
 class Terminal:
@@ -86,15 +87,12 @@ class Terminal:
     def type(self, text):
         os.write(self.master, text.encode())
 
-    def wait_for(self, condition, seconds=60):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, f"waited too long; the screen: {self.screen[-2000:]!r}"
-            time.sleep(0.02)
+    def wait_for(self, condition):
+        until(condition, says=lambda: f"the screen: {self.screen[-2000:]!r}")
 
-    def left(self, seconds=LEFT_SECONDS):
-        """The processes of the family that are still there after so long."""
-        end = time.monotonic() + seconds
+    def left(self):
+        """The processes of the family that stay; they end in a second where nothing else runs."""
+        end = time.monotonic() + HANG_SECONDS
         while time.monotonic() < end:
             self.process.poll()
             if not (alive := self._alive()):

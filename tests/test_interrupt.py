@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.waiting import HANG_SECONDS
+
 SCRIPT = """
 import os, signal, time
 from specscope.interrupt import ends_at_once
@@ -22,10 +24,10 @@ print("went on")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("more", ["pass", "time.sleep(20)"], ids=["soon", "late"])
+@pytest.mark.parametrize("more", ["pass", f"time.sleep({2 * HANG_SECONDS})"], ids=["soon", "late"])
 def test_a_signal_that_was_dropped_ends_it_all_the_same(number, more):
     script = SCRIPT.format(number=int(number), more=more)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=15)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert "went on" not in done.stdout
     assert done.returncode in (128 + number, -number, 130)
 
@@ -57,5 +59,5 @@ def test_a_signal_while_a_process_is_started_is_the_parents_and_is_not_lost(tmp_
     """Issue 11: Ctrl-C in that moment was dropped, and the screen ran on."""
     script = tmp_path / "starts.py"
     script.write_text(STARTS.format(number=int(signal.SIGINT)))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=15)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.stdout.splitlines() == ["KeyboardInterrupt after the child was", "alive"], done.stderr

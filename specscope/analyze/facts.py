@@ -41,7 +41,8 @@ def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[
 class _Known:
     """What is known of a request between its steps."""
 
-    chunks: int = 0  # prefill chunks of its prompt
+    chunks: int = 0  # passes that fed its prompt
+    cached: int = 0  # tokens of it that the prefix cache held
     preempted: int = 0
     lost: bool = False  # whether its KV was taken since its last decode step
     output: int = 0
@@ -132,9 +133,9 @@ def _steps(history: History) -> Iterator[_Step]:
         now.preempted += visit.preempted
         now.lost |= visit.preempted
         part, info = visit.part, visit.request.info
-        if part.verdict is None:
-            now.chunks += 1
-        else:
+        now.cached += part.found
+        now.chunks += part.prefill_tokens > 0
+        if part.verdict is not None:
             here = {
                 **_request_facts(visit, now),
                 **_batch_facts(visit, now, last, shared),
@@ -159,13 +160,14 @@ def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
     drafted = len(before.tree) if before is not None else 0
     info = visit.request.info
     return {
-        "the step before": _preceded(visit, lost=now.lost),
+        "the step before": visit.preceded.value,
         "accepted in the step before": accepted,
         "the path of the step before was moved": before is not None and _moves(before),
         "nodes of the step before": drafted,
         "the request was preempted just before": now.lost,
         "preemptions of the request": now.preempted,
-        "prefill chunks": now.chunks + (1 if part.prefill_tokens else 0),
+        "prefill chunks": now.chunks,
+        "tokens found in the prefix cache": now.cached,
         "prefill tokens in the step": part.prefill_tokens,
         "context length": part.context_len,
         "position of the root": part.position,
@@ -212,23 +214,6 @@ def _param_facts(params: SamplingParams) -> dict[str, Any]:
         "the request has penalties": params.penalised,
         "the request has a logit bias": bool(params.logit_bias),
     }
-
-
-def _preceded(visit: Visit, *, lost: bool) -> str:
-    """What came before a decode step, as records.Preceded says it: as recorded, or as it follows from the steps."""
-    if visit.part.preceded is not None:
-        return visit.part.preceded.value
-    before = visit.before
-    if lost:
-        return "preemption"
-    if before is None or before.verdict is None:
-        return "prefill"
-    if not len(before.tree):
-        return "no draft"
-    if not before.verdict.accepted:
-        return "nothing"
-    leaf = int(before.verdict.path[-1])
-    return "partial" if before.tree.children(leaf) else "full"
 
 
 def _moves(part: RequestStep) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specscope.trace.loops import Loops
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance, mean_tau
 
@@ -15,11 +16,12 @@ class Position:
     """One depth of the trees, the root's children at 1. vLLM's position of it is depth - 1."""
 
     depth: int
-    proposed: int  # drafts whose tree reached this depth
-    tried: int  # drafts in which a node at this depth was tried
+    drafts: int
+    proposed: int | None  # drafts whose tree reached this depth; None where it is not told
+    tried: int | None  # drafts in which a node at this depth was tried; None where it is not told
     accepted: int  # drafts that accepted a token here
-    rate: float  # as vLLM has it: accepted / drafts
-    corrected: float | None  # accepted / proposed; None where it is not told how many drafts proposed it
+    per_position: float | None  # as vLLM has it: accepted / drafts; None, as the others, where no draft proposed it
+    corrected: float | None  # accepted / proposed
     conditional: float | None  # accepted / tried
 
 
@@ -28,11 +30,6 @@ class Figures:
     """An Acceptance and what a report shows of it beyond that."""
 
     acceptance: Acceptance
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        """Output tokens per decode step of a request."""
-        return self.acceptance.emitted / self.acceptance.steps if self.acceptance.steps else None
 
     @property
     def committed(self) -> int | None:
@@ -53,13 +50,18 @@ class Figures:
         a = self.acceptance
         if not a.by_depth:
             return []
-        columns = (a.proposed_at, a.tried_at, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
-        return [Position(depth, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
+        nothing = [None] * len(a.accepted_at)
+        proposed, tried = (
+            a.proposed_at if a.knows("proposed_at") else nothing,
+            a.tried_at if a.knows("tried_at") else nothing,
+        )
+        columns = (proposed, tried, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
+        return [Position(depth, a.drafts, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and figures as plain values."""
         return self.acceptance.to_dict() | {
-            "tokens_per_step": self.tokens_per_step,
+            "tokens_per_step": self.acceptance.tokens_per_step,
             "committed": self.committed,
             "final_shares": {kind.value: share for kind, share in self.final_shares.items()},
         }
@@ -73,15 +75,19 @@ class Means:
     rate: float | None
     depth_rate: float | None
     tokens_per_step: float | None
+    looped: float | None = None  # share of the output in loops
+    tau_without: float | None = None  # without the steps whose output lies in loops
 
     @staticmethod
-    def over(parts: Sequence[Figures]) -> Means:
-        """The means over these requests."""
+    def over(parts: Sequence[Figures], loops: Sequence[Loops] = ()) -> Means:
+        """The means over these requests. `loops`: of each, where that is asked."""
         return Means(
             tau=mean_tau([part.acceptance for part in parts]),
             rate=_mean(part.acceptance.rate for part in parts),
             depth_rate=_mean(part.acceptance.depth_rate for part in parts),
-            tokens_per_step=_mean(part.tokens_per_step for part in parts),
+            tokens_per_step=_mean(part.acceptance.tokens_per_step for part in parts),
+            looped=_mean(part.share for part in loops),
+            tau_without=mean_tau([part.rest for part in loops]),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.trace.vocabulary import shell_word
 
 
 class Exit(IntEnum):
@@ -12,7 +18,26 @@ class Exit(IntEnum):
 
     CONSISTENT = 0
     INCONSISTENT = 1
-    NOT_JUDGED = 2  # bad input, or nothing in it could be judged
+    NOT_JUDGED = 2  # bad input, or something that was asked for could not be judged
+
+    @staticmethod
+    def of(*, wrong: bool, unjudged: bool) -> Exit:
+        """What is wrong beats what could not be judged, and that beats what is right.
+
+        `unjudged`: something that was asked for, as where a model is not at hand. A check that does not apply is not.
+        """
+        return Exit.INCONSISTENT if wrong else Exit.NOT_JUDGED if unjudged else Exit.CONSISTENT
+
+    @staticmethod
+    def over(captures: Iterable[Exit]) -> Exit:
+        """The same over several captures."""
+        exits = set(captures)
+        return Exit.of(wrong=Exit.INCONSISTENT in exits, unjudged=Exit.NOT_JUDGED in exits)
+
+    @property
+    def words(self) -> str:
+        """Of a capture."""
+        return ("consistent", "not consistent", "not judged")[self]
 
 
 class Result(StrEnum):
@@ -33,11 +58,23 @@ class Reference:
     node: int | None = None  # None: the step as a whole, or its final token
 
     def __str__(self) -> str:
-        return f"{self.request}@{self.index}" + ("" if self.node is None else f" node {self.node}")
+        return f"{self.request}@{self.index}" + ("" if self.node is None else f"/{self.node}")
 
     def command(self, source: str) -> str:
         """The command that shows it."""
-        return f"specscope replay '{source}#{self.request}@{self.index}'"
+        return f"specscope replay {shell_word(f'{source}#{self}')}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a check looks at, one by one: its name in the singular, and where each of them is."""
+
+    name: str
+    where: Callable[[int], Reference]
+
+
+def _none() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,11 +84,15 @@ class Check:
     name: str  # short, stable, lower case: "accept probability", "emitted surprisal"
     result: Result
     about: str  # what holds where it passes, in a line
-    tested: int = 0  # steps, nodes or tokens that were looked at
+    tested: int = 0  # how many of its unit were looked at
     failed: int = 0  # of them, where each is right or wrong by itself
     example: Reference | None = None  # the first that failed, or the one that speaks loudest against it
     detail: str = ""  # the example in a line, with its figures
     note: str = ""  # why it was skipped, or what a reader of the figure must know
+    unit: str = ""  # what was looked at, in the singular: node, step, parent, draw, coin, request
+    # Which failed, as their unit is numbered: nodes, decode steps and parents as verify's Columns has them, request
+    # steps as `walk.visits` gives them. What explains a failure starts from these and measures nothing again.
+    wrong: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
     # Statistical checks alone
     statistic: float | None = None  # z: the sum over its standard deviation
     p_value: float | None = None  # before Holm's correction
@@ -64,6 +105,7 @@ class Check:
             "name": self.name,
             "result": self.result.value,
             "about": self.about,
+            "unit": self.unit,
             "tested": self.tested,
             "failed": self.failed,
             "example": None if self.example is None else str(self.example),

@@ -7,39 +7,54 @@ from typing import Any
 
 from specscope.analyze import tables
 from specscope.analyze.report import Report, RequestReport
+from specscope.analyze.several import Several
 from specscope.errors import UserError
 from specscope.trace.records import Origin
 from specscope.trace.vocabulary import printable
 
 TOP = 20  # rows of each question over many steps
+HALF_PAGE = 72  # characters: a wider table has the page's whole width
 REQUESTS_SHOWN = 200  # a page of thousands of texts is slow to open; the JSON has them all
 
 
-def render_html(report: Report, top: int = TOP) -> str:
+def render_html(reports: Several, top: int = TOP) -> str:
     """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     try:
-        from specscope.analyze.plots import plots
+        import specscope.analyze.plots  # noqa: F401 - what is missing is said before anything is drawn
     except ImportError as error:
         raise UserError(f"the HTML report needs {error.name}: pip install 'specscope[html]'") from error
     environment = Environment(
         loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
-    shown = tables.requests(report, REQUESTS_SHOWN)
+    over = {"notes": list(map(printable, reports.notes)), "tables": tables.over_all(reports)}
     return environment.get_template("page.html.j2").render(
-        title=printable(report.source),
-        header=tables.header(report),
-        warnings=[printable(warning) for warning in report.warnings],
-        headline=headline(report),
-        tables=[*tables.tables(report), *tables.questions(report, top)],
-        plots=[(title, Markup(svg)) for title, svg in plots(report)],  # made from figures alone
-        requests=[_request(one, row) for one, row in zip(report.requests, shown.rows, strict=False)],
-        requests_note=shown.note,
-        request_columns=shown,
+        title=printable(", ".join(report.source for report in reports.reports)),
+        half_page=HALF_PAGE,
+        over=over if len(reports.reports) > 1 else None,
+        pages=[_capture(report, top, str(number or "")) for number, report in enumerate(reports.reports)],
         origins=[origin.value for origin in Origin],
     )
+
+
+def _capture(report: Report, top: int, salt: str) -> dict[str, Any]:
+    """What the page shows of one capture."""
+    from markupsafe import Markup
+
+    from specscope.analyze.plots import plots
+
+    shown = tables.requests(report, REQUESTS_SHOWN)
+    return {
+        "header": tables.header(report),
+        "warnings": [printable(warning) for warning in report.warnings],
+        "headline": headline(report),
+        "tables": [*tables.tables(report), *tables.questions(report, top)],
+        "plots": [(title, Markup(svg)) for title, svg in plots(report, salt)],  # made from figures alone
+        "requests": [_request(one, row) for one, row in zip(report.requests, shown.rows, strict=False)],
+        "requests_note": shown.note,
+        "request_columns": shown,
+    }
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
@@ -47,8 +62,9 @@ def headline(report: Report) -> list[tuple[str, str]]:
     pooled = report.pooled.acceptance
     return [
         ("mean acceptance length, pooled", tables.number(pooled.tau)),
+        ("output tokens per step, pooled", tables.number(pooled.tokens_per_step)),
+        ("decode steps that drafted nothing", tables.undrafted_share(report)),
         ("draft acceptance rate, pooled", tables.percent(pooled.rate)),
-        ("output tokens per step, pooled", tables.number(report.pooled.tokens_per_step)),
         ("output tokens/s, wall clock", tables.number(report.engine.tokens_per_s, 1)),
     ]
 

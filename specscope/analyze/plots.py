@@ -17,9 +17,11 @@ from matplotlib.ticker import MaxNLocator
 from specscope.analyze.questions.calibration import Plotted
 from specscope.analyze.report import Report
 from specscope.analyze.tables import one_line
+from specscope.trace.files import keep_spaces
 
 INK = "#010203"  # stands for the page's text colour, and is replaced by `currentColor`: light and dark both work
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3f7fbf", "#d98324", "#4a9c5d", "#9268b8", "#8a8f98"
+MOST_TICKS = 16  # depths that are named below a plot
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
@@ -37,8 +39,8 @@ STYLE: Any = {
 }
 
 
-def plots(report: Report) -> list[tuple[str, str]]:
-    """(title, SVG) of each plot that the report has figures for."""
+def plots(report: Report, salt: str = "") -> list[tuple[str, str]]:
+    """(title, SVG) of each plot that the report has figures for. `salt` keeps two reports of one page apart."""
     counted = report.pooled.acceptance
     by_depth = counted.by_depth and counted.knows("accepted")
     lengths = sum(part.mean_acceptance_length is not None for part in report.timeline)
@@ -52,7 +54,7 @@ def plots(report: Report) -> list[tuple[str, str]]:
         ("The drafter's probability against acceptance", _calibration, bool(curves)),
         ("Time by phase", _by_phase, len(report.phases) > 0 and not report.intervals),
     ]
-    return [(title, svg(title, partial(draw, report=report))) for title, draw, known in wanted if known]
+    return [(title, svg(title, partial(draw, report=report), salt)) for title, draw, known in wanted if known]
 
 
 def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
@@ -64,17 +66,23 @@ def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
 def _by_depth(axes: Axes, report: Report) -> None:
     positions = report.pooled.positions
     rows = [
-        ("vLLM", BLUE, [at.rate for at in positions]),
-        ("corrected", GREEN, [at.corrected or 0.0 for at in positions]),
-        ("conditional", ORANGE, [at.conditional or 0.0 for at in positions]),
+        ("per-position", BLUE, [at.per_position for at in positions]),
+        ("corrected", GREEN, [at.corrected for at in positions]),
+        ("conditional", ORANGE, [at.conditional for at in positions]),
     ]
     for at, (name, colour, values) in enumerate(rows):
-        axes.bar([p.depth + (at - 1) * 0.27 for p in positions], values, 0.25, label=name, color=colour)
+        known = [
+            (p.depth + (at - 1) * 0.27, value) for p, value in zip(positions, values, strict=True) if value is not None
+        ]
+        axes.bar([x for x, _ in known], [value for _, value in known], 0.25, label=name, color=colour)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    whole_ticks(axes)
-    axes.set_xlabel("depth")
-    legend(axes, 3)
+    shown = positions[:: -(-len(positions) // MOST_TICKS)]
+    axes.set_xticks(
+        [p.depth for p in shown], [f"{p.depth}\n{p.drafts if p.proposed is None else p.proposed:,}" for p in shown]
+    )
+    axes.set_xlabel("depth; below it the drafts" + ("" if positions[0].proposed is None else " that proposed it"))
+    legend(axes)
 
 
 def _per_draft(axes: Axes, report: Report) -> None:
@@ -97,7 +105,7 @@ def _over_time(axes: Axes, report: Report) -> None:
     axes.axhline(report.pooled.acceptance.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="pooled")
     axes.set_ylim(bottom=1)
     axes.set_xlabel("engine step")
-    legend(axes, 1)
+    legend(axes)
 
 
 def _by_request(axes: Axes, report: Report) -> None:
@@ -107,30 +115,30 @@ def _by_request(axes: Axes, report: Report) -> None:
     axes.set_ylim(bottom=1)
     whole_ticks(axes)
     axes.set_xlabel("request")
-    legend(axes, 1)
+    legend(axes)
 
 
 def _calibration(axes: Axes, report: Report) -> None:
     """Accepted share with its interval over the mean of each bin; a dot's p is the target's."""
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated: p = drafter's")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
     curves = report.answers.calibration.curves if report.answers is not None else ()
     for curve, colour in zip(curves, (BLUE, ORANGE), strict=False):
         at, shares = [one.mean for one in curve.bins], [one.accepted.value or 0.0 for one in curve.bins]
         intervals = [one.accepted.interval or (0.0, 0.0) for one in curve.bins]
         pairs = list(zip(shares, intervals, strict=True))
         errors = [[max(y - low, 0) for y, (low, _) in pairs], [max(high - y, 0) for y, (_, high) in pairs]]
-        name = "q" if curve.plotted is Plotted.Q else "drafter's p"
+        name = "q" if curve.plotted is Plotted.Q else "draft p"
         axes.errorbar(
-            at, shares, errors, color=colour, marker="o", markersize=4, linewidth=1.2, label=f"accepted, {name}"
+            at, shares, errors, color=colour, marker="o", markersize=4, linewidth=1.2, label=f"accepted, by {name}"
         )
         axes.plot(
-            at, [one.target_p for one in curve.bins], color=GREEN, marker="x", linewidth=0, label=f"target's p, {name}"
+            at, [one.target_p for one in curve.bins], color=GREEN, marker="x", linewidth=0, label=f"target p, by {name}"
         )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xlabel("the drafter's probability")
-    legend(axes, 3)
+    axes.set_xlabel("draft p")
+    legend(axes)
 
 
 def _by_phase(axes: Axes, report: Report) -> None:
@@ -147,15 +155,15 @@ def whole_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def legend(axes: Axes, columns: int) -> None:
-    """Above the plot, at its right."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderaxespad=0.2)
+def legend(axes: Axes) -> None:
+    """One column, at the right of the plot."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.2, handlelength=1.2)
 
 
-def svg(title: str, draw: Callable[[Axes], None]) -> str:
+def svg(title: str, draw: Callable[[Axes], None], salt: str = "") -> str:
     """A plot that `draw` fills."""
     # A fixed salt gives the same page for the same report; one a plot keeps the ids of a page's plots apart.
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title + salt}):
         figure = Figure(figsize=(5.6, 3.0), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
@@ -176,4 +184,4 @@ def _inline(svg: str) -> str:
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # the same ids come back in every plot of a page
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans', sans-serif", "inherit")
-    return svg.replace("<svg", '<svg role="img"', 1)
+    return keep_spaces(svg.replace("<svg", '<svg role="img"', 1))

@@ -15,12 +15,14 @@ from typing import Any
 
 from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.answers import Answers, answer
-from specscope.analyze.report_notes import notes_of
+from specscope.analyze.report_notes import loop_notes, notes_of
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
 from specscope.trace.interval import cells, counts
+from specscope.trace.loops import Loops, find_loops, together
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
+from specscope.trace.undrafted import Undrafted, count_undrafted, shares
 from specscope.trace.vocabulary import Detokenizer, Vocabulary
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
@@ -76,7 +78,7 @@ class IntervalReport:
     step: int
     start_ns: int
     end_ns: int
-    per_position: list[float]
+    per_position: list[float | None]
     mean_acceptance_length: float | None  # from the counts, else as it was told
     told: dict[str, Any]  # Aggregate's fields
     cells: dict[str, str]  # as tables show it
@@ -96,6 +98,7 @@ class RequestReport:
     pieces: list[str]  # the characters that each output token completed
     missing_tokens: int  # output tokens that no step in the history accounts for
     figures: Figures
+    loops: Loops
     labels: dict[str, str]
     params: dict[str, Any] | None
     finish: str | None  # the reason; None while it runs, or where the end was cut off
@@ -108,8 +111,8 @@ class RequestReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "figures"}
-        return values | {"acceptance": self.figures.to_dict()}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("figures", "loops")}
+        return values | {"acceptance": self.figures.to_dict(), "loops": self.loops.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,13 @@ class Report:
     source: str
     run: dict[str, Any] | None  # RunInfo's fields
     warnings: list[str]
-    dropped: int  # records known to be missing
+    lost: int  # records known to be missing
     engine: EngineFigures
     pooled: Figures
     means: Means
+    loops: Loops
+    adaptive: bool  # trees follow step costs
+    undrafted: Counter[Undrafted]  # decode steps that drafted nothing, by the reason
     phases: list[PhaseTime]
     timeline: list[TimelineBin]
     groups: dict[str, list[LabelGroup]]  # by label, worst acceptance first
@@ -159,10 +165,22 @@ class Report:
             "source": self.source,
             "run": self.run,
             "warnings": self.warnings,
-            "dropped": self.dropped,
+            "lost": self.lost,
             "engine": dataclasses.asdict(self.engine),
             "pooled": self.pooled.to_dict(),
             "per_request_mean": self.means.to_dict(),
+            "loops": self.loops.to_dict()
+            | {
+                "per_request_mean": {
+                    "share": self.means.looped,
+                    "mean_acceptance_length_without": self.means.tau_without,
+                }
+            },
+            "adaptive": self.adaptive,
+            "undrafted": [
+                {"reason": reason.value, "steps": self.undrafted[reason], "share": share}
+                for reason, share in shares(self.undrafted)
+            ],
             "positions": [dataclasses.asdict(position) for position in self.pooled.positions],
             "phases": [dataclasses.asdict(phase) for phase in self.phases],
             "timeline": [dataclasses.asdict(part) for part in self.timeline],
@@ -177,21 +195,27 @@ class Report:
 def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
     """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
     text = history.run is None or history.run.text
-    requests = [_request(one, history.vocabulary, text) for one in history.requests.values()]
+    loops = find_loops(one.steps for one in history.requests.values())
+    pairs = zip(history.requests.values(), loops, strict=True)
+    requests = [_request(one, history.vocabulary, own, text) for one, own in pairs]
     requests.sort(key=_worst_first)
+    looped = together(loops)
     run = None if history.run is None else _run(history.run)
-    told = notes_of(history, [one.finish is not None for one in requests], [one.missing_tokens for one in requests])
+    ended, missing = [one.finish is not None for one in requests], [one.missing_tokens for one in requests]
     return Report(
         source=valid(source),
         run=run,
-        warnings=[valid(line) for line in (*warnings, *told)],
-        dropped=history.dropped,
+        warnings=[valid(line) for line in (*warnings, *loop_notes(looped), *notes_of(history, ended, missing))],
+        lost=history.lost,
         engine=_engine(history),
         pooled=Figures(history.acceptance),
-        means=Means.over([one.figures for one in requests]),
+        adaptive=history.run is not None and history.run.adaptive,
+        undrafted=count_undrafted(history.run, history.steps),
+        means=Means.over([one.figures for one in requests], loops),
+        loops=looped,
         phases=_phases(history.steps),
         timeline=_timeline(history.steps),
-        groups=_groups(requests),
+        groups=grouped(requests),
         requests=requests,
         intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         other_params=sum(1 for one in requests if run and _differ(one.params, run["params"])),
@@ -235,7 +259,7 @@ def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
     return any(mine.get(name) != value for name, value in default.items() if name != "seed")
 
 
-def _request(request: RequestHistory, vocabulary: Vocabulary, text: bool) -> RequestReport:
+def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text: bool) -> RequestReport:
     output, info, end = request.output(), request.info, request.end
     token_ids = [token for token, _ in output]
     return RequestReport(
@@ -249,6 +273,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, text: bool) -> Req
         pieces=_pieces(token_ids, vocabulary) if text else [],
         missing_tokens=0 if end is None else max(0, len(end.output) - len(output)),
         figures=Figures(request.acceptance),
+        loops=loops,
         labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
         params=None if info is None else info.params.to_dict(),
         finish=None if end is None else end.reason.value,
@@ -340,7 +365,8 @@ def _timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
     return bins
 
 
-def _groups(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
+def grouped(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
+    """Requests by each of their labels, worst acceptance first."""
     labels = sorted({label for one in requests for label in one.labels})
     return {label: _group(label, requests) for label in labels}
 

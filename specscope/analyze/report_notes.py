@@ -10,9 +10,23 @@ import numpy as np
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.interval import missing_text
+from specscope.trace.loops import LONGEST, TIMES, TOLD, Loops
 from specscope.trace.method import SOURCES
 from specscope.trace.records import RequestStep
 from specscope.trace.wording import plural
+
+
+def loop_notes(loops: Loops) -> list[str]:
+    """Of text that loops, where it is enough to change what an acceptance length means."""
+    if loops.share is None or loops.share < TOLD:
+        return []
+    tau = "nothing else was drafted"
+    if loops.rest.tau is not None:
+        tau = f"without its steps τ is {loops.rest.tau:.2f} over {plural(loops.rest.drafts, 'draft')}"
+    return [
+        f"{loops.share:.1%} of {plural(loops.tokens, 'output token')} lie in loops (a cycle of up to {LONGEST} tokens "
+        f"that comes {TIMES} times or more in a row): acceptance on such text says little of the drafter; {tau}"
+    ]
 
 
 def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
@@ -20,10 +34,8 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
     notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
     if history.run is None:
         notes.append("the run's header is missing: its model and settings are unknown")
-    if history.dropped:
-        notes.append(
-            f"{plural(history.dropped, 'record')} missing: counts are too low, and ratios are over what is left"
-        )
+    if history.lost:
+        notes.append(f"{plural(history.lost, 'record')} missing: counts are too low, and ratios are over what is left")
     if len(history.branches) > 1:
         notes.append(
             f"the run was edited and has {len(history.branches)} branches: these figures are of branch "

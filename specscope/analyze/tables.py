@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Any
 
-from specscope.analyze.figures import Figures
+from rich.cells import cell_len
+
+from specscope.analyze.figures import Figures, Means
 from specscope.analyze.questions.grids import Grid, fitted, grids
 from specscope.analyze.report import Report, RequestReport
+from specscope.analyze.several import Several
+from specscope.trace.loops import LONGEST, TIMES
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind
+from specscope.trace.undrafted import ABOUT, shares
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import ending, plural
 
 GAP = 3  # characters between two columns of a table
-MOST_SHOWN = 200  # characters of a sampling parameter: a schema may be long
+MOST_SHOWN = 200  # characters of a parameter, a name or a prompt: a schema may be long
 NONE = "–"  # a figure with nothing under it
 INTERVALS = 40  # that are listed
 SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
@@ -33,12 +38,17 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     note: str = ""
     words: frozenset[str] = field(default_factory=frozenset)
-    narrowed: frozenset[str] = frozenset()  # what gives way where room is short, if not the first column and `prompt`
+    cut: frozenset[str] = frozenset()  # of the words, those that a narrow terminal cuts; others fold
 
-    def gives_way(self, column: int) -> bool:
-        """True where the column is made narrower in a narrow terminal; figures never are."""
-        name = self.columns[column]
-        return name in self.narrowed if self.narrowed else column == 0 or name == "prompt"
+    @property
+    def widths(self) -> list[int]:
+        """Of each column in characters, where there is room."""
+        return [max(map(cell_len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+
+    @property
+    def width(self) -> int:
+        """Of the whole, likewise."""
+        return sum(self.widths) + GAP * (len(self.columns) - 1)
 
     def is_words(self, column: int) -> bool:
         """True where the column holds words and is set flush left."""
@@ -53,6 +63,11 @@ def number(value: float | None, digits: int = 2) -> str:
 def percent(value: float | None) -> str:
     """12.3%"""
     return NONE if value is None else f"{value * 100:.1f}%"
+
+
+def share(value: float | None, of: int | None) -> str:
+    """12.3% of 80: a rate with its n; a dash where there is none."""
+    return NONE if value is None else f"{percent(value)} of {told(of)}"
 
 
 def count(value: int) -> str:
@@ -97,7 +112,7 @@ def header(report: Report) -> list[tuple[str, str]]:
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
-            ("tree", run["tree"]),
+            ("tree", f"adaptive, at most {run['tree']}" if report.adaptive else run["tree"]),
             ("params", default + (f"; others in {others}" if report.other_params else "")),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
             ("KV cache", f"{blocks}, context {run['max_context']}"),
@@ -112,7 +127,8 @@ def tables(report: Report) -> list[Table]:
     if report.intervals and not report.requests:
         by_depth = [positions(report)] if report.pooled.positions else []
         return [summed(report), *by_depth, intervals(report)]
-    return [acceptance(report), positions(report), finals(report), phases(report), engine(report), *groups(report)]
+    figures = [acceptance(report), *undrafted(report), positions(report), finals(report)]
+    return [*figures, phases(report), engine(report), *groups(report)]
 
 
 def acceptance(report: Report) -> Table:
@@ -120,38 +136,90 @@ def acceptance(report: Report) -> Table:
     pooled, mean = report.pooled.acceptance, report.means
     rows = [
         ("mean acceptance length τ", number(pooled.tau), number(mean.tau)),
+        ("output tokens per step", number(pooled.tokens_per_step), number(mean.tokens_per_step)),
         ("draft acceptance rate (accepted / nodes)", percent(pooled.rate), percent(mean.rate)),
         ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
-        ("output tokens per step", number(report.pooled.tokens_per_step), number(mean.tokens_per_step)),
     ]
+    if report.loops.looped:
+        rows[1:1] = [
+            ("τ without steps in loops", number(report.loops.rest.tau), number(mean.tau_without)),
+            ("output tokens in loops", percent(report.loops.share), percent(mean.looped)),
+        ]
     counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
     steps = ", ".join(plural(value, noun) for value, noun in counts)
     tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
     committed = f"{told(report.pooled.committed)} committed, {told(pooled.told('emitted'))} output"
-    columns = ("", "pooled", "per-request mean")
-    return Table("Acceptance", columns, rows, f"{steps}; {tokens}, {committed}.")
+    note = f"{steps}; {tokens}, {committed}."
+    if report.loops.looped:
+        note += (
+            f" In loops: {count(report.loops.looped)} of {count(report.loops.tokens)} output tokens; a cycle of up to "
+            f"{LONGEST} tokens that comes {TIMES} times or more in a row. τ without: over "
+            f"{plural(report.loops.rest.drafts, 'draft')}, those left out all of whose output lies in loops."
+        )
+    return Table("Acceptance", ("", "pooled", "per-request mean"), rows, note)
 
 
-def positions(report: Report) -> Table:
+def undrafted(report: Report) -> list[Table]:
+    """Why steps drafted nothing; no table where all drafted."""
+    if not report.undrafted:
+        return []
+    of = sum(report.undrafted.values())
+    rows = [
+        (ABOUT[reason], count(report.undrafted[reason]), percent(part)) for reason, part in shares(report.undrafted)
+    ]
+    note = f"share: of {plural(of, 'step')} without drafts; {undrafted_share(report)} decode steps are such."
+    if report.adaptive:
+        note += " The run is adaptive: a step drafts only what its costs let pay. τ counts steps with drafts alone."
+    return [Table("Steps that drafted nothing", ("why", "steps", "share"), rows, note)]
+
+
+def undrafted_share(report: Report) -> str:
+    """67.1% of 70."""
+    steps = report.pooled.acceptance.told("steps")
+    return share(sum(report.undrafted.values()) / steps if steps else None, steps)
+
+
+def over_all(all_of_them: Several) -> list[Table]:
+    """What several captures hold together."""
+    by_depth = [positions(all_of_them)] if all_of_them.pooled.positions else []
+    return [captures(all_of_them), *by_depth, *groups(all_of_them)]
+
+
+def captures(all_of_them: Several) -> Table:
+    """Acceptance by capture, and pooled."""
+    rows = [
+        _capture_row(printable(one.source), len(one.requests), one.pooled, one.means) for one in all_of_them.reports
+    ]
+    rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means))
+    note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate."
+    columns = ("capture", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step", "output tokens")
+    return Table("Over all captures", columns, rows, note)
+
+
+def _capture_row(name: str, requests: int, pooled: Figures, means: Means) -> tuple[str, ...]:
+    sums = pooled.acceptance
+    figures = (number(sums.tau), number(means.tau), percent(sums.rate), number(sums.tokens_per_step))
+    return (name, count(requests), count(sums.drafts), *figures, told(sums.told("emitted")))
+
+
+def positions(report: Report | Several) -> Table:
     """Acceptance and counts by depth."""
     rows = [
         (
             str(at.depth),
-            percent(at.rate),
-            percent(at.corrected),
-            percent(at.conditional),
-            count(at.proposed) if at.corrected is not None else NONE,
-            count(at.tried) if at.conditional is not None else NONE,
-            count(at.accepted),
+            share(at.per_position, at.drafts),
+            share(at.corrected, at.proposed),
+            share(at.conditional, at.tried),
+            NONE if at.per_position is None else count(at.accepted),
         )
         for at in report.pooled.positions
     ]
     note = (
-        "vLLM: accepted here / drafts. corrected: / drafts that proposed this depth. conditional: / drafts that came "
-        "to a trial here. vLLM counts positions from 0: depth 1 is its position 0."
+        "per-position: accepted here, of all drafts, as vLLM has it. corrected: of the drafts that proposed this "
+        "depth. conditional: of those that came to a trial here. vLLM counts positions from 0: depth 1 is its "
+        "position 0."
     )
-    columns = ("depth", "vLLM", "corrected", "conditional", "proposed", "tried", "accepted")
-    return Table("Per position", columns, rows, note)
+    return Table("Per position", ("depth", "per-position", "corrected", "conditional", "accepted"), rows, note)
 
 
 def summed(report: Report) -> Table:
@@ -172,7 +240,7 @@ def summed(report: Report) -> Table:
         ("peak of KV usage", "kv_usage", percent(load.peak_kv_usage)),
     ):
         rows += [(name, peak)] if any(one[key] is not None for one in known) else []
-    rows += [(f"{one_line(name, 60)}, last", number(value)) for name, value in known[-1]["averages"].items()]
+    rows += [(f"{one_line(name, MOST_SHOWN)}, last", number(value)) for name, value in known[-1]["averages"].items()]
     return Table("Acceptance, over all intervals", ("", ""), rows)
 
 
@@ -182,35 +250,37 @@ def intervals(report: Report) -> Table:
     names = ("time", "drafts", "accepted", "length", "rate", "tokens")
     rows = []
     for one in shown:
-        rates = " ".join(f"{rate:.3f}" for rate in one.per_position) or NONE
-        about = f"{one_line(one.told['request'], 24)}{'restarted' * one.told['reset']}"
+        rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in one.per_position) or NONE
+        about = f"{one_line(one.told['request'], MOST_SHOWN)}{'restarted' * one.told['reset']}"
         rows.append((*(one.cells[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
-    note = "by position: accepted there / drafts, as vLLM has it."
+    note = "by position: accepted there, of the interval's drafts, as vLLM has it."
     note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
     words = frozenset(["by position", "about"])
-    return Table("By interval", (*names, "by position", "about"), rows, note, words, frozenset(["about"]))
+    return Table("By interval", (*names, "by position", "about"), rows, note, words)
 
 
 def finals(report: Report) -> Table:
     """Where the last token of each step came from."""
     meaning = {
         FinalKind.BONUS: "the whole path was accepted",
-        FinalKind.RECOVERED: "drawn from the residual after a rejection",
+        FinalKind.RECOVERED: "after a rejection: from the residual; of greedy requests the target's choice",
         FinalKind.TARGET: "nothing was drafted",
     }
     kinds, shares = report.pooled.acceptance.kinds, report.pooled.final_shares
     rows = [(kind.value, count(kinds[kind]), percent(shares[kind]), meaning[kind]) for kind in FinalKind]
-    return Table("Final tokens", ("kind", "steps", "share", "meaning"), rows, words=frozenset(["meaning"]))
+    note = f"share: of {plural(report.pooled.acceptance.steps, 'decode step')}, each of which ends in one final token."
+    return Table("Final tokens", ("kind", "steps", "share", "meaning"), rows, note, frozenset(["meaning"]))
 
 
 def phases(report: Report) -> Table:
     """Where the time goes."""
     rows = [
-        (one_line(p.name, 60), count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share))
+        (one_line(p.name, MOST_SHOWN), count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share))
         for p in report.phases
     ]
-    return Table("Time by phase", ("phase", "steps", "median ms", "total s", "share"), rows)
+    note = "share: of the time in all phases."
+    return Table("Time by phase", ("phase", "steps", "median ms", "total s", "share"), rows, note if rows else "")
 
 
 def engine(report: Report) -> Table:
@@ -231,43 +301,45 @@ def engine(report: Report) -> Table:
         rows.append(("steps accounted for while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
     if e.queried:
         rows.append(("tokens found in the prefix cache", f"{count(e.found)} of {count(e.queried)}"))
-    rows += [(f"steps without speculation: {one_line(why, 60)}", count(n)) for why, n in e.speculation_off.items()]
+    rows += [
+        (f"steps without speculation: {one_line(why, MOST_SHOWN)}", count(n)) for why, n in e.speculation_off.items()
+    ]
     return Table("Engine", ("", ""), rows)
 
 
-def groups(report: Report) -> list[Table]:
+def groups(report: Report | Several) -> list[Table]:
     """A table for each label that groups requests, and only a note for one that names them."""
     found = []
     columns = ("", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step")
     for label, parts in report.groups.items():
-        title = f"By {one_line(label, 40)}"
+        title = f"By {one_line(label, MOST_SHOWN)}"
         if len(parts) > MAX_GROUPS:
             found.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
             continue
         rows = [
             (
-                NONE if part.value is None else one_line(part.value, 40),
+                NONE if part.value is None else one_line(part.value, MOST_SHOWN),
                 count(part.requests),
                 count(part.figures.acceptance.drafts),
                 number(part.figures.acceptance.tau),
                 number(part.means.tau),
                 percent(part.figures.acceptance.rate),
-                number(part.figures.tokens_per_step),
+                number(part.figures.acceptance.tokens_per_step),
             )
             for part in parts
         ]
         note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
-        found.append(Table(title, (one_line(label, 40), *columns[1:]), rows, note))
+        found.append(Table(title, (one_line(label, MOST_SHOWN), *columns[1:]), rows, note))
     return found
 
 
 def questions(report: Report, limit: int, width: int | None = None) -> list[Table]:
-    """The answers over many steps, of the rejected tokens at most `limit`; every row with the step to look at.
+    """The answers over many steps, at most `limit` rows where the first matter most; every row with an example.
 
     In a width of so many characters those columns are left out that there is no room for.
     """
     found = () if report.answers is None else grids(report.answers, report.vocabulary)
-    return [_grid(one, len(one.rows) if at else limit, width) for at, one in enumerate(found)]
+    return [_grid(one, limit if one.ranked else len(one.rows), width) for one in found]
 
 
 def _grid(grid: Grid, limit: int, width: int | None) -> Table:
@@ -285,7 +357,6 @@ def _grid(grid: Grid, limit: int, width: int | None) -> Table:
         [(*(row.cells[at] for at in shown), example) for row, example in zip(rows, examples, strict=True)],
         " ".join(note for note in notes if note),
         frozenset([*(one.name for one in columns if one.words), "example"]),
-        frozenset(one.name for one in columns if one.words and one.rank),
     )
 
 
@@ -299,7 +370,7 @@ def requests(report: Report, limit: int) -> Table:
     columns = ("request", "prompt", "end", "tokens", "drafts", "τ", "rate")
     start = _common_start([one.prompt for one in report.requests if one.prompt is not None])
     rows = [_request_row(one, start) for one in shown]
-    return Table("Requests", columns, rows, note, frozenset(["prompt", "end"]))
+    return Table("Requests", columns, rows, note, frozenset(["prompt", "end"]), frozenset(["prompt"]))
 
 
 def _common_start(prompts: Sequence[str]) -> int:
@@ -311,11 +382,11 @@ def _common_start(prompts: Sequence[str]) -> int:
 def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
     acceptance = request.figures.acceptance
     if request.title:
-        start, prompt = 0, one_line(request.title, 200)
+        start, prompt = 0, one_line(request.title, MOST_SHOWN)
     else:
-        prompt = NONE if request.prompt is None else one_line(request.prompt[start:], 200)
+        prompt = NONE if request.prompt is None else one_line(request.prompt[start:], MOST_SHOWN)
     return (
-        one_line(request.id, 20),
+        one_line(request.id, MOST_SHOWN),
         f"…{prompt}" if start and request.prompt else prompt,
         ending(request.finish) if request.finish else "no end",
         count(len(request.token_ids)),
@@ -331,6 +402,7 @@ def request_facts(request: RequestReport) -> str:
     facts = [", ".join(f"{name}={value}" for name, value in request.labels.items())]
     facts.append(f"counts {figures.acceptance.counts}")
     facts.append(params_line(request.params) if request.params else "")
+    facts.append(f"{percent(request.loops.share)} of its output in loops" if request.loops.looped else "")
     facts.append(f"preempted {request.preempted}×" if request.preempted else "")
     facts.append(f"{plural(request.found, 'token')} found in the prefix cache" if request.found else "")
     facts.append(f"stopped at {request.stop!r}" if request.stop else "")

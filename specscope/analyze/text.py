@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
 from rich import box
-from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze import tables
 from specscope.analyze.report import Report
-from specscope.analyze.tables import Table
+from specscope.analyze.several import Several
+from specscope.analyze.tables import GAP, Table
+from specscope.terminal import UNBOUNDED
 from specscope.trace.vocabulary import printable
 
 REQUESTS_SHOWN = 20
 TOP = 10  # rows of each question over many steps
-WIDE = 132  # columns from which two tables fit side by side
+LEAST_WORDS, LEAST_PROSE, LEAST_CUT = 16, 28, 6  # characters that columns of names keep, of sentences, of cut texts
+PROSE = 48  # characters from which words are sentences
+NO_STYLES: Mapping[str, str] = MappingProxyType({})
+BESIDE = 4  # columns between two tables side by side
 
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
@@ -23,9 +31,11 @@ def render_text(report: Report, console: Console, top: int = TOP) -> None:
     console.print(_header(report))
     for warning in report.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
-    blocks = [table_block(table) for table in tables.tables(report)]
-    if console.width >= WIDE:
-        console.print(_two_columns(blocks, console.width))
+    shown = tables.tables(report)
+    blocks = [table_block(table) for table in shown]
+    half = (console.width - BESIDE) // 2
+    if console.width < UNBOUNDED and max(table.width for table in shown) <= half:
+        console.print(_two_columns(blocks, half))
     else:
         for block in blocks:
             console.print(block)
@@ -33,6 +43,17 @@ def render_text(report: Report, console: Console, top: int = TOP) -> None:
         console.print(table_block(table))
     if report.requests or not report.intervals:
         console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
+
+
+def render_several(all_of_them: Several, console: Console, top: int = TOP) -> None:
+    """Print the pooled figures, and then each report."""
+    for note in all_of_them.notes:
+        console.print(Text(f"! {printable(note)}", style="yellow"))
+    for table in tables.over_all(all_of_them):
+        console.print(table_block(table))
+    for number, report in enumerate(all_of_them.reports, 1):
+        console.print(Text(f"\nCapture {number} of {len(all_of_them.reports)}", style="bold"))
+        render_text(report, console, top)
 
 
 def _header(report: Report) -> RichTable:
@@ -44,9 +65,8 @@ def _header(report: Report) -> RichTable:
     return grid
 
 
-def _two_columns(blocks: list[RenderableType], width: int) -> RichTable:
-    grid = RichTable.grid(padding=(0, 4), expand=False)
-    half = (width - 4) // 2
+def _two_columns(blocks: list[RenderableType], half: int) -> RichTable:
+    grid = RichTable.grid(padding=(0, BESIDE), expand=False)
     grid.add_column(width=half)
     grid.add_column(width=half)
     middle = -(-len(blocks) // 2)
@@ -54,20 +74,77 @@ def _two_columns(blocks: list[RenderableType], width: int) -> RichTable:
     return grid
 
 
-def table_block(table: Table) -> RenderableType:
-    """A table under its title, its note below."""
-    rich = RichTable(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(table.columns)
-    )
-    for at, name in enumerate(table.columns):
-        justify: JustifyMethod = "left" if table.is_words(at) else "right"
-        # Where room is short names and prompts give way, figures never: only columns that may wrap are made narrower.
-        rich.add_column(escape(name), justify=justify, no_wrap=not table.gives_way(at))
-    for row in table.rows:
-        rich.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
-    parts: list[RenderableType] = [Text(""), Text(table.title, style="bold cyan")]
-    if table.rows:
-        parts.append(rich)
-    if table.note:
-        parts.append(Text(table.note, style="dim"))
-    return Group(*parts)
+def table_block(table: Table, styles: Mapping[str, str] = NO_STYLES) -> RenderableType:
+    """A table under its title, its note below. `styles`: of cells, by their text.
+
+    Where room is short words fold and what may be cut is; figures are neither. Where there is still no room the table
+    goes on below, with its first column again.
+    """
+    return _Block(table, styles)
+
+
+@dataclass(frozen=True)
+class _Block:
+    table: Table
+    styles: Mapping[str, str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("")
+        if self.table.title:
+            yield Text(self.table.title, style="bold cyan")
+        for number, widths in enumerate(_parts(self.table, options.max_width) if self.table.rows else ()):
+            yield from ([Text("")] if number else [])
+            yield self._part(widths)
+        if self.table.note:
+            yield Text(self.table.note, style="dim")
+
+    def _part(self, widths: Mapping[int, int]) -> RichTable:
+        """Some of its columns, each so wide."""
+        table = self.table
+        rich = RichTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(table.columns)
+        )
+        for at, width in widths.items():
+            justify: JustifyMethod = "left" if table.is_words(at) else "right"
+            rich.add_column(Text(table.columns[at]), justify=justify, width=width, overflow="fold")
+        for row in table.rows:
+            rich.add_row(*(self._cell(row[at], cut=table.columns[at] in table.cut) for at in widths))
+        return rich
+
+    def _cell(self, text: str, *, cut: bool) -> Text:
+        return Text(text, self.styles.get(text, ""), no_wrap=cut, overflow="ellipsis" if cut else "fold")
+
+
+def _parts(table: Table, width: int) -> Iterator[dict[int, int]]:
+    """Columns with their widths, as many a part as there is room for; every part begins with the first column."""
+    need = table.widths
+    least = [_least(table, at, n) for at, n in enumerate(need)]
+    fewest = len(_split(least, width))
+    narrow = next(room for room in range(min(width, least[0] + GAP), width + 1) if len(_split(least, room)) == fewest)
+    for part in _split(least, narrow):  # none is much narrower than the others
+        wide = {at: least[at] for at in part}
+        spare = width - sum(wide.values()) - GAP * (len(part) - 1)
+        while spare > 0 and (short := [at for at in part if wide[at] < need[at]]):
+            wide[min(short, key=wide.__getitem__)] += 1
+            spare -= 1
+        yield wide
+
+
+def _least(table: Table, column: int, need: int) -> int:
+    """How narrow a column may be made."""
+    if not table.is_words(column):
+        return need
+    if table.columns[column] in table.cut:
+        return min(need, LEAST_CUT)
+    return min(need, LEAST_PROSE if need > PROSE and column else LEAST_WORDS)
+
+
+def _split(least: Sequence[int], width: int) -> list[list[int]]:
+    """The columns in parts that are no wider than that, if a part of two columns is not."""
+    parts, used = [[0]], least[0]
+    for at in range(1, len(least)):
+        if used + GAP + least[at] > width and len(parts[-1]) > 1:
+            parts, used = [*parts, [0]], least[0]
+        parts[-1].append(at)
+        used += GAP + least[at]
+    return parts

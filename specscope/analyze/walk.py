@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history import History, RequestHistory
-from specscope.trace.records import RequestStep, StepRecord
+from specscope.trace.records import Preceded, RequestStep, StepRecord, followed_by
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class Visit:
     row: int  # its place in the batch
     before: RequestStep | None  # the request's step before it; None for its first
     preempted: bool  # whether the request lost its KV between the two
+    due: Preceded  # what came before a decode step, as it follows from the request's steps
+
+    @property
+    def preceded(self) -> Preceded:
+        """What came before a decode step, as recorded; in captures of before, as it follows from the steps."""
+        return self.due if self.part.preceded is None else self.part.preceded
 
     def reference(self, node: int | None = None) -> Reference:
         """Where to look."""
@@ -29,11 +35,16 @@ class Visit:
 def visits(history: History) -> Iterator[Visit]:
     """Every part of every step on the path, in the engine's order; prefill chunks among them."""
     last: dict[str, RequestStep] = {}
+    due: dict[str, Preceded] = {}
     lost: set[str] = set()
     for record in history.steps:
         lost.update(record.preempted)
+        due.update(dict.fromkeys(record.preempted, Preceded.PREEMPTION))
         for row, part in enumerate(record.requests):
-            request = history.requests[part.request]
-            yield Visit(request, record, part, row, last.get(part.request), part.request in lost)
-            last[part.request] = part
-            lost.discard(part.request)
+            name, request = part.request, history.requests[part.request]
+            before = due.get(name, Preceded.PREFILL)
+            yield Visit(request, record, part, row, last.get(name), name in lost, before)
+            last[name] = part
+            lost.discard(name)
+            if part.verdict is not None:
+                due[name] = followed_by(part.verdict)

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from specscope.bench.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, pace, scaled
 from specscope.bench.paired import SLIM, machine_info, write_figures
@@ -22,6 +23,7 @@ from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import DEFAULT_TREES, EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 
 PLAIN, ADAPTIVE = "none", "adaptive"
@@ -95,7 +97,7 @@ class Found:
 
 def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> None:
     """Measure and print."""
-    console = Console()
+    console = text_console()
     engine = Engine(replace(config, kv_memory=max(config.kv_memory, KV_MEMORY)))
     if engine.sizer is None:
         raise UserError("bench adaptive compares adaptive trees: use a drafter with a head, without --tree")
@@ -106,7 +108,8 @@ def run_adaptive(config: EngineConfig, steps: int, json_file: str | None) -> Non
             found.append(_measure(engine, mix, steps, lambda done, task=task: bar.update(task, completed=done)))
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     _show(found, console, machine)
-    write_figures(json_file, {"machine": machine, "steps": steps, "mixes": [one.to_dict() for one in found]})
+    mixes = [one.to_dict() for one in found]
+    write_figures(json_file, "adaptive", {"machine": machine, "steps": steps, "mixes": mixes})
 
 
 def work_of(engine: Engine, mix: Mix) -> list[Work]:
@@ -187,7 +190,7 @@ def _show(found: Sequence[Found], console: Console, machine: dict[str, str]) -> 
             one.mix.name,
             f"{adaptive:.1f}",
             f"{plain:.1f}",
-            f"[bold]{adaptive / plain:.3f}[/]",
+            Text(f"{adaptive / plain:.3f}", style="bold"),
             f"{one.worst:.3f}",
             one.best,
             f"{best:.1f}",

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
 from rich.progress import Progress
 
 from specscope.bench.terminal import Terminal
 from specscope.errors import UserError
+from specscope.terminal import text_console
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from specscope.trace.records import StepRecord
@@ -28,12 +28,12 @@ KEY, ANSWER, CLOSE = "v", b"one column per step", "\x1b"
 
 def run_attach(sample: str, seconds: int) -> None:
     """Measure and print. `sample` is a capture whose steps are sent again and again."""
-    console = Console()
+    console = text_console()
     read_capture(sample)  # a bad file is said at once
-    terminal = Terminal([sys.executable, "-m", "specscope", "tui", "--listen", "127.0.0.1:43170"])
+    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "tui", "--listen", "127.0.0.1:43170"])
     if terminal.wait_for(lambda shown: b"listening on" in shown, 30) is None:
         raise UserError("the screen did not come up")
-    command = [sys.executable, "-m", "specscope.bench.attach", sample, str(seconds)]
+    command = [sys.executable, "-P", "-m", "specscope.bench.attach", sample, str(seconds)]
     sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     memory: list[float] = []
     latencies: list[float] = []

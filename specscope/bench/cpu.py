@@ -22,6 +22,7 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.combined import model_of
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.terminal import text_console
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import StepRecord
@@ -38,7 +39,7 @@ EAGLE_PROMPTS = 10  # of the unseen ones, evenly over their kinds
 
 def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: no speculation at batch 1 and 8, n-gram on copy-heavy prompts, the head on unseen ones."""
-    console = Console()
+    console = text_console()
     console.print("loading the engine for each drafter, and generate()", style="dim")
     bare = config.without_drafting()
     plain = Engine(bare)
@@ -59,7 +60,7 @@ def run_cpu(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     phases.show(console)
     if own is not None:
         show_pass(own, phases, console)
-    write_json(json_file, comparisons, machine)
+    write_json(json_file, "cpu", comparisons, machine)
 
 
 class Peer:
@@ -74,7 +75,7 @@ class Peer:
         source, extra, _ = find_model(config.target, lambda _: None)
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **extra)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False, **extra)
         self.model = model.to(device).eval()
         self.tokenizer = load_tokenizer(config.target)
 

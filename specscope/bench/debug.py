@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from rich.console import Console
 
 from specscope.bench.cpu import TOKENS, encode, run_prompts
 from specscope.bench.paired import Comparison, Side, machine_info, measure_paired, show, write_json
@@ -13,6 +12,7 @@ from specscope.debug.stops import StopReason
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 
 PROMPTS = 5
@@ -32,7 +32,7 @@ NEVER = (
 
 def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print: a session without breakpoints, and with twenty conditional ones that never hit."""
-    console = Console()
+    console = text_console()
     console.print("loading the engine", style="dim")
     engine = Engine(config)
     prompts = encode(engine, unseen_prompts(PROMPTS))
@@ -65,4 +65,4 @@ def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     ]
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
-    write_json(json_file, comparisons, machine)
+    write_json(json_file, "debug", comparisons, machine)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from specscope.model.graphs import Capture, CudaCapture, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
+from specscope.terminal import text_console
 from specscope.trace.tree import ROOT, DraftTree
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Step:
 
 def run_gpu(json_file: str | None) -> None:
     """Measure and print."""
-    device, console = need_gpu(), Console()
+    device, console = need_gpu(), text_console()
     bandwidth = copy_bandwidth(device)
     console.print(f"copying moves {bandwidth / 1e9:,.0f} GB/s", style="dim")
     steps, peers = [], {}
@@ -89,6 +89,7 @@ def run_gpu(json_file: str | None) -> None:
         console.print(f"{name}: generate() with a static cache, batch 1: {took * 1e3:.2f} ms a token")
     write_figures(
         json_file,
+        "gpu",
         {
             "machine": device_info(device),
             "bandwidth": bandwidth,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from specscope.bench.curves import Curve, best, exponent, measure
 from specscope.bench.growth_debug import debug_curves
@@ -26,6 +26,7 @@ from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.sampling import shaped
 from specscope.speculate.tokens import Tokens
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 from specscope.trace.tree import DraftTree
 
@@ -52,7 +53,7 @@ def curves() -> list[Curve]:
 
 def run_growth(json_file: str | None, wanted: Sequence[Curve] | None = None) -> None:
     """Measure every curve and print it, with the exponent fitted to it."""
-    console, rows = Console(), list[dict[str, Any]]()
+    console, rows = text_console(), list[dict[str, Any]]()
     table = Table(title="milliseconds by size", title_justify="left", title_style="dim")
     for column in ("", "", "exponent", "wanted, at most"):
         table.add_column(column, justify="right" if column else "left")
@@ -62,13 +63,17 @@ def run_growth(json_file: str | None, wanted: Sequence[Curve] | None = None) -> 
         points = [f"{size:,}: {s * 1e3:.3f}" for size, s in zip(curve.sizes, seconds, strict=True)]
         style = "" if fitted <= curve.most else "yellow"
         table.add_row(
-            f"{curve.name}\n[dim]by {curve.unit}[/]", "\n".join(points), f"{fitted:.2f}", f"{curve.most}", style=style
+            Text(f"{curve.name}\n").append(f"by {curve.unit}", style="dim"),
+            "\n".join(points),
+            f"{fitted:.2f}",
+            f"{curve.most}",
+            style=style,
         )
         rows.append({"name": curve.name, "unit": curve.unit, "sizes": list(curve.sizes), "seconds": seconds})
         rows[-1] |= {"exponent": fitted, "wanted": curve.most}
     console.print(table)
     machine = machine_info("float32", torch.get_num_threads())
-    write_figures(json_file, {"machine": machine, "curves": rows})
+    write_figures(json_file, "growth", {"machine": machine, "curves": rows})
 
 
 # Attention

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
@@ -17,6 +16,7 @@ from specscope.bench.paired import write_figures
 from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
 from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.terminal import text_console
 
 BLOCK = 16
 
@@ -36,7 +36,7 @@ class Work:
 
 def run_kernels(json_file: str | None, work: Work | None = None, device: torch.device | None = None) -> None:
     """Measure and print."""
-    device, work, console = device or need_gpu(), work or Work(), Console()
+    device, work, console = device or need_gpu(), work or Work(), text_console()
     bandwidth = copy_bandwidth(device, 1 << (30 if device.type == "cuda" else 20))
     console.print(f"copying moves {bandwidth / 1e9:,.0f} GB/s", style="dim")
     rows = list(measure(work, device, bandwidth))
@@ -46,9 +46,8 @@ def run_kernels(json_file: str | None, work: Work | None = None, device: torch.d
     for row in rows:
         table.add_row(row.name, f"{row.seconds * 1e6:,.1f}", f"{row.share:.2f}")
     console.print(table)
-    write_figures(
-        json_file, {"machine": device_info(device), "bandwidth": bandwidth, "kernels": [row.to_dict() for row in rows]}
-    )
+    kernels = [row.to_dict() for row in rows]
+    write_figures(json_file, "kernels", {"machine": device_info(device), "bandwidth": bandwidth, "kernels": kernels})
 
 
 def measure(work: Work, device: torch.device, bandwidth: float) -> Iterator[Measured]:

@@ -21,6 +21,7 @@ from specscope.bench.terminal import Terminal
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
+from specscope.terminal import text_console
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
 from specscope.trace.spans import SpanLevel
@@ -30,7 +31,7 @@ TOKENS = 48  # a side of a round: many short rounds see more than a few long one
 
 def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, screen: bool) -> None:
     """Measure and print: capture and metrics at batch 1 and 8, then the live screen beside the engine."""
-    console = Console()
+    console = text_console()
     comparisons: list[Comparison] = []
     engine = Engine(config)
     for size, goal in ((1, 0.99), (8, 0.97)):
@@ -39,7 +40,7 @@ def run_observe(config: EngineConfig, rounds: int, json_file: str | None, *, scr
     if screen:
         comparisons += _with_screen(config, rounds, console)
     show(comparisons, console, machine)
-    write_json(json_file, comparisons, machine)
+    write_json(json_file, "observe", comparisons, machine)
 
 
 def prompts_of(size: int) -> list[str]:
@@ -99,7 +100,7 @@ def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         task = json.dumps({"config": dataclasses.asdict(config), "rounds": rounds, "out": str(out)})
-        terminal = Terminal([sys.executable, "-m", "specscope.bench.screen", task])
+        terminal = Terminal([sys.executable, "-P", "-m", "specscope.bench.screen", task])
         if terminal.finish() != 0 or not out.exists():
             raise UserError(f"the screen benchmark failed: {terminal.shown[-300:].decode(errors='replace').strip()}")
         found: dict[str, Any] = json.loads(out.read_text())

@@ -16,7 +16,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.user_cache import processor
 
@@ -106,7 +108,7 @@ def show(comparisons: list[Comparison], console: Console, machine: Mapping[str, 
             f"{row.a} over {row.b}",
             f"{median(row.rates[row.a]):.1f}",
             f"{median(row.rates[row.b]):.1f}",
-            f"[bold]{row.ratio:.3f}[/]",
+            Text(f"{row.ratio:.3f}", style="bold"),
             "{:.3f}–{:.3f}".format(*row.interval),
             f"{row.goal:.2f}",
             style=style,
@@ -131,16 +133,19 @@ def machine_info(dtype: str, threads: int) -> dict[str, str]:
     }
 
 
-def write_json(path: str | None, comparisons: list[Comparison], machine: Mapping[str, str]) -> None:
+def write_json(path: str | None, bench: str, comparisons: list[Comparison], machine: Mapping[str, str]) -> None:
     """Write the figures of comparisons where the user wants them."""
-    write_figures(path, {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]})
+    write_figures(path, bench, {"machine": dict(machine), "comparisons": [row.to_dict() for row in comparisons]})
 
 
-def write_figures(path: str | None, data: Mapping[str, Any]) -> None:
-    """Write figures as JSON; nothing where no path is given. Raises UserError."""
+def write_figures(
+    path: str | None, bench: str, data: Mapping[str, Any], *, source: Sequence[str] = (), code: int = 0
+) -> None:
+    """Write a benchmark's figures as JSON; nothing where no path is given. Raises UserError."""
     if path is None:
         return
+    whole = envelope(f"bench.{bench}", data, source=source, code=code)
     try:
-        Path(path).write_text(json.dumps(data, indent=2) + "\n")
+        Path(path).write_text(json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

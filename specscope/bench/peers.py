@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from specscope.bench import peer_vllm
 from specscope.bench.cpu import EAGLE_PROMPTS, TOKENS, Peer, PhaseTimes, encode, run_prompts, watched
@@ -22,12 +21,13 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.model.bundled import bundled_model
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 
 
 def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: str | None) -> None:
     """Measure and print. `vllm`: the Python of an environment that has vLLM."""
-    console = Console()
+    console = text_console()
     need_python(vllm)
     console.print("loading the engines", style="dim")
     plain = Engine(config.without_drafting())
@@ -55,7 +55,7 @@ def run_peers(config: EngineConfig, vllm: str | None, rounds: int, json_file: st
     machine = machine_info(plain.run_info.dtype, torch.get_num_threads())
     show(comparisons, console, machine)
     phases.show(console)
-    write_json(json_file, comparisons, machine)
+    write_json(json_file, "peers", comparisons, machine)
 
 
 def need_python(vllm: str | None) -> None:

@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from specscope.bench.terminal import Terminal
 from specscope.errors import UserError
+from specscope.terminal import text_console
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.reading import read_capture
 
@@ -23,7 +23,7 @@ MEMORY = 500  # MB, at most
 
 def run_replay(sample: str, rounds: int, steps: int = STEPS) -> None:
     """Measure and print. `sample` is a capture whose steps are repeated to make a long one."""
-    console = Console()
+    console = text_console()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "long.jsonl"
         with console.status(f"writing {steps:,} steps"):
@@ -74,7 +74,7 @@ def lengthen(sample: str, path: Path, steps: int) -> None:
 
 
 def _measure(path: Path) -> tuple[str, str, str, str]:
-    terminal = Terminal([sys.executable, "-m", "specscope", "replay", str(path)])
+    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "replay", str(path)])
     first = terminal.wait_for(lambda shown: b"root @" in shown or b"accepted" in shown, 60)
     read = terminal.wait_for(lambda shown: "◂▸ replay".encode() in shown, 600)
     if first is None or read is None:

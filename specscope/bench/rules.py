@@ -13,6 +13,7 @@ from specscope.bench.paired import SLIM, Comparison, Side, machine_info, measure
 from specscope.bench.prompts import PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 from specscope.trace.rules import BLOCK, RULES, STANDARD
 from specscope.trace.stats import Acceptance
@@ -39,7 +40,7 @@ class RuleRow:
 
 def run_rules(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print. The trees are those of the config where it names one."""
-    console, rows = Console(), []
+    console, rows = text_console(), []
     trees = TREES if config.tree is None else (config.tree,)
     machine: dict[str, str] = {}
     for tree in trees:
@@ -53,7 +54,7 @@ def run_rules(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     figures = [
         {"tree": row.tree, "temperature": row.temperature, "tau": row.tau, **row.speed.to_dict()} for row in rows
     ]
-    write_figures(json_file, {"machine": machine, "rules": figures})
+    write_figures(json_file, "rules", {"machine": machine, "rules": figures})
 
 
 def _rows(engine: Engine, tree: str, temperature: float, rounds: int, console: Console) -> list[RuleRow]:

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from specscope.bench.cpu import Peer
 from specscope.bench.device import read_bandwidth
@@ -27,6 +28,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
+from specscope.terminal import text_console
 
 STEPS = 8  # of a round
 Side = Callable[[], float]  # tokens a second of a few steps
@@ -37,7 +39,7 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
     if plot is not None:
         _need_matplotlib()
     need_python(vllm)
-    console = Console()
+    console = text_console()
     console.print("loading the engine and its peers", style="dim")
     engine = _engine(config)
     wanted = _fit(engine, points(engine.max_context - STEPS - 2), console)
@@ -62,11 +64,17 @@ def run_scale(config: EngineConfig, rounds: int, json_file: str | None, *, vllm:
     machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
     show(wanted, speed, machine, console)
     data = {"machine": machine, "reading_gb_per_s": speed / 1e9, "points": [point.to_dict() for point in wanted]}
-    write_figures(json_file, data)
-    if plot is not None:
-        from specscope.bench.scale_plot import write_plot
+    code = 0
+    try:
+        if plot is not None:
+            from specscope.bench.scale_plot import write_plot
 
-        write_plot(wanted, plot)
+            write_plot(wanted, plot)
+    except UserError:
+        code = 2
+        raise
+    finally:
+        write_figures(json_file, "scale", data, code=code)
 
 
 def made_by_vllm(
@@ -132,9 +140,9 @@ def show(wanted: Sequence[Point], speed: float, machine: Mapping[str, str], cons
         if point is not wanted[0] and point.curve != wanted[wanted.index(point) - 1].curve:
             table.add_section()
         own = median(point.rates[OWN])
-        cells = [point.name, f"{own:.1f}", f"{len(point.lengths) / own * 1e3:.1f}"]
+        cells: list[str | Text] = [point.name, f"{own:.1f}", f"{len(point.lengths) / own * 1e3:.1f}"]
         for side in others:
-            cells += [f"{median(point.rates[side]):.1f}", f"[bold]{median(point.ratios(side)):.2f}[/]"]
+            cells += [f"{median(point.rates[side]):.1f}", Text(f"{median(point.ratios(side)):.2f}", style="bold")]
         table.add_row(*cells, f"{point.context * 1e3:.1f}", f"{point.context / point.reading:.1f}")
     console.print(table)
     console.print(f"memory is read at {speed / 1e9:.1f} GB/s", style="dim", highlight=False)

@@ -15,6 +15,7 @@ from specscope.bench.paired import SLIM, Comparison, Side, machine_info, measure
 from specscope.bench.prompts import unseen_prompts
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 from specscope.trace.stats import Acceptance
 
@@ -51,7 +52,7 @@ class TextRow:
 
 def run_text(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     """Measure and print."""
-    console = Console()
+    console = text_console()
     console.print("loading an engine for each drafter", style="dim")
     engines = _engines(config)
     plain = engines["no speculation"]
@@ -63,7 +64,7 @@ def run_text(config: EngineConfig, rounds: int, json_file: str | None) -> None:
         {"workload": row.workload, "length": row.length, "tau": row.acceptance.tau, **row.speed.to_dict()}
         for row in rows
     ]
-    write_figures(json_file, {"machine": machine, "text": figures})
+    write_figures(json_file, "text", {"machine": machine, "text": figures})
 
 
 def _engines(config: EngineConfig) -> dict[str, Engine]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from rich.console import Console
 from rich.table import Table
 
+from specscope.bench.paired import write_figures
 from specscope.bench.prompts import COPYING, PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
+from specscope.terminal import text_console
 from specscope.trace.export import SpanSink
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo, StepRecord
@@ -114,7 +113,7 @@ class Sizes:
 
 def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> None:
     """Measure and print."""
-    console = Console()
+    console = text_console()
     rows, sizes = list[Row](), list[Sizes]()
     if config.adapts:  # to measured costs: then sizes would depend on the machine's load
         config = dataclasses.replace(config, tree=TREE, adaptive=False)
@@ -128,9 +127,8 @@ def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> N
     batch = sum(len(record.requests) for record in records) / len(records)
     console.print(_measured_table(rows, batch))
     console.print(_paper_table(sizes, config.max_batch, step_ms))
-    if json_file is not None:
-        told = {"batch": batch, "rows": list(map(asdict, rows)), "sizes": list(map(asdict, sizes))}
-        Path(json_file).write_text(json.dumps(told, indent=2) + "\n")
+    told = {"batch": batch, "rows": list(map(asdict, rows)), "sizes": list(map(asdict, sizes))}
+    write_figures(json_file, "traces", told)
 
 
 def recorded(config: EngineConfig) -> tuple[RunInfo, Vocabulary, list[StepRecord]]:

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from statistics import median
 from typing import IO
 
-from rich.console import Console
 from rich.table import Table
 
 from specscope.bench.paired import write_figures
@@ -28,6 +27,7 @@ from specscope.bench.prompts import COPYING, PLAIN
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import WAITING_NAMES, start_engine
+from specscope.terminal import text_console
 from specscope.trace.params import SamplingParams
 from specscope.trace.wording import plural
 
@@ -50,8 +50,9 @@ class _Engine:
 
     def __init__(self, config: EngineConfig, policy: dict[str, str], requests: int) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in WAITING_NAMES}
+        told = [json.dumps(dataclasses.asdict(config)), str(requests)]
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "specscope.bench.waiting", json.dumps(dataclasses.asdict(config)), str(requests)],
+            [sys.executable, "-P", "-m", "specscope.bench.waiting", *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,7 +78,7 @@ class _Engine:
 
 def run_waiting(config: EngineConfig, rounds: int, requests: int, json_file: str | None) -> None:
     """Measure and print a row a policy: milliseconds of a step, quiet and beside other processes."""
-    console = Console()
+    console = text_console()
     engines = {name: _Engine(config, policy, requests) for name, policy in POLICIES.items()}
     times: dict[str, dict[str, list[float]]] = {name: {beside: [] for beside in BESIDE} for name in POLICIES}
     try:
@@ -98,7 +99,7 @@ def run_waiting(config: EngineConfig, rounds: int, requests: int, json_file: str
     for name, row in times.items():
         table.add_row(name, *(f"{median(row[beside]):.0f}" for beside in BESIDE))
     console.print(table)
-    write_figures(json_file, {"policies": times})
+    write_figures(json_file, "waiting", {"policies": times})
 
 
 @contextmanager

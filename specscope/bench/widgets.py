@@ -13,13 +13,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Sparkline, Tree
 
+from specscope.terminal import text_console
 from specscope.tui.palette import DARK
 from specscope.tui.text import LEVELS, Ink, Line, left, right
 from specscope.tui.widgets.lines import Lines, Sheet
@@ -167,5 +167,5 @@ def run_widgets(rounds: int) -> list[dict[str, Any]]:
         ratio = theirs[1] / ours[1]
         table.add_row(what, name, *(f"{value:.2f}" for value in (*theirs, *ours)), f"{ratio:.1f}")
         rows.append({"what": what, "widget": name, "theirs_ms": theirs, "ours_ms": ours, "ratio": ratio})
-    Console().print(table)
+    text_console().print(table)
     return rows

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from specscope.analyze.audit.audit import Audit, audit
-from specscope.cli.captures import need_steps, print_json, text_console
+from specscope.analyze.audit.audit import audit
+from specscope.cli.captures import judge_each, need_steps
 from specscope.cli.judges import audit_options
 from specscope.cli.streams import warn
+from specscope.envelope import of_capture
+from specscope.terminal import text_console
 
 
-def audit_capture(
-    file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
+def audit_captures(
+    captures: Sequence[str],
+    target: str | None,
+    draft_model: str | None,
+    sample: int | None,
+    *,
+    again: bool,
+    as_json: bool,
 ) -> int:
-    """Audit a capture file and print what was found; returns the exit code. Raises UserError."""
+    """Audit captures, each by itself, and print what was found; returns the exit code. Raises UserError."""
     from specscope.interrupt import ends_at_once
     from specscope.live.start import share_cores
 
@@ -26,7 +34,7 @@ def audit_capture(
     from specscope.model.quiet import hush
     from specscope.trace.reading import read_capture
 
-    with ends_at_once():
+    def audited(file: str) -> Mapping[str, Any]:
         reader = read_capture(file)
         need_steps(reader.history, file)
         hush(gguf=True)
@@ -38,19 +46,16 @@ def audit_capture(
             else:
                 options = audit_options(reader.history, target, draft_model, sample)
                 found = audit(reader.history, file, options, progress)
-    _print(found, reader.warnings, as_json=as_json)
-    return int(found.exit)
+        if not as_json:
+            from specscope.analyze.audit.text import render_audit
 
+            render_audit(found, text_console())
+        for warning in reader.warnings:
+            warn(warning)
+        return of_capture(file, found.to_dict(), code=found.exit, warnings=(*reader.warnings, *found.notes))
 
-def _print(found: Audit, warnings: list[str], *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        from specscope.analyze.audit.text import render_audit
-
-        render_audit(found, text_console())
-    for warning in warnings:
-        warn(warning)
+    with ends_at_once():
+        return judge_each("audit", captures, audited, as_json=as_json)
 
 
 @contextmanager
@@ -61,9 +66,9 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
-    console = Console(stderr=True)
+    console = text_console(error=True)
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not sys.stderr.isatty())
     with bar:
         task = bar.add_task("loading", total=None)

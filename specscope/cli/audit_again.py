@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import Audit, chosen_places, step_numbers
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.audit.tally import Tally
 from specscope.analyze.findings import Reference
-from specscope.cli.judges import FIRST, audit_options, named
+from specscope.cli.judges import audit_options, draft_named, target_named
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.live.start import start_engine
@@ -75,18 +75,18 @@ def audit_again(
         slack=4 * least,
         draft_slack=0.0,
         findings=tuple(tally.finding(history) for tally in (tree, p, tokens) if tally.items),
+        notes=options.notes,
         seconds=time.perf_counter() - began,
     )
 
 
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
     """The engine that a capture tells of."""
-    draft = draft_model
+    draft = draft_named(run, draft_model)
     if draft is None and model_part(run.drafter) == "draft_model":
-        before, first, layers = run.draft_model.partition(FIRST)
-        draft = f"self:{layers.split()[0]}" if first else before
+        draft = run.draft_model
     return EngineConfig(
-        target=target if target is not None else named(run.target),
+        target=target_named(run, target),
         drafter=run.drafter,
         draft_model=draft,
         tree=run.tree or None,

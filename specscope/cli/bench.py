@@ -39,6 +39,10 @@ def paired(function: F) -> F:
 def bench(context: click.Context) -> None:
     """Measure speed, memory and the cost of observation.
 
+    \b
+      specscope bench cpu
+      specscope bench serve http://127.0.0.1:8000 --concurrency 1,8,32
+
     Comparisons are ratios of medians from interleaved A/B runs.
     """
     if context.invoked_subcommand is None:
@@ -55,6 +59,9 @@ bench.add_command(bench_serve)
 def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare tokens/s with transformers' generate().
 
+    \b
+      specscope bench cpu --rounds 3
+
     At batch 1 and 8; also n-gram and the default drafter on copy-heavy prompts, and the default drafter on unseen ones.
     """
     config = checked(flags)
@@ -68,6 +75,9 @@ def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa
 @click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
 def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare tokens/s with generate() and, with --vllm, vLLM.
+
+    \b
+      specscope bench peers --vllm /path/to/vllm/bin/python
 
     At batch 1.
     """
@@ -83,6 +93,9 @@ def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: A
 @click.option("--plot", metavar="FILE", callback=plot_file, help="Write the curves to this file, .svg or .png.")
 def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure tokens/s over batch size, context length and mixed batches.
+
+    \b
+      specscope bench scale --plot curves.svg
 
     Plain decoding, beside transformers and, with --vllm, vLLM; and what contexts add to a step, beside the time that
     their bytes take.
@@ -102,6 +115,9 @@ def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str 
 def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare adaptive trees with plain decoding and fixed trees.
 
+    \b
+      specscope bench adaptive --steps 120
+
     Eleven mixes of prompts, batch sizes and temperatures. The KV cache has at least 4 GiB.
     """
     config = checked(flags)
@@ -115,6 +131,9 @@ def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # 
 def bench_kernels(json_file: str | None) -> None:
     """Compare each Triton kernel with its memory traffic (needs a GPU).
 
+    \b
+      specscope bench kernels
+
     Attention is also compared with SDPA and FlexAttention.
     """
     from specscope.bench.kernels import run_kernels
@@ -126,6 +145,9 @@ def bench_kernels(json_file: str | None) -> None:
 @json_option
 def bench_gpu(json_file: str | None) -> None:
     """Measure verify steps of 8B and 1.7B shapes (needs a GPU).
+
+    \b
+      specscope bench gpu --json figures.json
 
     They are compared with their memory traffic and with generate().
     """
@@ -139,6 +161,9 @@ def bench_gpu(json_file: str | None) -> None:
 def bench_growth(json_file: str | None) -> None:
     """Measure how time grows with context length and batch size.
 
+    \b
+      specscope bench growth
+
     Prints each curve and the exponent fitted to it.
     """
     from specscope.bench.growth import run_growth
@@ -150,6 +175,9 @@ def bench_growth(json_file: str | None) -> None:
 @paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure the cost of a debugging session and of breakpoints.
+
+    \b
+      specscope bench debug
 
     The breakpoints are twenty conditional ones that never hit.
     """
@@ -167,6 +195,9 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 def bench_attach(sample: str, seconds: int) -> None:
     """Test whether an attached screen keeps up with 200 steps/s.
 
+    \b
+      specscope bench attach run.jsonl --seconds 20
+
     The steps are taken from CAPTURE. Also measures how fast the screen answers keys.
     """
     from specscope.bench.attach import run_attach
@@ -179,6 +210,9 @@ def bench_attach(sample: str, seconds: int) -> None:
 @click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
 def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
     """Measure the cost of capture, metrics and the screen.
+
+    \b
+      specscope bench observe --no-screen
 
     Tokens/s with them over tokens/s with everything off.
     """
@@ -202,6 +236,9 @@ def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any
 def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Measure how many bytes and spans each step sends to an OTLP endpoint.
 
+    \b
+      specscope bench traces --step-ms 10
+
     For each trace level, evidence level and sampling ratio: measured, then
     extrapolated to 1,000 engines.
     """
@@ -216,6 +253,9 @@ def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  
 def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare the rules of verification: acceptance length and tokens/s.
 
+    \b
+      specscope bench rules --tree 3x2
+
     At batch 8, greedy and at temperature 0.8, with a chain, a static tree and a dynamic one, or --tree.
     """
     config = checked(flags)
@@ -228,6 +268,9 @@ def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
 @paired
 def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare drafters that look into the text, the head, and both.
+
+    \b
+      specscope bench text
 
     Acceptance length and tokens/s, over ten edits of one file and on unseen prompts.
     """
@@ -242,6 +285,9 @@ def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noq
 @click.option("--requests", type=whole_from(1, 64), metavar="N", default=6, show_default=True, help="Requests at once.")
 def bench_waiting(rounds: int, requests: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Compare the ways in which idle threads can wait.
+
+    \b
+      specscope bench waiting --requests 4
 
     The time of a step, on a quiet machine and beside busy processes.
     """
@@ -267,6 +313,9 @@ def bench_waiting(rounds: int, requests: int, json_file: str | None, **flags: An
 def bench_replay(sample: str, rounds: int, steps: int) -> None:
     """Measure time to the first screen, and memory, of a long capture.
 
+    \b
+      specscope bench replay run.jsonl --steps 2000
+
     The capture is made of CAPTURE's steps.
     """
     from specscope.bench.replay import run_replay
@@ -278,6 +327,9 @@ def bench_replay(sample: str, rounds: int, steps: int) -> None:
 @click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
 def bench_widgets(rounds: int) -> None:
     """Compare frames of Textual's own widgets with specscope's.
+
+    \b
+      specscope bench widgets
 
     The screens of specscope draw lines instead of using those widgets.
     """

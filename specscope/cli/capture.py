@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specscope.cli.streams import warn
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.live.start import start_engine
+from specscope.terminal import text_console
+from specscope.trace.loops import TOLD, loop_share
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import StepRecord
+from specscope.trace.records import FinishReason, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
+from specscope.trace.tree import Ints
+from specscope.trace.undrafted import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
 
@@ -30,10 +37,12 @@ def capture_run(
     log_stats: bool,
     quiet: bool,
 ) -> int:
-    """Run all prompts; returns the exit code: 0, or 128 and the signal's number, 130 after Ctrl-C. Raises UserError."""
-    console = Console(stderr=True, quiet=quiet)
+    """Run all prompts; returns the exit code: 0; 1 where a request failed or the capture is lost; 128 and the
+    signal's number, 130 after Ctrl-C. Raises UserError.
+    """
+    console = text_console(error=True, quiet=quiet)
     assert options.capture is not None
-    total = Acceptance()
+    total, undrafted, texts, errors = Acceptance(), Counter[Undrafted](), list[Ints](), Counter[str]()
     with _bar(console, len(specs)) as progress:
         with ends_at_once():
             engine = start_engine(config, lambda stage: progress(stage, 0))
@@ -49,15 +58,26 @@ def capture_run(
                 while engine.busy:
                     if interrupt.asked:
                         engine.cancel_all()
-                    _count(engine.step(), total, progress)
+                    record = engine.step()
+                    undrafted.update(count_undrafted(engine.run_info, [record]))
+                    texts += [end.output for end in record.finished]
+                    errors.update(end.error for end in record.finished if end.reason is FinishReason.ERROR)
+                    _count(record, total, progress)
             finally:
                 losses = outputs.close()
     for line in losses:
-        console.print(f"specscope: warning: {line}", highlight=False)
-    _summary(console, options.capture, total, interrupted=interrupt.asked)
+        warn(line)
+    for reason, count in errors.items():
+        warn(f"{count:,} of {plural(len(specs), 'request')} failed: {printable(reason)}")
+    what = "interrupted; captured" if interrupt.asked else "captured"
+    line = f"{what} {summary(engine.run_info, total, undrafted, loop_share(texts))}"
+    line += "" if outputs.capture_is_gone else f" → {options.capture}"
+    console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:
-        console.print(f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}")
-    return interrupt.code if interrupt.asked else 0
+        console.print(
+            f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}", soft_wrap=True
+        )
+    return interrupt.code if interrupt.asked else int(bool(errors) or outputs.capture_is_gone)
 
 
 @contextmanager
@@ -67,7 +87,7 @@ def _bar(console: Console, requests: int) -> Iterator[Callable[[str, int], None]
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not sys.stderr.isatty())
     with bar:
@@ -82,8 +102,17 @@ def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int],
     progress(f"step {record.step}, {plural(total.emitted, 'token')}, acceptance length {tau}", len(record.finished))
 
 
-def _summary(console: Console, path: str, total: Acceptance, *, interrupted: bool) -> None:
-    tau = "no drafts" if total.tau is None else f"mean acceptance length {total.tau:.2f}"
-    what = "interrupted; captured" if interrupted else "captured"
+def summary(run: RunInfo, total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> str:
+    """What a run came to: the acceptance length of its drafts, the tokens of all its steps, and why some had none.
+
+    `looped`: share of the output in loops, which makes a length that says little.
+    """
     counts = f"{plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}"
-    console.print(f"{what} {counts}, {tau} → {path}", highlight=False)
+    if total.tokens_per_step is not None:
+        counts += f" ({total.tokens_per_step:.2f} per step)"
+    tau = "no drafts"
+    if total.tau is not None:
+        tau = f"mean acceptance length {total.tau:.2f} over {plural(total.drafts, 'draft')}"
+    loops = f"{looped:.0%} of the output in loops (specscope report)" if looped >= TOLD else ""
+    adaptive, nothing = "adaptive" if run.adaptive else "", undrafted_text(undrafted, total.steps)
+    return "; ".join(text for text in (f"{counts}, {tau}", loops, adaptive, nothing) if text)

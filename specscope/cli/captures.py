@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specscope.cli.streams import say
+import click
+from click.shell_completion import CompletionItem
+
+from specscope.cli.streams import say, show
+from specscope.envelope import of_capture, of_captures
 from specscope.errors import UserError
+from specscope.terminal import text_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specscope.trace.history import History
     from specscope.trace.reading import CaptureReader
+
+
+class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
+    """A name that a shell completes. What is wrong with it is said by who reads it."""
+
+    name = "file"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Files, by the shell itself."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+FILE = FileName()
+captures_argument = click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE...")
 
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
@@ -49,22 +68,69 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
+    columns = (name, BarColumn(), share, TimeRemainingColumn())
+    with Progress(*columns, console=text_console(error=True), transient=True) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
 
 
-def print_json(value: Any) -> None:  # noqa: ANN401
-    """A result's plain values on standard output: as bytes, for a locale may not know all characters."""
-    import click
+def print_json(value: Mapping[str, Any]) -> None:
+    """An envelope on standard output: as bytes, for a locale may not know all characters."""
     import orjson
 
-    data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # a file whose name is not UTF-8
+        data = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace")
     click.echo(data if hasattr(sys.stdout, "buffer") else data.decode())
+
+
+def need_different(files: Sequence[str], where: str = "") -> None:
+    """Refuse a file that is given twice, under whatever names. Raises UserError."""
+    seen: dict[object, str] = {}
+    for file in files:
+        try:
+            known = os.stat(file)
+            key: object = (known.st_dev, known.st_ino)
+        except OSError:
+            key = file  # reading it says what is wrong
+        if key in seen:
+            other = seen[key]
+            same = f"{file} is given twice" if other == file else f"{other} and {file} are the same file"
+            raise UserError(f"{same}{where}: leave one out")
+        seen[key] = file
+
+
+def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[str, Any]], *, as_json: bool) -> int:
+    """Judge captures one by one; the exit code over all. Raises UserError where there is one and it cannot be read.
+
+    `judge` gives what it found in a file (`envelope.of_capture`), and prints it in words unless `as_json`.
+    """
+    from specscope.analyze.findings import Exit
+
+    need_different(files)
+    captures: list[Mapping[str, Any]] = []
+    for number, file in enumerate(files):
+        if number and not as_json:
+            click.echo()
+        try:
+            captures.append(judge(file))
+        except UserError as error:
+            if len(files) == 1:
+                raise
+            say(f"specscope: error: {error}" if file in str(error) else f"specscope: error: {file}: {error}")
+            captures.append(of_capture(file, {"error": str(error)}, code=Exit.NOT_JUDGED))
+    exits = [Exit(capture["exit"]) for capture in captures]
+    if as_json:
+        print_json(of_captures(verb, captures, Exit.over(exits)))
+    elif len(files) > 1:
+        by_exit = {one: [file for file, code in zip(files, exits, strict=True) if code is one] for one in Exit}
+        told = (f"{len(those)} {one.words} ({', '.join(those)})" for one, those in by_exit.items() if those)
+        show(f"\n{len(files)} captures: {'; '.join(told)}")
+    return int(Exit.over(exits))
 
 
 def write_page(path: str, html: str) -> None:
@@ -74,16 +140,3 @@ def write_page(path: str, html: str) -> None:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     say(f"wrote {path}")
-
-
-def text_console() -> Console:
-    """A console on standard output that leaves a closed pipe to `main`."""
-    from rich.console import Console
-
-    class Pipe(Console):
-        """Such a one."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    return Pipe()

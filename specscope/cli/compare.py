@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import print_json, reading_bar, text_console, write_page
+from specscope.cli.captures import FILE, need_different, print_json, reading_bar, write_page
 from specscope.cli.streams import need_terminal, warn
+from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
+from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
+from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
-    from specscope.analyze.compare.result import Comparison, Pair
+    from specscope.analyze.compare.counts import CountsSide
+    from specscope.analyze.compare.result import Comparison, Pair, SideFacts
     from specscope.trace.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
 
@@ -39,7 +44,7 @@ class WithCommand(click.Command):
 
 
 @click.command(cls=WithCommand)
-@click.argument("captures", nargs=-1, metavar="A B | A... --with B...")
+@click.argument("captures", nargs=-1, type=FILE, metavar="A B | A... --with B...")
 @click.option(
     "--with", "others", multiple=True, metavar="B...", help="Captures of the second side, where A is several."
 )
@@ -49,7 +54,9 @@ class WithCommand(click.Command):
     multiple=True,
     metavar="CONDITION",
     help='Exit with 1 only where this is shown: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%". '
-    "Figures: tau, rate, depth N rate.",
+    "FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, whole paths, rate from SOURCE, "
+    "q above acceptance, squared error of q, output in loops, tau without loops), or of a group: tau where GROUP is "
+    'VALUE, such as "tau where label kind is code". Several are joined by "or".',
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
@@ -72,8 +79,9 @@ def compare(
       specscope compare main.jsonl branch.jsonl --fail-if "tau drops > 2%"
 
     Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 if nothing differs
-    beyond error (or too little was captured to tell), 1 if something does, 2 for bad input. With --fail-if, it is 1
-    only if the whole 95 % interval of the change is beyond the limit. A changed configuration alone does not count.
+    beyond error, or only as configured (or too little was captured to tell), 1 if something else does, 2 for bad
+    input. With --fail-if, it is 1 only if the whole 95 % interval of the change is beyond the limit. Whatever a table
+    marks with ! or * is different; what the configuration explains is said to be so and does not count.
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
     from specscope.analyze.compare.failif import parse
@@ -86,7 +94,7 @@ def compare(
     if screen and (as_json or html is not None):
         raise UserError("--tui shows a screen: leave out --json and --html")
     if screen:
-        need_terminal(f"specscope compare {' '.join(captures)}")
+        need_terminal(f"specscope compare {' '.join(map(shell_word, captures))}")
     asked = [limit for text in limits for limit in parse(text)]
     try:
         with reading_bar("reading") as progress:
@@ -101,14 +109,14 @@ def compare(
 
         run_compare(compared(*sides, found), lifetime)
         return
+    code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
     if html is not None or as_json:
         if html is not None:
             _write_page(found, html)
         if as_json:
-            _print_json(found)
+            _print_json(found.to_dict(), (found.a, found.b), code)
     else:
         _print_text(found)
-    code = exit_code(found.answer, found.conditions, any(one.hit for one in found.conditions))
     if code:
         sys.exit(code)
 
@@ -125,14 +133,14 @@ def _counts(a: list[str], b: list[str], *, as_json: bool, more: bool) -> bool:
             "these captures hold counts only: their figures are compared; leave out --fail-if, --html, --tui"
         )
     if as_json:
-        print_json(found.to_dict())
-    else:
-        from specscope.analyze.text import table_block
+        _print_json(found.to_dict(), (found.a, found.b), 0)
+        return True
+    from specscope.analyze.text import table_block
 
-        console = text_console()
-        for name, side in (("A", found.a), ("B", found.b)):
-            console.print(f"{name}  {', '.join(side.sources)}", markup=False, highlight=False)
-        console.print(table_block(found.table()))
+    console = text_console()
+    for name, side in (("A", found.a), ("B", found.b)):
+        console.print(f"{name}  {', '.join(side.sources)}", highlight=False)
+    console.print(table_block(found.table()))
     for side in (found.a, found.b):
         for warning in side.warnings:
             warn(warning)
@@ -141,6 +149,7 @@ def _counts(a: list[str], b: list[str], *, as_json: bool, more: bool) -> bool:
 
 def compared(a: Side, b: Side, found: Comparison) -> Compared:
     """What the screen shows."""
+    from specscope.analyze.compare import tables
     from specscope.analyze.compare.result import ABOUT, HARMLESS, Cause
     from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
@@ -158,8 +167,11 @@ def compared(a: Side, b: Side, found: Comparison) -> Compared:
         sources=(", ".join(found.a.sources), ", ".join(found.b.sources)),
         answer=found.answer.value,
         summary=found.summary,
+        headline=found.headline,
         reasons=found.reasons,
+        missing=found.missing,
         differences=tuple((one.name, one.a, one.b, one.note) for one in found.differences),
+        changed=tuple(tables.changes(found).rows),
         pairs=tuple(pair(number, one) for number, one in enumerate(found.pairs)),
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
@@ -177,9 +189,7 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     else:
         raise UserError("give two captures, or several on each side: specscope compare A1 A2 --with B1 B2")
     for name, side in (("A", a), ("B", b)):
-        twice = next((path for path in side if side.count(path) > 1), None)
-        if twice is not None:
-            raise UserError(f"{twice} is given twice for side {name}")
+        need_different(side, f" for side {name}")
     return a, b
 
 
@@ -189,11 +199,12 @@ def _print_text(found: Comparison) -> None:
     render_text(found, text_console())
 
 
-def _print_json(found: Comparison) -> None:
-    print_json(found.to_dict())
-    for side in (found.a, found.b):
-        for warning in side.warnings:
-            warn(warning)
+def _print_json(values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int) -> None:
+    source = [file for side in sides for file in side.sources]
+    warnings = [f"{name}: {line}" for name, side in zip("AB", sides, strict=True) for line in side.warnings]
+    print_json(envelope("compare", values, source=source, code=code, warnings=warnings))
+    for warning in warnings:
+        warn(warning)
 
 
 def _write_page(found: Comparison, html: str) -> None:

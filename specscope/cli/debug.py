@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import need_steps
-from specscope.cli.streams import say
+from specscope.cli.captures import need_steps, reading_bar
+from specscope.cli.streams import say, show, warn
 from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.forked import Forked
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
 from specscope.trace.files import read_lines
-from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ LONGEST_LINE = 10_000  # characters
 
 def converse(commands: Commands, script: str | None, *, stop_on_error: bool = False) -> None:
     """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
+    from specscope.analyze.why import Typical
+
+    commands.session.typical = Typical(lambda: commands.session.history)
     if script is not None:
         _run_script(commands, script, stop_on_error=stop_on_error)
         return
@@ -37,7 +39,7 @@ def converse(commands: Commands, script: str | None, *, stop_on_error: bool = Fa
         try:
             _obey(commands, line)
         except UserError as error:
-            click.echo(printable(str(error)), err=True)
+            show(str(error), error=True)
         if commands.quitting:
             return
 
@@ -46,7 +48,7 @@ def _run_script(commands: Commands, script: str, *, stop_on_error: bool) -> None
     """Run every line; what is refused is said at once, and again at the end as UserError, with the first line."""
     refused: list[int] = []
     for number, line in enumerate(_script(script), 1):
-        click.echo(f"{PROMPT}{line}")
+        show(f"{PROMPT}{line}")
         try:
             if line.strip():
                 _obey(commands, line)
@@ -72,7 +74,7 @@ def _obey(commands: Commands, line: str) -> None:
     if interrupt.asked and interrupt.number is not signal.SIGINT:
         sys.exit(interrupt.code)
     if text:
-        click.echo(text)
+        show(text)
 
 
 def _script(path: str) -> list[str]:
@@ -125,7 +127,7 @@ def debug_vllm(path: str, config: EngineConfig, script: str | None = None, *, st
 
     commands = AttachedCommands(path, _Beside(config))
     try:
-        click.echo(commands.greeting)
+        show(commands.greeting)
         converse(commands, script, stop_on_error=stop_on_error)
     finally:
         commands.close()
@@ -142,16 +144,21 @@ class _Beside(WhatIf):
         if type(self._engine) is WhatIf:
             from specscope.live.beside import Beside
 
-            self._engine = Beside(self._config, lambda stage: click.echo(f"{stage} ...", err=True))
+            self._engine = Beside(self._config, lambda stage: show(f"{stage} ...", error=True))
         return self._engine.fork(session, words)
 
 
-def over_capture(path: str) -> Commands:
-    """The debugger over a recording. Raises UserError."""
-    from specscope.trace.reading import read_capture
+def over_capture(reference: str) -> Commands:
+    """The debugger over a recording, FILE, or at a step of one, FILE#REQUEST@STEP. Raises UserError."""
+    from specscope.trace.reading import read_capture, split_reference
 
-    reader = read_capture(path)
+    path, start = split_reference(reference)
+    with reading_bar("reading") as progress:
+        reader = read_capture(path, progress)
     need_steps(reader.history, path, "debugged")
     for warning in reader.warnings:
-        click.echo(f"specscope: warning: {warning}", err=True)
-    return Commands(Session(history=reader.history))
+        warn(warning)
+    commands = Commands(Session(history=reader.history))
+    if start:
+        show(commands.run(f"goto {start}"))
+    return commands

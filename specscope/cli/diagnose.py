@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import need_steps, print_json, read_branch, text_console
+from specscope.cli.captures import FILE, captures_argument, judge_each, need_steps, read_branch
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
+from specscope.envelope import of_capture
 from specscope.errors import UserError
+from specscope.terminal import text_console
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import Options
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", metavar="CAPTURE")
-@click.option("--against", metavar="GOOD", help="A capture of a run without the fault, to be compared with.")
+@captures_argument
+@click.option("--against", type=FILE, metavar="GOOD", help="A capture of a run without the fault, to be compared with.")
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @click.option(
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose(
-    file: str,
+    captures: tuple[str, ...],
     against: str | None,
     target: str | None,
     draft_model: str | None,
@@ -45,22 +49,46 @@ def diagnose(
 ) -> None:
     """Name what is wrong with the run in CAPTURE, the most likely cause first.
 
+    \b
+      specscope diagnose run.jsonl
+      specscope diagnose run.jsonl --against good.jsonl
+      specscope diagnose run*.jsonl --no-audit            each by itself
+
     Runs `verify`, and `audit` if the models are available. If the models disagree with the capture, they are rerun with
     known mistakes, to see which one reproduces it. With --against, also runs `compare`. Each cause comes with the
     figures for and against it, and a command that shows an example.
 
-    Exit code: 0 nothing wrong was found, 1 something was, 2 cannot be judged.
+    Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not at hand; else 0.
     """
+    good = None if against is None else read_branch(against, None)
+    if good is not None:
+        need_steps(good.history, str(against))
+
+    def examined(file: str) -> Mapping[str, Any]:
+        models = None if no_audit else Asked(target, draft_model, sample)
+        return _examine(file, branch, None if good is None else good.history, models, as_json=as_json)
+
+    sys.exit(judge_each("diagnose", captures, examined, as_json=as_json))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which models judge, as the flags say."""
+
+    target: str | None
+    draft_model: str | None
+    sample: int
+
+
+def _examine(
+    file: str, branch: int | None, good: History | None, models: Asked | None, *, as_json: bool
+) -> Mapping[str, Any]:
+    """Diagnose a capture; printed in words unless `as_json`. Raises UserError."""
     from specscope.analyze.diagnose.run import examine
 
     reader = read_branch(file, branch)
     need_steps(reader.history, file)
-    good = None if against is None else read_branch(against, None)
-    if good is not None:
-        need_steps(good.history, str(against))
-    options, why = None, "audit: --no-audit was given"
-    if not no_audit:
-        options, why = _options(reader.history, target, draft_model, sample)
+    options, why = (None, "") if models is None else _options(reader.history, models)
     from specscope.cli.audit import progress_bar
 
     with progress_bar() as progress:
@@ -68,23 +96,22 @@ def diagnose(
             reader.history,
             file,
             options,
-            good=None if good is None else good.history,
-            why_no_models=why,
+            good=good,
+            left_out=[why] if why else [],
+            declined=["audit: --no-audit was given"] if models is None else [],
             warnings=reader.warnings,
             progress=progress,
         )
-    if as_json:
-        print_json(found.to_dict(file))
-    else:
+    if not as_json:
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(found, file, text_console())
     for warning in reader.warnings:
         warn(warning)
-    sys.exit(int(found.exit))
+    return of_capture(file, found.to_dict(file), code=found.exit, warnings=reader.warnings)
 
 
-def _options(history: History, target: str | None, draft: str | None, sample: int) -> tuple[Options | None, str]:
+def _options(history: History, asked: Asked) -> tuple[Options | None, str]:
     """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
     from specscope.cli.judges import audit_options
     from specscope.live.start import share_cores
@@ -94,9 +121,9 @@ def _options(history: History, target: str | None, draft: str | None, sample: in
 
     hush(gguf=True)
     try:
-        options = audit_options(history, target, draft, sample)
+        options = audit_options(history, asked.target, asked.draft_model, asked.sample)
     except UserError as error:
-        if target is not None or draft is not None:
+        if asked.target is not None or asked.draft_model is not None:
             raise
         return None, f"audit: {error}"
     return options, options.why_no_draft and f"audit of the drafter: {options.why_no_draft}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -12,7 +13,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+import click
+
 import specscope
+from specscope.cli.captures import print_json
+from specscope.cli.streams import show
+from specscope.envelope import envelope
+
+
+@click.command()
+@click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
+@click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
+@click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
+@click.option("--target", hidden=True, help="With --gpu: the model that its engine runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
+    """Show what this machine has, what is missing, and how to fix it.
+
+    \b
+      specscope doctor
+      specscope doctor --step      where the time of a step goes
+
+    Exit code: 1 if something that is needed is missing, else 0.
+    """
+    findings = []
+    for finding in examine_gpu(on, target) if gpu else examine(step=step):
+        findings.append(finding)
+        if not as_json:
+            mark = "✓" if finding.good else "✗" if finding.needed else "–"
+            show(f"{mark} {finding.name:<{34 if gpu else 18}} {finding.text}")
+            if not finding.good and finding.remedy:
+                show(f"  {'':<18} → {finding.remedy}")
+    code = int(any(finding.needed and not finding.good for finding in findings))
+    if as_json:
+        found = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+        print_json(envelope("doctor", found, source=(), code=code))
+    sys.exit(code)
 
 
 @dataclass(frozen=True)

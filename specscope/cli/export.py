@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from specscope.cli.captures import reading_bar
+from specscope.cli.captures import captures_argument, reading_bar
 from specscope.cli.streams import say, warn
 from specscope.trace.wording import plural
 
 
 @click.command()
-@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@captures_argument
 @click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the tables.")
 def export(captures: tuple[str, ...], output: str) -> None:
     """Write captures as Parquet tables, for pandas, DuckDB and other tools.

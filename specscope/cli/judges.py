@@ -1,15 +1,24 @@
-"""Which models judge a capture: those that are named on the command line, else those that the capture names."""
+"""Which models judge a capture: those that are named on the command line, else those that the capture names.
+
+A model that only the capture names is used where it lies on this machine and its digest is the recorded one. It is
+never fetched.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specscope.analyze.audit.options import Options, Source
 from specscope.engine.config import DEFAULT_HEAD, is_head
-from specscope.errors import UserError, first_line
+from specscope.engine.models_given import given_digest
+from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
+from specscope.model.places import model_place, on_disk
 from specscope.trace.history import History
 from specscope.trace.method import model_part
+from specscope.trace.model_digest import model_digest, short
 from specscope.trace.records import RunInfo
 
 FIRST = ", first "  # in the name of a model that is a target's first layers
@@ -20,64 +29,109 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
-    judge = _source(target, run.target, "--target")
-    draft, why = _draft(run, judge, draft_model)
-    return Options(target=judge, draft=draft, sample=sample, why_no_draft=why)
+    notes: list[str] = []
+    name = target_named(run, target)
+    judge = _source(name, run.target, run.target_digest, "--target", notes, given=target is not None)
+    draft, why = _draft(run, judge, draft_model, notes)
+    return Options(target=judge, draft=draft, sample=sample, why_no_draft=why, notes=tuple(notes))
 
 
-def named(name: str) -> str | None:
-    """What --target would be for the target that a capture names; None for the default one."""
-    return None if name == NAME else name
+def target_named(run: RunInfo, given: str | None) -> str | None:
+    """What --target is, or would be for the capture's target; None for the default one."""
+    if given is not None:
+        return given
+    return run.target_path or (None if run.target == NAME else run.target)
 
 
-def _source(given: str | None, recorded: str, flag: str) -> Source:
-    """Where a model lies: the one that `flag` gave, else the one of that name in the capture. Raises UserError."""
+def draft_named(run: RunInfo, given: str | None) -> str | None:
+    """The same of --draft-model; None for the default head or model, and where the drafter is no model."""
+    part = model_part(run.drafter)
+    if given is not None or run.draft_path or part != "draft_model":
+        return given if given is not None else run.draft_path or None
+    name, first, layers = run.draft_model.partition(FIRST)
+    return f"self:{layers.split()[0]}" if first else None if name == NAME else name
+
+
+def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> Source:
+    """Where a model lies: `name` is what `flag` said, or what the capture says. Raises UserError."""
     from transformers import AutoConfig
 
     from specscope.model.loader import find_model
 
+    if not given and name is not None and on_disk(name) is None:
+        raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL")
     try:
-        path, arguments, name = find_model(given if given is not None else named(recorded), lambda _: None)
-        AutoConfig.from_pretrained(path, **arguments)  # what is not there is said before anything is loaded
+        path, arguments, known = _local(name) if not given and name is not None else find_model(name, lambda _: None)
+        # What is not there is said before anything is loaded
+        AutoConfig.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:
-        if given is None and recorded != NAME:
+        if not given and name is not None:
             raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL") from error
         if isinstance(error, UserError):
             raise
-        raise UserError(f"cannot load {given or recorded}: {first_line(error)}") from error
-    return Source(path, name, arguments)
+        raise not_loaded(name or recorded, error) from error
+    other = _differs("model", recorded, name or path, digest, given_digest(name), f"{flag} MODEL", given=given)
+    if other and not given:
+        raise UserError(other)
+    notes += [other] if other else []
+    return Source(path, known, arguments)
 
 
-def _draft(run: RunInfo, target: Source, given: str | None) -> tuple[Source | None, str]:
+def _local(name: str) -> tuple[str, Mapping[str, Any], str]:
+    """As find_model, of a model that a capture names: nothing is asked of the hub. Raises UserError."""
+    from specscope.model.loader import find_model
+
+    return (name, {"local_files_only": True}, name) if model_place(name) is None else find_model(name, lambda _: None)
+
+
+def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: str, *, given: bool) -> str:
+    """A line where what lies there now is not what ran; "" where it is, and where the capture does not tell."""
+    if not then or then == now:
+        return ""
+    digests = f"digest {short(now) or 'not known'}, recorded {short(then)}"
+    if given:
+        option = flag.split()[0]
+        return f"{option} {place} has other weights or settings than the capture's {what} {recorded} ({digests})"
+    return f"the capture's {what} {recorded} at {place} has other weights or settings now ({digests}): give {flag}"
+
+
+def _draft(run: RunInfo, target: Source, given: str | None, notes: list[str]) -> tuple[Source | None, str]:
     """Where the drafter's model lies, or why it is not known. Raises UserError for one that was given and is not."""
-    if model_part(run.drafter) == "eagle":
-        return _head(run.draft_model, given)
-    if model_part(run.drafter) != "draft_model":
+    part, name = model_part(run.drafter), draft_named(run, given)
+    if part == "eagle":
+        return _head(run, given, notes)
+    if part != "draft_model":
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
         return None, ""
-    before, first, layers = run.draft_model.partition(FIRST)
-    if given is None and first:
-        given = f"self:{layers.split()[0]}"
-    if given is not None and given.startswith("self:"):
-        count = given.removeprefix("self:")
+    if name is not None and name.startswith("self:"):
+        count = name.removeprefix("self:")
         if not count.isdigit():
-            raise UserError(f"--draft-model {given}: write self:N, for the target's first N layers")
+            raise UserError(f"--draft-model {name}: write self:N, for the target's first N layers")
         arguments = {**target.arguments, "num_hidden_layers": int(count)}
         return Source(target.path, f"{target.name}, first {count} layers", arguments), ""
     try:
-        return _source(given, before, "--draft-model"), ""
+        return _source(name, run.draft_model, run.draft_digest, "--draft-model", notes, given=given is not None), ""
     except UserError as error:
         if given is not None:
             raise
         return None, str(error)
 
 
-def _head(recorded: str, given: str | None) -> tuple[Source | None, str]:
+def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[Source | None, str]:
     """The same of an EAGLE head."""
-    if given is None and recorded != DEFAULT_HEAD.name:
-        return None, f"the head {recorded} is not at hand: give --draft-model HEAD"
-    folder = Path(given).expanduser() if given is not None else DEFAULT_HEAD
-    if not (folder / "config.json").is_file() or (given is None and not is_head(folder)):
-        raise UserError(f"no EAGLE head at {folder}: give --draft-model HEAD, a folder with its config.json")
+    name, flag = draft_named(run, given), "--draft-model HEAD"
+    missing = f"the head {run.draft_model} is not at hand: give {flag}"
+    if name is None and run.draft_model != DEFAULT_HEAD.name:
+        return None, missing
+    folder = Path(name).expanduser() if name is not None else DEFAULT_HEAD
+    if not (folder / "config.json").is_file() or (name is None and not is_head(folder)):
+        if given is None:
+            return None, missing
+        raise UserError(f"no EAGLE head at {folder}: give {flag}, a folder with its config.json")
+    digest = model_digest(folder)
+    other = _differs("head", run.draft_model, str(folder), run.draft_digest, digest, flag, given=given is not None)
+    if other and given is None:
+        return None, other
+    notes += [other] if other else []
     return Source(str(folder), folder.resolve().name), ""

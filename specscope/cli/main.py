@@ -10,10 +10,19 @@ import click
 
 import specscope
 from specscope.cli.bench import bench
-from specscope.cli.captures import print_json, read_branch, text_console, write_page
+from specscope.cli.captures import (
+    FILE,
+    captures_argument,
+    need_different,
+    print_json,
+    read_branch,
+    write_page,
+)
 from specscope.cli.compare import compare
 from specscope.cli.diagnose import diagnose
+from specscope.cli.doctor import doctor
 from specscope.cli.export import export
+from specscope.cli.help import GroupedVerbs, help_verb
 from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
@@ -24,48 +33,51 @@ from specscope.cli.options import (
     sampling_params,
 )
 from specscope.cli.serve import serve
-from specscope.cli.streams import need_terminal, warn
+from specscope.cli.streams import need_terminal, say, warn
 from specscope.cli.train import train
 from specscope.cli.tune import tune
 from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
+from specscope.cli.why import why
+from specscope.envelope import of_capture, of_captures
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
+from specscope.terminal import text_console
 from specscope.trace.files import PAGE, check_output
+from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
-    from specscope.analyze.report import Report
+    from specscope.analyze.several import Several
+    from specscope.engine.prompts import PromptSpec
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-@click.group(context_settings=CONTEXT, no_args_is_help=False, invoke_without_command=True)
-@click.version_option(specscope.__version__, prog_name="specscope")
+@click.group(cls=GroupedVerbs, context_settings=CONTEXT, no_args_is_help=False, invoke_without_command=True)
+@click.version_option(specscope.__version__, "-V", "--version", prog_name="specscope")
 @click.pass_context
 def cli(context: click.Context) -> None:
     """The debugger for speculative decoding.
 
     Watch a model draft and verify, token by token. Capture every decision with its evidence, then replay it, report
-    on it, or send it to Jaeger.
-
-    \b
-      specscope run                                watch the default model live
-      specscope capture prompts.txt -o run.jsonl   record without a screen
-      specscope replay run.jsonl                   look at a recording
-      specscope report run.jsonl                   print its acceptance figures
-      specscope verify run.jsonl                   check that it is consistent
-      specscope compare before.jsonl after.jsonl   see what changed between two recordings
-      specscope diagnose run.jsonl                 name what is wrong with it
-      specscope export run.jsonl -o tables         write it as Parquet tables
-      specscope tune run.jsonl                     find the draft tree that is fastest
-      specscope debug "a prompt"                   stop at a rejection, go back, ask what if
-      specscope serve                              serve a model as OpenAI's API does
-      specscope watch http://HOST:PORT/metrics     watch a server that reports only counts
+    on it, or send it to Jaeger. `specscope help VERB` shows all that a verb can do.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def _check_forms(specs: list[PromptSpec]) -> None:
+    """Refuse grammars, schemas and expressions that are none, before a model is loaded. Raises UserError."""
+    if any(spec.params.structured_outputs is not None for spec in specs):
+        from specscope.speculate.structured.compiler import check_forms
+
+        check_forms(spec.params.structured_outputs for spec in specs)
+
+
+def _tell(line: str) -> None:
+    say(f"specscope: {line}")
 
 
 @cli.command()
@@ -93,6 +105,9 @@ def run(
 ) -> None:
     """Decode PROMPTS on a live screen: every draft tree and verdict.
 
+    \b
+      specscope run "Why is the sky blue?"
+
     Without PROMPTS or --file, press i on the screen to enter one.
     """
     from specscope.cli.run import run_live
@@ -100,8 +115,9 @@ def run(
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
-    settings = output_settings(flags, output, (file, config.target, config.draft_model))
-    specs = prompt_specs(prompts, file, params, raw=raw)
+    settings = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
+    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    _check_forms(specs)
     need_terminal("specscope capture PROMPTS -o FILE")
     run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
 
@@ -138,8 +154,8 @@ def tui(
     """Show engines that run elsewhere, or serve a screen to a browser.
 
     \b
-    specscope tui --listen 127.0.0.1:4317
-    specscope tui --web -- replay run.jsonl
+      specscope tui --listen 127.0.0.1:4317
+      specscope tui --web -- replay run.jsonl
     """
     if web:
         from specscope.cli.web import serve as serve_screen
@@ -159,7 +175,12 @@ def tui(
 @click.option(
     "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
 )
-@click.option("--over", metavar="CAPTURE", help="Debug a recording instead of a live engine.")
+@click.option(
+    "--over",
+    type=FILE,
+    metavar="CAPTURE",
+    help="Debug a recording instead of a live engine; FILE#REQUEST@STEP opens at that step.",
+)
 @click.option(
     "--attach",
     metavar="SOCKET",
@@ -179,6 +200,10 @@ def debug(
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Debug PROMPTS on a live engine, a recording with --over, or a vLLM that runs with --attach.
+
+    \b
+      specscope debug "Why is the sky blue?"
+      specscope debug --over run.jsonl
 
     Set breakpoints, step forward and back, ask what if. The run starts paused before step 0. Try
     `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
@@ -204,42 +229,51 @@ def debug(
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands
 
-    specs = prompt_specs(prompts, file, params, raw=raw)
+    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    _check_forms(specs)
     if not specs:
         raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
     converse(live_commands(config, specs), script, stop_on_error=stop_on_error)
 
 
 @cli.command()
-@click.argument("prompts", metavar="PROMPTS")
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=FILE)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
 @click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
 @click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
 @engine_options
 @sampling_options
 @output_options
-def capture(prompts: str, output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Decode a file of prompts and record every step, without a screen.
+def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Decode prompts and record every step, without a screen.
 
-    PROMPTS is the file (- is standard input). It holds lines of text, or JSON Lines with "prompt" or chat
-    "messages", sampling parameters by name, and any other key as a label that reports group by. Ctrl-C ends the run
-    and leaves a valid capture.
+    \b
+      specscope capture prompts.txt -o run.jsonl
+
+    PROMPTS is a file (- is standard input), or prompts in quotes. A file holds lines of text, or JSON Lines with
+    "prompt" or chat "messages", sampling parameters by name, and any other key as a label that reports group by. Ctrl-C
+    ends the run and leaves a valid capture.
     """
     from specscope.cli.capture import capture_run
-    from specscope.engine.prompts import read_prompts
+    from specscope.engine.prompts import prompt_specs
 
     config = engine_config(flags)
     params, raw = sampling_params(flags)
-    settings = output_settings(flags, output, (prompts, config.target, config.draft_model))
-    specs = read_prompts(prompts, params, raw=raw)
+    settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
+    specs = prompt_specs(prompts, None, params, raw=raw, words_are_files=True)
+    _check_forms(specs)
     sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
 
 
 @cli.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=FILE)
 @click.pass_obj
 def replay(lifetime: Lifetime, file: str) -> None:
     """Show the capture FILE on the same screen as a live run.
+
+    \b
+      specscope replay run.jsonl
+      specscope replay run.jsonl#r3@17
 
     The screen has a time slider. FILE#REQUEST@STEP opens at that step of that request: run.jsonl#r3@17. On the screen,
     y copies such a reference.
@@ -252,7 +286,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
         file, start = split_reference(file)
         reader = CaptureReader(file, others_alone=True)
-        need_terminal(f"specscope report {file}")
+        need_terminal(f"specscope report {shell_word(file)}")
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
@@ -260,39 +294,58 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
 
 @cli.command()
-@click.argument("file", metavar="FILE")
+@captures_argument
 @click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
-@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
+@click.option("--html", metavar="PAGE", type=FILE, help="Write a self-contained HTML page with plots.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
 @click.option(
     "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
 )
-def report(file: str, as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
-    """Print the acceptance figures of the capture FILE.
+def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
+    """Print the acceptance figures of CAPTURE.
+
+    \b
+      specscope report run.jsonl
+      specscope report run.jsonl --html page.html
+      specscope report run*.jsonl                  pooled, and each by itself
 
     Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
     rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
-    choice was. Each row names a step to look at: specscope replay FILE#REQUEST@STEP opens it.
+    choice was. Each row names a step to look at: specscope replay CAPTURE#REQUEST@STEP opens it.
     """
     from specscope.analyze.report import build_report
+    from specscope.analyze.several import several
 
+    need_different(captures)
     if html is not None:
-        check_output(html, "--html", (file,), PAGE)
-    reader = read_branch(file, branch)
-    figures = build_report(reader.history, source=file, warnings=reader.warnings)
+        check_output(html, "--html", captures, PAGE)
+    reports, warnings = [], []
+    for file in captures:
+        reader = read_branch(file, branch)
+        reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
+        warnings += reader.warnings
+    found = several(reports)
     if html is not None:
-        _write_page(figures, html, top)
+        _write_page(found, html, top)
     if as_json:
-        print_json(figures.to_dict())
-        for warning in reader.warnings:
+        print_json(_as_json(found))
+        for warning in warnings:
             warn(warning)
     elif html is None:
-        from specscope.analyze.text import TOP, render_text
+        from specscope.analyze.text import TOP, render_several, render_text
 
-        render_text(figures, text_console(), top or TOP)
+        if len(reports) == 1:
+            render_text(reports[0], text_console(), top or TOP)
+        else:
+            render_several(found, text_console(), top or TOP)
 
 
-def _write_page(figures: Report, html: str, top: int | None) -> None:
+def _as_json(reports: Several) -> dict[str, Any]:
+    each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in reports.reports]
+    return of_captures("report", each, 0, reports.to_dict(), reports.notes)
+
+
+def _write_page(figures: Several, html: str, top: int | None) -> None:
     try:
         from specscope.analyze.page import TOP, render_html
     except ImportError as error:
@@ -301,24 +354,35 @@ def _write_page(figures: Report, html: str, top: int | None) -> None:
 
 
 @cli.command()
-@click.argument("file", metavar="CAPTURE")
+@captures_argument
 @click.option("--target", metavar="MODEL", help="The target, if not the one that the capture names.")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
 @click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def audit(
-    file: str, target: str | None, draft_model: str | None, sample: int | None, *, again: bool, as_json: bool
+    captures: tuple[str, ...],
+    target: str | None,
+    draft_model: str | None,
+    sample: int | None,
+    *,
+    again: bool,
+    as_json: bool,
 ) -> None:
     """Check the run in CAPTURE against its models.
 
-    Each recorded path is fed to plain transformers, and p is compared at every node. Then the drafter is checked the
-    same way. If nodes differ, the shortest condition that separates them from the rest is printed. Exits with 0 if
-    everything agrees, 1 if something differs, 2 if nothing can be judged.
-    """
-    from specscope.cli.audit import audit_capture
+    \b
+      specscope audit run.jsonl
+      specscope audit run.jsonl --target MODEL --sample 200
 
-    sys.exit(audit_capture(file, target, draft_model, sample, again=again, as_json=as_json))
+    Each recorded path is fed to plain transformers, and p is compared at every node. Then the drafter is checked the
+    same way. If nodes differ, the shortest condition that separates them from the rest is printed. A model that only
+    the capture names is used if it is on this machine and is what it was. Exits with 0 if everything agrees, 1 if
+    something differs, 2 if something could not be judged, such as a drafter whose model is not at hand.
+    """
+    from specscope.cli.audit import audit_captures
+
+    sys.exit(audit_captures(captures, target, draft_model, sample, again=again, as_json=as_json))
 
 
 @cli.command()
@@ -326,6 +390,9 @@ def audit(
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 def tree(tree: str, mask: bool) -> None:
     """Draw a draft tree, its attention mask and its cost.
+
+    \b
+      specscope tree 3x4
 
     TREE is written as for --tree:
 
@@ -344,32 +411,16 @@ def tree(tree: str, mask: bool) -> None:
     click.echo(describe(parse_plan(tree), mask=mask))
 
 
-@cli.command()
-@click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
-@click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
-@click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
-@click.option("--target", hidden=True, help="With --gpu: the model that its engine runs.")
-def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None) -> None:
-    """Show what this machine has, what is missing, and how to fix it."""
-    from specscope.cli.doctor import examine, examine_gpu
-
-    missing = 0
-    for finding in examine_gpu(on, target) if gpu else examine(step=step):
-        mark = "✓" if finding.good else "✗" if finding.needed else "–"
-        click.echo(f"{mark} {finding.name:<{34 if gpu else 18}} {finding.text}")
-        if not finding.good and finding.remedy:
-            click.echo(f"  {'':<18} → {finding.remedy}")
-        missing += finding.needed and not finding.good
-    sys.exit(1 if missing else 0)
-
-
 cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(diagnose)
+cli.add_command(doctor)
 cli.add_command(export)
+cli.add_command(help_verb)
 cli.add_command(serve)
 cli.add_command(train)
 cli.add_command(tune)
 cli.add_command(verify)
 cli.add_command(vllm)
 cli.add_command(watch)
+cli.add_command(why)

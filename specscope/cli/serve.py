@@ -13,7 +13,7 @@ import click
 
 from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import engine_config, engine_options, output_options, output_settings
-from specscope.cli.streams import warn
+from specscope.cli.streams import show, warn
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
@@ -132,6 +132,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         speculation_level=flags.pop("spec_metrics"),
         times=flags.pop("times"),
         debug_socket=flags.pop("debug_socket"),
+        text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
     )
     if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
@@ -182,4 +183,4 @@ def _load(config: EngineConfig) -> Engine:
 
 
 def _say(line: str) -> None:
-    click.echo(f"specscope: {line}", err=True)
+    show(f"specscope: {line}", error=True)

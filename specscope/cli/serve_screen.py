@@ -35,7 +35,7 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
     flags += ["--otlp-endpoint", f"http://127.0.0.1:{attached.listening.grpc_port}", "--otlp-protocol", "grpc"]
     with tempfile.NamedTemporaryFile(prefix="specscope-serve-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "specscope", *flags],
+            [sys.executable, "-P", "-m", "specscope", *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

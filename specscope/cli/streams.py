@@ -8,6 +8,8 @@ from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
+import click
+
 from specscope.errors import UserError
 from specscope.trace.vocabulary import printable
 
@@ -85,6 +87,11 @@ def give_up_output() -> None:
     """Let what is left of standard output go, so that the interpreter does not try again when it ends."""
     if isinstance(sys.stdout, TextIOWrapper):
         _replace(1, os.O_WRONLY)
+
+
+def show(text: str, *, error: bool = False) -> None:
+    """Lines on standard output, or error; captures and sockets may have written some of them."""
+    click.echo(printable(text, keep="\n\t"), err=error)
 
 
 def warn(text: str) -> None:

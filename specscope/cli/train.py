@@ -12,7 +12,7 @@ import click
 from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
 from specscope.model.places import check_device, head_place, model_place
-from specscope.trace.files import check_training
+from specscope.trace.files import LARGEST_DATA, check_training, check_whole
 
 if TYPE_CHECKING:
     from specscope.train.training import CommonRecipe, Training
@@ -106,7 +106,11 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def train(context: click.Context) -> None:
-    """Train a drafter for your own target."""
+    """Train a drafter for your own target.
+
+    \b
+      specscope train eagle3 -o my/head --target my/model --data texts.jsonl
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -123,6 +127,10 @@ def train(context: click.Context) -> None:
 )
 def train_eagle3(**how: Any) -> None:  # noqa: ANN401
     """Train an EAGLE-3 head and write it in the published format.
+
+    \b
+      specscope train eagle3 -o my/head --self-synthesise 1000000
+      specscope train eagle3 -o my/head --target my/model --data texts.jsonl
 
     The training data is what the target writes by itself (instructions, then its answers), or your file. Interrupt or
     kill the training at any time: the same command resumes it.
@@ -154,6 +162,9 @@ def train_eagle3(**how: Any) -> None:  # noqa: ANN401
 def train_p_eagle(**how: Any) -> None:  # noqa: ANN401
     """Train a P-EAGLE head, which drafts all depths in one pass, and write it in the layout of vLLM's speculators.
 
+    \b
+      specscope train p-eagle -o my/head --self-synthesise 1000000 --start my/eagle3
+
     Data and resuming work as in specscope train eagle3. It is best to start from an
     EAGLE-3 head: give it with --start.
     """
@@ -179,6 +190,7 @@ def _check(how: dict[str, Any]) -> None:
 
 def _check_data(path: str) -> None:
     try:
+        check_whole(path, "the data", LARGEST_DATA)
         open(path, "rb").close()
     except OSError as error:
         raise UserError(f"cannot read the data {path}: {error.strerror}") from error

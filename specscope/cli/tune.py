@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import need_steps, print_json, text_console
+from specscope.cli.captures import captures_argument, need_different, need_steps, print_json
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import say, warn
+from specscope.envelope import envelope
 from specscope.errors import UserError
+from specscope.terminal import text_console
 from specscope.trace.files import FIGURES, PLOT, check_output
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@captures_argument
 @click.option(
     "--batch",
     type=whole_from(1, 1024),
@@ -81,6 +83,7 @@ def tune(
     """
     from specscope.trace.plan import parse_plan
 
+    need_different(captures)
     _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(captures)
@@ -203,7 +206,7 @@ def _show(found: Tuning, *, as_json: bool, plot: str | None) -> None:
         write_plot(found, plot)
         say(f"wrote {plot}")
     if as_json:
-        print_json(found.to_dict())
+        print_json(envelope("tune", found.to_dict(), source=found.sources, warnings=found.warnings))
         for warning in found.warnings:
             warn(warning)
     else:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import need_steps, print_json, read_branch, text_console
+from specscope.cli.captures import captures_argument, judge_each, need_steps, read_branch
 from specscope.cli.numbers import Number, whole_from
+from specscope.envelope import of_capture
+from specscope.terminal import text_console
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
 
 
 @click.command()
-@click.argument("file", metavar="CAPTURE")
+@captures_argument
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 @click.option(
     "--alpha",
@@ -26,23 +29,28 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
     help="How often a run without a fault may fail the statistical checks, all together.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
-def verify(file: str, *, as_json: bool, alpha: float, branch: int | None) -> None:
+def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, branch: int | None) -> None:
     """Check from CAPTURE alone that the run is consistent and lossless.
+
+    \b
+      specscope verify run.jsonl
+      specscope verify run*.jsonl      each by itself
 
     No model is needed. Each step's verdict is recomputed from the recorded numbers. Positions, tokens and KV blocks are
     tracked from step to step. Over the whole run, what was accepted and drawn is tested against the recorded
     probabilities. Each statistical check that passes shows the smallest bias it would have seen.
 
-    Exit code: 0 consistent, 1 not consistent, 2 cannot be judged.
+    Exit code: 0 consistent, 1 not consistent, 2 cannot be judged. Over several captures 1 beats 2, and 2 beats 0.
     """
     from specscope.analyze.verify.text import render_trial
     from specscope.analyze.verify.trial import judge
 
-    reader = read_branch(file, branch)
-    need_steps(reader.history, file)
-    trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
-    if as_json:
-        print_json(trial.to_dict())
-    else:
-        render_trial(trial, text_console())
-    sys.exit(int(trial.exit))
+    def judged(file: str) -> Mapping[str, Any]:
+        reader = read_branch(file, branch)
+        need_steps(reader.history, file)
+        trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
+        if not as_json:
+            render_trial(trial, text_console())
+        return of_capture(file, trial.to_dict(), code=trial.exit, warnings=trial.notes)
+
+    sys.exit(judge_each("verify", captures, judged, as_json=as_json))

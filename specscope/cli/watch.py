@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import click
 from msgspec import Meta
 
+from specscope.cli.captures import FILE
 from specscope.cli.numbers import Number
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +33,7 @@ POLL = 0.05  # seconds between two looks at what has come
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="URL|FILE|-...")
+@click.argument("sources", nargs=-1, required=True, type=FILE, metavar="URL|FILE|-...")
 @click.option(
     "--interval",
     type=Number(Seconds),
@@ -84,7 +86,7 @@ def watch(
     with ends_at_once():
         opened, open_outputs = _opened(sources, interval, capture, endpoint, otlp_protocol, follow or not headless)
         if not headless:
-            need_terminal(f"specscope watch {' '.join(sources)} --headless")
+            need_terminal(f"specscope watch {' '.join(map(shell_word, sources))} --headless")
         from specscope.watch.watching import Watch
 
         watching = Watch(opened, open_outputs)
@@ -161,7 +163,7 @@ def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
 
 def _print(watching: Watch, seconds: float | None) -> int:
     """As lines, until the sources end, or a signal or the time does; the exit code."""
-    from specscope.cli.captures import text_console
+    from specscope.terminal import text_console
 
     console, rows = text_console(), _Rows()
     until = None if seconds is None else time.monotonic() + seconds
@@ -225,7 +227,7 @@ class _Rows:
             head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
             console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
-            console.print(Text(f"{head}  by position", style="bold"), soft_wrap=True)
+            console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
         self._records.setdefault(run.name, []).append(record)
         found = cells(record, told)
@@ -237,7 +239,7 @@ class _Rows:
         """A table for each engine, over all of its intervals."""
         if not self.any:
             return
-        from specscope.analyze.tables import Table, number, percent, told
+        from specscope.analyze.tables import Table, number, percent, share, told
         from specscope.analyze.text import table_block
         from specscope.trace.stats import measure
         from specscope.trace.vocabulary import printable
@@ -248,7 +250,7 @@ class _Rows:
             rows = [(text, told(sums.told(key))) for key, text in COUNTS.items()]
             rows += [("mean acceptance length τ", number(sums.tau)), ("draft acceptance rate", percent(sums.rate))]
             rates = enumerate(sums.per_position, 1)
-            rows += [(f"accepted at depth {depth} / drafts", percent(rate)) for depth, rate in rates]
+            rows += [(f"accepted at depth {depth}, of the drafts", share(rate, sums.drafts)) for depth, rate in rates]
             unit = "request" if any(one.aggregate and one.aggregate.request for one in records) else "interval"
             title = f"{name}: {plural(len(records), unit)}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))

@@ -7,11 +7,13 @@ other machines reach, every name may be right, so a token decides: it is in the 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
+import logging
 import secrets
 import shlex
-import socket
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -19,12 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specscope
+from specscope.cli.streams import say
 from specscope.errors import UserError
+from specscope.interrupt import handled_by
 
 if TYPE_CHECKING:
     from aiohttp.web import Request, StreamResponse
+    from textual_serve.app_service import AppService
 
 REMEDY = "pip install 'specscope[web]'"
+END_SECONDS = 30  # that a session's process may take to end: its engine ends the requests first
 SESSIONS = 8  # open at once; each is a process, and most have an engine
 LOCAL = ("localhost", "127.0.0.1", "::1")
 Handler = Callable[["Request"], Awaitable["StreamResponse"]]
@@ -76,10 +82,32 @@ def address(host: str, port: int) -> str:
     return f"{bracketed(host)}:{port}"
 
 
+async def end_of(session: AppService) -> None:
+    """Tell a session's process to end, and wait until it has; one that does not is killed."""
+    await session.stop()
+    process = session._process
+    if process is None or process.stdin is None:
+        return
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def until_either(hearing: asyncio.Task[None], session: asyncio.Task[None] | None) -> None:
+    """Until the page is closed, or its session has ended: one that cannot start never says so."""
+    await asyncio.wait({hearing, *([] if session is None else [session])}, return_when=asyncio.FIRST_COMPLETED)
+    if hearing.done():
+        await hearing
+    hearing.cancel()
+
+
 def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guard]:
     """textual-serve's server with a guard before every route, and the guard. Raises UserError."""
     try:
-        from aiohttp import web
+        from aiohttp import WSCloseCode, web
         from textual_serve.server import Server
     except ImportError:
         raise UserError(f"--web needs textual-serve: {REMEDY}") from None
@@ -100,14 +128,25 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
         return response
 
     class Guarded(Server):
-        """The server, with a limit on sessions, that uses the host name its visitor used."""
+        """The server, with a limit on sessions, that uses the host name its visitor used.
+
+        A session has ended when its process has: textual-serve waits for the last of its output only, and where the
+        server's event loop is closed meanwhile, nobody waits for the process.
+        """
 
         sessions = 0
+
+        def __init__(self, line: str, **how: Any) -> None:  # noqa: ANN401
+            super().__init__(line, **how)
+            self.ends: dict[web.WebSocketResponse, asyncio.Event] = {}  # by page: set as its session has ended
 
         async def _make_app(self) -> web.Application:
             app: web.Application = await super()._make_app()
             app.middlewares.append(check)
             return app
+
+        async def on_startup(self, app: web.Application) -> None:
+            """Without textual-serve's banner: `serve` says what is served, and where."""
 
         async def handle_index(self, request: Request) -> Any:  # noqa: ANN401
             self.public_url = f"http://{request.host}"
@@ -122,24 +161,60 @@ def make_server(command: Sequence[str], host: str, port: int) -> tuple[Any, Guar
             finally:
                 self.sessions -= 1
 
+        async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
+            self.ends[websocket] = ended = asyncio.Event()
+            hearing = asyncio.create_task(super()._process_messages(websocket, app_service))
+            try:
+                await until_either(hearing, app_service._task)
+            finally:
+                try:
+                    await end_of(app_service)
+                finally:
+                    del self.ends[websocket]
+                    ended.set()
+
+        async def on_shutdown(self, app: web.Application) -> None:
+            await super().on_shutdown(app)
+            ends = dict(self.ends)  # each page's own handler ends its session: two that do trip over each other
+            await asyncio.gather(*(page.close(code=WSCloseCode.GOING_AWAY) for page in ends))
+            await asyncio.gather(*(ended.wait() for ended in ends.values()))
+
     # -P: no file in the current folder may shadow a package.
-    line = shlex.join([sys.executable, "-P", "-m", "specscope", *command])
+    # exec: its parent is then this server and no shell, and the session ends when the server is gone (lifetime.py)
+    line = "exec " + shlex.join([sys.executable, "-P", "-m", "specscope", *command])
     templates = Path(specscope.__file__).parent / "tui" / "web"  # textual-serve's own page asks another host for a font
     url = f"http://{address(host, port)}" + (f"/?token={guard.token}" if guard.token else "")
     return Guarded(line, host=host, port=port, title="specscope", public_url=url, templates_path=templates), guard
 
 
 def serve(command: Sequence[str], host: str, port: int) -> None:
-    """Serve `specscope COMMAND` until Ctrl-C; each page that is opened runs its own. Raises UserError."""
+    """Serve `specscope COMMAND` until Ctrl-C or SIGTERM; each page that is opened runs its own. Raises UserError."""
     if not host:
         raise UserError("--web-host is empty: use 127.0.0.1 for this machine only, 0.0.0.0 for every address")
     server, _ = make_server(command, host, port)
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "there is no such host"
-        raise UserError(f"cannot listen on {address(host, port)}: {reason}") from error
-    server.serve()
+    logging.getLogger("textual-serve").addHandler(logging.NullHandler())  # it logs what its caller is told as well
+    logging.getLogger("textual-serve").propagate = False
+    asyncio.run(_serve(server, f"specscope: serving specscope {shlex.join(command)} on {server.public_url}"))
+
+
+async def _serve(server: Any, what: str) -> None:  # noqa: ANN401
+    """Until a signal asks for the end: then the sessions end first. Raises UserError."""
+    from aiohttp.web import AppRunner, TCPSite
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def end(_: signal.Signals) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    with handled_by(end):
+        runner = AppRunner(await server._make_app(), access_log=None)
+        await runner.setup()
+        try:
+            await TCPSite(runner, server.host, server.port).start()
+            say(f"{what} (Ctrl-C to stop)")
+            await stop.wait()
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "there is no such host"
+            raise UserError(f"cannot listen on {address(server.host, server.port)}: {reason}") from error
+        finally:
+            await runner.cleanup()

@@ -82,7 +82,11 @@ COMMANDS = (
     ConsoleCommand("reverse-continue", "", "go back to the previous breakpoint", ("rc",)),
     ConsoleCommand("reverse-next", "[COUNT]", "go back one engine step, or COUNT of them", ("rn",), repeats=True),
     ConsoleCommand("reverse-step", "", "go back one phase", ("rs",), repeats=True),
-    ConsoleCommand("goto", "STEP|start|end", "go to just after STEP, before the first step, or after the last"),
+    ConsoleCommand(
+        "goto",
+        "STEP|NAME[@N]|start|end",
+        "go to just after STEP, or step N of request NAME (NAME alone chooses it), or before the first, or the last",
+    ),
     ConsoleCommand("break", "EVENT [if EXPR]", f"stop at EVENT (if EXPR is true): {EVENTS}", ("b",), passive=True),
     ConsoleCommand("tbreak", "EVENT [if EXPR]", "like break, but deleted after its first stop", ("tb",), passive=True),
     ConsoleCommand("watch", "EXPR", "stop when EXPR becomes true or false for a request", passive=True),
@@ -116,6 +120,7 @@ COMMANDS = (
     ConsoleCommand(
         "node", "[N]", "show all evidence on node N (default: the current node) and make it the current node"
     ),
+    ConsoleCommand("why", "[N]", "say why node N was rejected or kept; without N, the step's path and what ended it"),
     ConsoleCommand("up", "", "make the parent the current node"),
     ConsoleCommand("down", "", "make the accepted child the current node, or the first child if none was accepted"),
     ConsoleCommand("where", "", "show the current step, request and node", ("w",)),

@@ -225,14 +225,21 @@ class Commands(PointCommands):
         return self.stopped(self.session.reverse_step())
 
     def do_goto(self, text: str) -> str:
-        """Go to just after a step, by its number; before the first, or to the last."""
-        steps = self.session.history.steps
+        """Go to just after a step, by its number or a request's; choose a request; before the first, or to the last."""
+        history = self.session.history
         if text in ("start", "end"):
-            return self.stopped(self.session.goto(-1 if text == "start" else len(steps) - 1))
+            return self.stopped(self.session.goto(-1 if text == "start" else len(history.steps) - 1))
         number = whole(text)
-        if number is None:
-            raise UserError("give a step: goto 17, goto start or goto end")
-        return self.stopped(self.session.goto_step(number))
+        if number is not None:
+            return self.stopped(self.session.goto_step(number))
+        if text not in history.requests and "@" not in text:
+            raise UserError("give a step or a request: goto 17, goto r3, goto r3@17, goto start or goto end")
+        request, place = history.find(text)
+        said = self.stopped(self.session.goto_request(request.id, place.index))
+        if place.node is None or self.session.part is None:
+            return said
+        self.session.node = self._node_number(str(place.node))
+        return show.where(self.session)
 
     def do_branch(self, text: str) -> str:
         """Show another branch of a recorded run."""
@@ -300,6 +307,16 @@ class Commands(PointCommands):
             deeper = str(error)
         self.session.node = number
         return show.node(self.session, number) + "\n" + deeper
+
+    def do_why(self, text: str) -> str:
+        """Why a node was kept or not; without one, the step's path and what ended it."""
+        if self.session.phase:
+            raise UserError("the step in progress is not judged yet: next finishes it")
+        if not text:
+            return show.why(self.session, None)
+        part, number = self.session.part, whole(text)
+        final = part is not None and part.verdict is not None and number == len(part.tree)
+        return show.why(self.session, number if final else self._node_number(text))
 
     def _view(self, node: int) -> str:
         return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)

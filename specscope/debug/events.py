@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-import numpy as np
-
+from specscope.trace.at_parent import AtParent, draft_ps
 from specscope.trace.decided import BELOW, coin_sign
 from specscope.trace.history import History
 from specscope.trace.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
@@ -80,7 +79,7 @@ NODE_NAMES: dict[str, tuple[type, str]] = {
     "ahead": (bool, "whether it was accepted because a node below it was (rules block and traversal)"),
     "margin": (float, "how far p would have to move for another outcome at the node"),
     "residual": (float, "mass of the residual after the node was rejected"),
-    "draft": (float, "the drafter's own probability, before sampling rules"),
+    "draft_p": (float, "the drafter's own probability, before sampling rules"),
     "score": (float, "the drafter's log probability of the path to the node; beside a text, of its acceptance"),
     "source": (str, "who drafted it, where a text drafts beside a model: model, text or both"),
     "siblings": (int, "how many siblings there are, the node included"),
@@ -243,9 +242,7 @@ class Evidence(Mapping[str, object]):
 
     def _at_parent(self, name: str, node: int) -> float | None:
         """Of a parent that was tried; None where it was not, or the capture does not hold it."""
-        notes = self._part.parents
-        places = [] if notes is None else np.flatnonzero(notes.node == node).tolist()
-        return float(getattr(notes, name)[places[0]]) if places else None
+        return AtParent(self._part, node).number(name)
 
     def _final_p(self) -> float | None:
         verdict = self._part.verdict
@@ -298,7 +295,9 @@ class Evidence(Mapping[str, object]):
         return 0 if above == ROOT else 1 + tree.children(int(tree.parent[above])).index(above)
 
     def _of_node(self, name: str) -> float | None:
-        return None if self._part.parents is None else self._number(getattr(self._part.parents, name))
+        """None where the node's parent was not tried, or the capture does not hold it."""
+        notes = AtParent(self._part, self._parent()).notes
+        return None if notes is None else self._number(getattr(notes, name))
 
     def _raw_p(self) -> float | None:
         return self._of_node("raw_p")
@@ -324,9 +323,8 @@ class Evidence(Mapping[str, object]):
     def _ahead(self) -> bool:
         return coin_sign(self._part.verdict, self.node) == BELOW  # type: ignore[arg-type]
 
-    def _draft(self) -> float | None:
-        only_text = self._source() == "text"
-        return None if self._part.notes is None or only_text else self._number(self._part.notes.prob)
+    def _draft_p(self) -> float | None:
+        return draft_ps(self._part)[self.node or 0]
 
     def _source(self) -> str | None:
         method, node = self._part.method, self.node

@@ -28,6 +28,7 @@ class Forked:
     dtype: str  # of the target
     forced: bool  # whether a verdict, a coin or a token was forced in the fork: it is not lossless
     note: str = ""  # what makes the comparison doubtful
+    explained: str = ""  # which of the changes can make another token come out there, in words
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
@@ -92,8 +93,14 @@ class Forked:
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
-        near = ", at a near tie: rounding alone may explain it" if self.near_tie else ""
-        return f"first difference: token {self.same} after the fork, {a} became {b}{near}"
+        return f"first difference: token {self.same} after the fork, {a} became {b}{self._why}"
+
+    @property
+    def _why(self) -> str:
+        """A change that was asked for explains it; rounding is said only where none can matter."""
+        if self.explained:
+            return f": {self.explained} explains it"
+        return ", at a near tie: rounding alone may explain it" if self.near_tie else ""
 
     @property
     def near_tie(self) -> bool:

@@ -6,7 +6,8 @@ the records. It is synchronous: a command returns when the run has stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count as counting
 
 from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
@@ -35,6 +36,8 @@ class Session:
         self.breakpoints = breakpoints or Breakpoints()
         self.stepper = None if engine is None else Stepper(engine, self.history, self.breakpoints)
         self.request = request
+        # How usual a node is in the run so far, a sentence each: what looks at whole runs puts it here
+        self.typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()
         self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
         self._cursor = position  # over a capture
         self._node: tuple[StepRecord | None, RequestStep, int] | None = None  # in which step of what, and which
@@ -197,6 +200,26 @@ class Session:
         while (record := self._advance()) is not None and record.step < number:
             pass
         return self._stop(StopReason.END if record is None else StopReason.STEP)
+
+    def goto_request(self, name: str, index: int | None) -> Stop:
+        """Make a request the current one, and be where its step of that number had just run, or run on to it."""
+        request = self.history.requests[name]
+        if index is None:
+            stop = self._stop(StopReason.STEP)
+        elif self._runs(request) and (not request.steps or index > request.steps[-1].index):
+            stop = self._run(lambda record: self._reached(record, name, index))
+        else:
+            stop = self.goto(request.at(index))
+        self.request = name
+        return stop if stop.hits else replace(stop, request=name)
+
+    def _runs(self, request: RequestHistory) -> bool:
+        """Whether steps of a request may still come."""
+        return self.engine is not None and request.end is None
+
+    def _reached(self, record: StepRecord, name: str, index: int) -> Stop | None:
+        there = any(part.request == name and part.index >= index for part in record.requests)
+        return Stop(StopReason.STEP, record.step) if there else None
 
     def show_branch(self, number: int) -> Stop:
         """Be at the end of a branch of a recording."""

@@ -9,15 +9,17 @@ import numpy as np
 
 from specscope.debug.events import NODE_NAMES
 from specscope.debug.session import Session
-from specscope.trace.decided import BELOW, DRAWN, DREW, coin_sign
+from specscope.trace.at_parent import AtParent, above
+from specscope.trace.decided import decision_text, ended_by
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo, Verdict
-from specscope.trace.rules import MATCH
+from specscope.trace.records import DraftNotes, Outcome, RequestStep, RunInfo
 from specscope.trace.stats import measure
 from specscope.trace.trace_sampling import LeftOut
 from specscope.trace.vocabulary import printable
-from specscope.trace.wording import about_draft, about_method, accepted_text, ending, plural
+from specscope.trace.why import Asker, why_step
+from specscope.trace.why import why as why_node
+from specscope.trace.wording import about_draft, about_method, accepted_text, ending, plural, probability
 
 NEAR_TIE = "near tie"
 TAIL = 12  # tokens of the context that are shown
@@ -43,53 +45,38 @@ def where(session: Session) -> str:
 
 
 def _node_line(session: Session, part: RequestStep, node: int) -> str:
-    verdict = part.verdict
+    verdict, vocabulary = part.verdict, session.history.vocabulary
     assert verdict is not None
-    outcome = Outcome(int(verdict.outcome[node]))
-    line = (
-        f"node {node} {session.history.vocabulary.show(int(part.tree.token[node]))} at depth "
-        f"{int(part.tree.depth[node])}: {outcome.name.lower()}"
-    )
-    if outcome is Outcome.UNTRIED:
-        return line
-    if node in verdict.forced.tolist():
-        line += " by force"
-    line += f", {_tried('p', verdict.p[node], verdict.p_trial[node])}"
-    if verdict.rule != MATCH:  # it makes no use of q
-        line += f" over {_tried('q', part.tree.q[node], verdict.q_trial[node])}"
-    line += ": "
-    line += _coin(verdict, node)
-    return line + (
-        f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if node in session.history.near_ties(part) else ""
-    )
+    token = vocabulary.show(int(part.tree.token[node]))
+    line = f"node {node} {token} at depth {int(part.tree.depth[node])}: {decision_text(part, node, vocabulary)}"
+    tie = node in session.history.near_ties(part)
+    return line + (f"  ({NEAR_TIE}: margin {verdict.margin[node]:.1e})" if tie else "")
 
 
-def _coin(verdict: Verdict, node: int) -> str:
-    """What decided, by the rule."""
-    sign, coin, a = coin_sign(verdict, node), verdict.coin[node], verdict.accept_prob[node]
-    if sign == BELOW:
-        return f"accepted with node {verdict.path[-1]} below it, ratio {a:.4f}"
-    if sign in DRAWN:
-        return f"coin {coin:.4f} drew {'it' if sign == DREW else 'another token'}, with a chance of {a:.4f}"
-    return f"coin {coin:.4f} {sign} a {a:.4f}" if coin else f"no coin, a {a:.4f}"
-
-
-def _tried(name: str, drawn: float, tried: float) -> str:
-    """p or q at the trial; under the name that it has on the screens too, where it is not what it was as drawn."""
-    same = f"{drawn:.4f}" == f"{tried:.4f}"
-    return f"{name if same else f'{name} tried'} {tried:.4f}"
+def why(session: Session, node: int | None) -> str:
+    """Why a node was kept or not; None: the step's path, and what ended it."""
+    record, part, request = session.record, session.part, session.current_request
+    if record is None or part is None or request is None:
+        return "nothing has run yet"
+    asker = Asker.of(session.history, request.id)
+    sentences = why_step(record, part, asker) if node is None else why_node(part, node, asker)
+    about = node if node is not None else ended_by(part)
+    return "\n".join([*sentences, *session.typical(part, about)])
 
 
 def node(session: Session, number: int) -> str:
-    """A node: its decision, its siblings, the context's tail."""
+    """A node: why it was kept or not, what both models thought there, its siblings, the context's tail."""
     part, request = session.part, session.current_request
     assert part is not None
     assert part.verdict is not None
     assert request is not None
     siblings = part.tree.children(int(part.tree.parent[number]))
-    lines = [_node_line(session, part, number)]
-    if part.verdict.outcome[number] == Outcome.REJECTED:
+    lines = [f"node {number} at depth {int(part.tree.depth[number])}", why(session, number)]
+    if number in session.history.near_ties(part):
+        lines.append(f"{NEAR_TIE}: margin {part.verdict.margin[number]:.1e}: rounding could flip it")
+    if part.verdict.outcome[number] == Outcome.REJECTED and not part.verdict.is_greedy:
         lines.append(f"residual mass after it: {part.verdict.residual_mass[number]:.6g}")
+    lines += _likeliest(session, above(part, number))
     method = part.method
     if method is not None and (told := about_draft(method, number)):
         lines.append(f"the drafter: {', '.join(told)}")
@@ -97,7 +84,7 @@ def node(session: Session, number: int) -> str:
         lines.append(draft_id_text(session.history.run, int(part.tree.token[number])))
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in siblings if other != number]
     run = session.history.run
-    if request.info is not None and (run is None or run.is_ours):
+    if request.info is not None and (run is None or run.is_ours) and not part.verdict.is_greedy:
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
     vocabulary = session.history.vocabulary
     place = next(i for i, step in enumerate(request.steps) if step is part)
@@ -105,6 +92,17 @@ def node(session: Session, number: int) -> str:
     tail = [*request.before(place, TAIL), *path][-TAIL:]
     lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
     return "\n".join(lines)
+
+
+def _likeliest(session: Session, place: AtParent) -> list[str]:
+    """The likeliest tokens of target and drafter at a place, as the record has them."""
+    rows = (("target, raw", place.likeliest), ("drafter", place.drafters_likeliest))
+    show = session.history.vocabulary.show
+    return [
+        f"{name}: " + ", ".join(f"{show(top.token)} {probability(top.prob)}" for top in tokens)
+        for name, tokens in rows
+        if tokens
+    ]
 
 
 def draft_id_text(run: RunInfo | None, token: int) -> str:

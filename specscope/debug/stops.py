@@ -39,6 +39,6 @@ class Stop:
     step: int  # of the engine: the one that ran last, -1 before the first; PHASE: the one that was begun
     hits: tuple[BreakpointHit, ...] = ()  # BREAKPOINT: in the order of their events
     phase: str = ""  # PHASE: the one that ran last, "" if none of this step has
-    request: str = ""  # FINISHED: which; UNTIL: for which the condition holds
+    request: str = ""  # FINISHED: which; UNTIL: for which the condition holds; STEP: which was asked for, if one was
     condition: str = ""  # UNTIL
     moved: bool = True  # END: False if nothing was left to run in the first place

@@ -5,7 +5,9 @@ The screens know this and nothing else; replay gives a history alone, a live run
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +21,7 @@ from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
+from specscope.trace.records import RequestStep
 
 
 class Control(Protocol):
@@ -63,8 +66,8 @@ class Control(Protocol):
         """`loading`, `running`, `paused`, `idle` or `ended`."""
 
     @property
-    def progress(self) -> tuple[str, float | None]:
-        """While loading: the stage, and how much of it is done (0 to 1) where that is known."""
+    def progress(self) -> tuple[str, float | None, float | None]:
+        """While loading: the stage; how much is done (0 to 1) and the seconds that are left, where they are known."""
 
     @property
     def error(self) -> str:
@@ -101,6 +104,10 @@ class Reader(Protocol):
     def progress(self) -> float:
         """How much has been read, 0 to 1."""
 
+    @property
+    def seconds_left(self) -> float | None:
+        """That the rest takes, where that can be told."""
+
 
 READ_SECONDS = 0.08  # of reading between two looks at the keyboard
 
@@ -115,6 +122,9 @@ class Viewer:
     position: int = -1
     follow: bool = True
     news: deque[News] = field(default_factory=deque)  # to be shown once; the screen takes them out
+    typical: Callable[[RequestStep, int], Sequence[str]] = (
+        lambda part, node: ()
+    )  # Session.typical, put here by a screen
     _commands: Commands | None = None  # over a capture; a live engine has its own
     _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
@@ -122,6 +132,7 @@ class Viewer:
         """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `news`."""
         if self._commands is None:
             self._commands = Commands(Session(history=self.history), many_lines=False)
+            self._commands.session.typical = self.typical
         if self.control is not None and self.live and self.control.obeys:
             with suppress(UserError):  # the engine's debugger reports unknown commands
                 self.follow = self.follow or not self._commands.is_passive(line)
@@ -195,6 +206,14 @@ class Viewer:
     def reading(self) -> bool:
         """True while a capture has more to read."""
         return self.reader is not None and not self.reader.done
+
+    @property
+    def read_so_far(self) -> tuple[float, int | None] | None:
+        """While a capture is read: the share of it, 0 to 1, and the seconds that are left where they can be told."""
+        if self.reader is None or self.reader.done:
+            return None
+        left = self.reader.seconds_left
+        return round(self.reader.progress, 2), None if left is None else math.ceil(left)
 
     @property
     def live(self) -> bool:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class TopToken:
-    """A token and its probability."""
-
-    token: int
-    prob: float
+from specscope.trace.at_parent import TopToken as TopToken
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from specscope.engine import cost_file
 from specscope.engine.config import EngineConfig
 from specscope.engine.graph_capture import capture_graphs
 from specscope.engine.measure import Bench, fitting, measure
+from specscope.engine.models_given import ModelsGiven, models_given
 from specscope.engine.warm_up import warm_up
 from specscope.errors import UserError
 from specscope.model.backend import Backend, pick_backend
@@ -82,10 +83,10 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     dtype = pick_dtype(config.dtype, device)
     check_memory(config.kv_memory, device)
     find_model(config.target, progress)  # converts the default model where that was never done
-    with ThreadPoolExecutor(1) as pool:  # the tokenizer is read while the weights are
-        reading = pool.submit(load_tokenizer, config.target)
+    with ThreadPoolExecutor(2) as pool:  # the tokenizer is read, and the files are hashed, while the weights are loaded
+        reading, hashing = pool.submit(load_tokenizer, config.target), pool.submit(models_given, config)
         target = load_model(config.target, device, dtype, progress)
-        tokenizer = reading.result()
+        tokenizer, given = reading.result(), hashing.result()
     max_context = target.max_context if config.max_context is None else config.max_context
     if not 2 <= max_context <= target.max_context:
         raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
@@ -104,7 +105,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if backend is Backend.TRITON and config.rule != STANDARD:
         ran_by += f", rule {config.rule} on the host"
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
-    run_info = _run_info(config, target, drafter, max_context, blocks, ran_by)
+    if not given.is_whole:  # a hub name's files may have come only now
+        given = models_given(config)
+    run_info = _run_info(config, target, drafter, max_context, blocks, ran_by, given)
     costs = engine_costs(config, runner, drafter, run_info, progress)
     return Parts(
         runner=runner,
@@ -293,7 +296,13 @@ def _draft_tokens(drafter: Drafter) -> str:
 
 
 def _run_info(
-    config: EngineConfig, target: LoadedModel, drafter: Drafter, max_context: int, blocks: int, ran_by: str
+    config: EngineConfig,
+    target: LoadedModel,
+    drafter: Drafter,
+    max_context: int,
+    blocks: int,
+    ran_by: str,
+    given: ModelsGiven,
 ) -> RunInfo:
     model = model_of(drafter)
     on_gpu = target.device.type == "cuda"
@@ -325,4 +334,5 @@ def _run_info(
         evidence=evidence(config, target),
         rule=config.rule,
         speculation={"suffix_shared": config.suffix_shared} if config.suffix_shared else {},
+        **dataclasses.asdict(given),
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from specscope.errors import UserError
 from specscope.speculate.costs import KIND, Costs
+from specscope.trace.files import read_whole
 from specscope.user_cache import LARGEST, is_good, place
 
 MOST_ROWS = 2**31  # of a point
@@ -55,10 +56,8 @@ MODELS = ("target", "drafter", "draft model", "dtype", "tree")  # what a named f
 
 
 def _read(path: Path) -> Costs:
-    if path.stat().st_size > LARGEST:
-        raise UserError(f"{path} holds no costs: it is too large")
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Costs)
+        found = msgspec.json.decode(read_whole(path, "the costs", LARGEST), type=Costs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         found = None
     if found is None or not _is_sound(found):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,9 +18,12 @@ from specscope.errors import UserError
 from specscope.trace.checked import Text, checked, checked_fields, short
 from specscope.trace.files import read_lines
 from specscope.trace.params import PARAM_NAMES, SamplingParams
+from specscope.trace.vocabulary import shell_word
+from specscope.trace.wording import plural
 
 Messages = Sequence[Mapping[str, str]]
 MOST_PROMPTS = 100_000
+CAPTURED = re.compile(r'\s*\{\s*"resource_?spans"\s*:', re.IGNORECASE)  # how a line of a capture begins
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
 
 Prompt = Annotated[
@@ -56,13 +61,57 @@ class PromptSpec:
 
 
 def prompt_specs(
-    prompts: Sequence[str], file: str | None, params: SamplingParams, *, raw: bool = False
+    prompts: Sequence[str],
+    file: str | None,
+    params: SamplingParams,
+    *,
+    raw: bool = False,
+    words_are_files: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[PromptSpec]:
-    """The prompts of a command line: its arguments, then those of its --file. Raises UserError."""
+    """The prompts of a command line: its arguments, then those of its --file. Raises UserError.
+
+    An argument that names a file stands for the prompts in it, and `tell` is given a line that says so. A single word
+    that names none is a prompt, unless `words_are_files`.
+    """
     if not all(prompts):
         raise UserError("a prompt is empty")
-    specs = [PromptSpec(checked(text, Prompt, f"prompt {i}"), params, raw=raw) for i, text in enumerate(prompts, 1)]
+    specs: list[PromptSpec] = []
+    for number, text in enumerate(prompts, 1):
+        is_file = _names_file(text)
+        if words_are_files and not is_file and not any(map(str.isspace, text)):
+            is_file = os.path.exists(text)  # a folder, which is refused as one
+            if not is_file:
+                alone = "for a prompt of one word: echo WORD | specscope capture - -o FILE"
+                raise UserError(f"cannot read the prompts {text}: there is no such file ({alone})")
+        if is_file:
+            specs += (of_file := read_prompts(text, params, raw=raw))
+            if not words_are_files:
+                tell(f"{text} is a file: decoding the {plural(len(of_file), 'prompt')} in it")
+        else:
+            specs.append(PromptSpec(checked(text, Prompt, f"prompt {number}"), params, raw=raw))
     return specs if file is None else specs + read_prompts(file, params, raw=raw)
+
+
+def _names_file(text: str) -> bool:
+    """Whether a file is meant: it is there, or it is a word that ends as files of prompts do. Raises UserError."""
+    path = text.rpartition("#")[0]
+    if path and os.path.isfile(path) and not os.path.exists(text) and CAPTURED.match(_first_line(path)):
+        raise UserError(_is_capture(path, text))
+    if os.path.isdir(text) and not any(map(str.isspace, text)):
+        raise UserError(f"{text} is a folder: give a file of prompts, or a prompt of more words")
+    return os.path.exists(text) or text == "-" or re.fullmatch(r"\S+\.(txt|jsonl?)", text) is not None
+
+
+def _first_line(path: str) -> str:
+    return next((line for _, line in read_lines(path, "the prompts")), "")
+
+
+def _is_capture(path: str, place: str) -> str:
+    return (
+        f"{path} is a capture, not a file of prompts: specscope replay {shell_word(place)} shows it, "
+        f"specscope debug --over {shell_word(place)} debugs it"
+    )
 
 
 def read_prompts(path: str, params: SamplingParams, *, raw: bool) -> list[PromptSpec]:
@@ -76,6 +125,8 @@ def read_prompts(path: str, params: SamplingParams, *, raw: bool) -> list[Prompt
     for number, line in read_lines(path, "the prompts"):
         if not line.strip():
             continue
+        if CAPTURED.match(line):
+            raise UserError(_is_capture(path, path))
         if not specs:
             is_json = line.lstrip().startswith("{")
         if len(specs) == MOST_PROMPTS:
@@ -99,6 +150,8 @@ def parse_line(line: str, params: SamplingParams, *, raw: bool = False) -> Promp
     if not isinstance(values, dict):
         raise UserError("this is not a JSON object")
     given = {name: values.pop(name) for name in PARAM_NAMES & set(values)}
+    if "resourceSpans" in values:
+        raise UserError("this is a capture, not a file of prompts: specscope replay shows it")
     if ("prompt" in values) == ("messages" in values):
         raise UserError('give either "prompt" or "messages"')
     said = checked_fields(values, PromptLine)

@@ -15,6 +15,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
+from specscope.live.load_clock import LoadClock
 from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status
 from specscope.live.output import LastOutput
 from specscope.live.server import serve
@@ -51,7 +52,7 @@ class Worker:
         self._raw = raw
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
-        self._stage = "starting"
+        self._loading = LoadClock(config)
         self._error = ""
         self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
         context = multiprocessing.get_context("spawn")
@@ -98,8 +99,9 @@ class Worker:
             case NodeView():
                 self.node_view = message
             case Loading():
-                self._stage = message.stage
+                self._loading.enter(message.stage)
             case Ready():
+                self._loading.done()
                 self._on_ready(message)
                 self.ready = message
             case Status():
@@ -128,7 +130,7 @@ class Worker:
             else:
                 self.news.append(message)
             changed = True
-        history.dropped = self.bus.dropped
+        history.lost = self.bus.lost
         return changed
 
     def pause(self) -> None:
@@ -185,9 +187,9 @@ class Worker:
         return self._status
 
     @property
-    def progress(self) -> tuple[str, float | None]:
-        """While loading: the stage."""
-        return self._stage, None
+    def progress(self) -> tuple[str, float | None, float | None]:
+        """While loading: the stage, the share that is done, the seconds that are left."""
+        return self._loading.progress
 
     @property
     def error(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from specscope.debug.command_table import FORK_PARAMS
@@ -92,9 +93,20 @@ class EngineWhatIf(WhatIf):
             known += again[len(known) :]
         index = known[0].index if known else part.index
         dtype = self.engine.run_info.dtype
-        return Forked(
+        both = Forked(
             part.request, index, changes.describe(), _upto(known, tokens), changed, tokens, dtype, forced, note
         )
+        return both if note else replace(both, explained=self._explained(both, request, changes))
+
+    def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
+        """Which of the changes explain where the two part, in words. A value that was given again changes nothing."""
+        config = self.engine.config
+        engine = {name: value for name, value in changes.engine.items() if str(getattr(config, name)) != value}
+        after = replace(request.params, **changes.params)
+        steps = (*both.original, *both.fork)
+        lossless = not any(step.lossy or (step.verdict is not None and len(step.verdict.forced)) for step in steps)
+        ended = both.same >= min(map(len, both.outputs))
+        return replace(changes, engine=engine).explaining(request.params, after, lossless=lossless, ended=ended)
 
     def _request(self, name: str) -> Request:
         timeline = self.engine.timeline

@@ -130,6 +130,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
+        trust_remote_code=False,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
     )
@@ -137,4 +138,5 @@ def convert_gguf(source: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specscope.errors import UserError, first_line
+from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
@@ -95,7 +95,7 @@ def load_model(
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
     extra = {**extra, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    read = partial(AutoModelForCausalLM.from_pretrained, source, **extra)
+    read = partial(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **extra)
     try:
         try:
             with quick_meta():
@@ -103,7 +103,7 @@ def load_model(
         except RuntimeError:  # a family whose modules cannot be made so
             loaded = read()
     except Exception as error:
-        raise UserError(f"cannot load {name}: {first_line(error)}") from error
+        raise not_loaded(name, error) from error
     model, info = loaded
     check_names(info, type(model).__name__, name, layers)
     check_numbers(model.named_parameters(), name)
@@ -144,9 +144,9 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
     source, extra, name = find_model(target, progress)
     extra.pop("quantization_config", None)
     try:
-        return AutoTokenizer.from_pretrained(source, **extra)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **extra)
     except Exception as error:
-        raise UserError(f"cannot load the tokenizer of {name}: {first_line(error)}") from error
+        raise not_loaded(f"the tokenizer of {name}", error) from error
 
 
 class _ShapeRecorder:

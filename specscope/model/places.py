@@ -26,6 +26,28 @@ def model_place(target: str) -> Path | None:
     return None
 
 
+def on_disk(target: str | None) -> Path | None:
+    """Where the model that a --target names lies on this machine; None where it does not. Nothing is fetched."""
+    if target is None:
+        from specscope.model.bundled import converted_folder
+
+        return converted_folder()
+    try:
+        place = model_place(target)
+    except UserError:
+        return None
+    if place is not None:
+        return place
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(target, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def head_place(folder: str) -> Path:
     """The folder of an EAGLE head. Raises UserError where there is none."""
     path = Path(folder).expanduser()

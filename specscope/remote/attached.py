@@ -19,7 +19,7 @@ from specscope.trace.engine_spans import OtherSpans
 from specscope.trace.history import KEPT, History, weight
 from specscope.trace.wording import plural
 
-WAITING = 20_000  # messages that may wait for the screen before records are dropped
+WAITING = 20_000  # messages that may wait for the screen before records are lost
 MOST = KEPT  # steps of a run; a quarter of them goes when there are more
 BYTES = 512 * 2**20  # of all runs, roughly; the largest gives way
 WAITING_BYTES = 128 * 2**20  # of the messages that wait
@@ -39,7 +39,7 @@ class _KeptRun:
         return self.bytes + self._words
 
     def take(self, heard: RunUpdate, lost: int) -> None:
-        """Add new records; `lost`: how many were dropped on the way."""
+        """Add new records; `lost`: how many were lost on the way."""
         self.history.run = heard.info or self.history.run
         self.history.vocabulary.pieces.update(heard.pieces)
         self.history.vocabulary.special.update(heard.special)
@@ -47,7 +47,7 @@ class _KeptRun:
         for record in heard.records:
             self.history.append(record)
         self.bytes += heard.weight
-        self.history.dropped = heard.lost + lost
+        self.history.lost = heard.lost + lost
 
     def trim(self, crowded: bool) -> int:
         """Drop old steps where there are too many, or no room; returns how many."""
@@ -71,7 +71,7 @@ class Attached(Passive):
         self._heard: deque[RunUpdate | OtherUpdate | Unreadable] = deque()
         self._bytes = 0  # of the records in them, roughly
         self._lock = threading.Lock()  # guards it
-        self._lost: Counter[str] = Counter()  # records of each run that were dropped here
+        self._lost: Counter[str] = Counter()  # records of each run that were lost here
         self._lost_others = 0  # spans of other services, likewise
         self._closing = False
         context = multiprocessing.get_context("spawn")
@@ -144,7 +144,7 @@ class Attached(Passive):
         for name, run in list(self.runs.items()):
             gone = run.trim(crowded and name == largest)
             if gone and self.viewer is not None and self.viewer.history is run.history:
-                self.news.append(Notice(f"dropped the oldest {plural(gone, 'step')}"))
+                self.news.append(Notice(f"lost the oldest {plural(gone, 'step')}"))
             if crowded and not gone and name == largest and name != self._shown:
                 del self.runs[name]  # it has no steps left to drop
 
@@ -202,10 +202,10 @@ class Attached(Passive):
         return "attached" if self.runs else "loading"
 
     @property
-    def progress(self) -> tuple[str, float | None]:
+    def progress(self) -> tuple[str, float | None, float | None]:
         """Where it listens, and what it has heard where no engine is among it."""
         others = f"; {plural(len(self.others), 'span')} of other services: press w" if len(self.others) else ""
-        return f"listening on {self.where}{others}", None
+        return f"listening on {self.where}{others}", None, None
 
 
 def checked_address(text: str, flag: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.serve.engine_thread import EngineThread
 from specscope.trace.history import KEPT, History
-from specscope.trace.records import StepRecord
+from specscope.trace.records import RequestInfo, StepRecord
+from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.debug_server import DebugServer
 
 if TYPE_CHECKING:
@@ -46,14 +48,14 @@ class ServedEngine:
 
     def step(self) -> StepRecord:
         """One step; its clients hear of it."""
-        return self._thread.advance()
+        return self._debugger.shown(self._thread.advance())
 
     def phase(self) -> StepRecord | None:
         """One phase."""
         record = self._thread.engine.phase()
         if record is not None:
             self._thread.tell(record)
-        return record
+        return None if record is None else self._debugger.shown(record)
 
     def rewind(self, step: int) -> None:
         """Back. What clients have been sent stays sent; what comes again is not sent again."""
@@ -79,7 +81,8 @@ class ServedCommands(Commands):
         from specscope.live.whatif import EngineWhatIf
 
         engine = debugger.thread.engine
-        history = History(run=engine.run_info, vocabulary=engine.vocabulary, limit=KEPT)
+        vocabulary = engine.vocabulary if debugger.text else Vocabulary()
+        history = History(run=replace(engine.run_info, text=debugger.text), vocabulary=vocabulary, limit=KEPT)
         for record in debugger.recent:
             history.append(record)
         session = ServedSession(history, ServedEngine(debugger))
@@ -106,8 +109,8 @@ class ServedCommands(Commands):
 class ServedDebugger:
     """What vllm/debug_server.py asks of a debugger and of its gate."""
 
-    def __init__(self, thread: EngineThread) -> None:
-        self.thread = thread
+    def __init__(self, thread: EngineThread, *, text: bool) -> None:
+        self.thread, self.text = thread, text
         self.gate, self.lock = self, threading.RLock()
         self.recent: deque[StepRecord] = deque(maxlen=KEPT)
         self.asked = False  # whether the command that runs shall end
@@ -122,9 +125,16 @@ class ServedDebugger:
 
     def told(self, record: StepRecord) -> None:
         """A step has run. On the engine's thread."""
-        self.recent.append(record)
+        self.recent.append(self.shown(record))
         if self._session is not None and not self.driven:
-            self._session.history.append(record)
+            self._session.history.append(self.recent[-1])
+
+    def shown(self, record: StepRecord) -> StepRecord:
+        """A record as a debugger sees it: with --no-text, no prompt and no title."""
+        if self.text:
+            return record
+        finished = tuple(replace(end, info=_without_text(end.info)) for end in record.finished)
+        return replace(record, admitted=tuple(map(_without_text, record.admitted)), finished=finished)
 
     def catch_up(self) -> None:
         """It is told of each step as it runs."""
@@ -162,9 +172,13 @@ class ServedDebugger:
             engine.timeline = engine.last = None  # nothing hangs on it, and it grows
 
 
-def listen(path: str, thread: EngineThread) -> tuple[ServedDebugger, DebugServer]:
+def _without_text(info: RequestInfo) -> RequestInfo:
+    return replace(info, prompt="", title="")
+
+
+def listen(path: str, thread: EngineThread, *, text: bool) -> tuple[ServedDebugger, DebugServer]:
     """Accept debuggers on a Unix socket that only this user can open. Raises OSError."""
-    debugger = ServedDebugger(thread)
+    debugger = ServedDebugger(thread, text=text)
 
     def greeting() -> str:
         engine = thread.engine

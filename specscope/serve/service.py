@@ -49,6 +49,7 @@ class ServeOptions:
     speculation_level: str = "none"  # none, summary or detailed
     times: bool = False  # whether answers tell their times
     debug_socket: str | None = None
+    text: bool = True  # False with --no-text: a debugger is told none
     limits: Limits = field(default_factory=Limits)
 
 

@@ -32,7 +32,7 @@ class Subscription:
         self.moves = moves  # whether it hears where the run goes back as well
         self.lossless = lossless
         self.limit = limit
-        self.dropped = 0  # records thrown away because the sink was behind
+        self.lost = 0  # records thrown away because the sink was behind
         self.waited_ns = 0  # time the engine waited for the sink
         self.error: Exception | None = None
         self._queue: deque[StepRecord | Moved] = deque()
@@ -55,7 +55,7 @@ class Subscription:
     def _make_room(self) -> None:
         if not self.lossless:
             self._queue.popleft()
-            self.dropped += 1
+            self.lost += 1
             return
         began = time.perf_counter_ns()
         self._wake.set()
@@ -136,9 +136,9 @@ class Bus:
                 raise subscription.error
 
     @property
-    def dropped(self) -> int:
+    def lost(self) -> int:
         """Records thrown away over all sinks."""
-        return sum(subscription.dropped for subscription in self.subscriptions)
+        return sum(subscription.lost for subscription in self.subscriptions)
 
     @property
     def waited_ns(self) -> int:

@@ -8,6 +8,7 @@ decode_step and this 25: the engine would feel it. A test holds both to the same
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ import specscope
 from specscope.errors import UserError
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SCOPE, Encoder, Span, resource_attributes
+from specscope.trace.unfinite import dump_numbers, named
 from specscope.trace.vocabulary import Vocabulary
 
 LINE_SPANS = 64  # spans a line at most
@@ -33,7 +35,7 @@ def _value(value: Any) -> dict[str, Any]:  # noqa: ANN401
     if kind is int:
         return {"intValue": str(value)}
     if name := SCALARS.get(kind):
-        return {name: value}
+        return {name: named(value) if kind is float else value}
     if not value:
         return {"arrayValue": {}}
     kinds = set(map(type, value))
@@ -48,7 +50,7 @@ def _value(value: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def _numbers(values: Sequence[float], before: bytes, after: bytes) -> orjson.Fragment:
     """An array of AnyValues, put together as text: arrays over a tree's nodes are most of a capture."""
-    inner = orjson.dumps(values)[1:-1].replace(b",", after + b"," + before)
+    inner = dump_numbers(values)[1:-1].replace(b",", after + b"," + before)
     return orjson.Fragment(b"[" + before + inner + after + b"]")
 
 
@@ -109,11 +111,13 @@ class CaptureWriter:
         self._resource = resource_attributes(run)
         self._spans: list[Span] = []
         self._written = time.monotonic()
+        self.is_gone = False  # at the end: the file was deleted or replaced while it was written
         is_new = not self.path.exists()
         try:
             self._file: BinaryIO = open(self.path, "wb", buffering=0, opener=_opener)  # noqa: SIM115
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+        self._opened = os.fstat(self._file.fileno())
         try:
             self._write()
         except UserError:
@@ -151,4 +155,12 @@ class CaptureWriter:
         try:
             self.flush()
         finally:
+            self.is_gone = self._is_elsewhere()
             self._file.close()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the name stands for another file now, or for none. Devices and pipes keep nothing."""
+        try:
+            return stat.S_ISREG(self._opened.st_mode) and not os.path.samestat(self._opened, os.stat(self.path))
+        except OSError:
+            return True

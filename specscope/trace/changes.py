@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.trace.params import SamplingParams
 from specscope.trace.wording import plural
+
+_LENGTH = {"max_tokens", "stop", "ignore_eos", "stop_token_ids", "logprobs"}  # they only say where an output ends
+_SAMPLED = {"temperature", "top_k", "top_p", "min_p", "seed"}  # they move no greedy choice
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,22 @@ class Changes:
         if self.tail is not None:
             said.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
         return ", ".join(said) or "nothing changed"
+
+    def explaining(self, before: SamplingParams, after: SamplingParams, *, lossless: bool, ended: bool) -> str:
+        """In words, the changes that can make another token come out; "" where none can.
+
+        `before` and `after`: the request's parameters. `lossless`: both runs are, whatever their drafts and their rule;
+        a greedy output is then the target's own choice. `ended`: whether one output ended where they part.
+        """
+        greedy = before.greedy and after.greedy
+        moot = (set() if ended else _LENGTH) | (_SAMPLED if greedy else set())
+        changed = {name for name in self.params if getattr(before, name) != getattr(after, name)} - moot
+        left = Changes(
+            params={name: value for name, value in self.params.items() if name in changed},
+            engine={} if greedy and lossless else self.engine,
+            outcomes=self.outcomes,
+            coins={} if greedy else self.coins,
+            tokens=self.tokens,
+            tail=self.tail,
+        )
+        return "" if left == Changes() else left.describe()

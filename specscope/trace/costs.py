@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.trace.files import read_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import RunInfo
 
@@ -113,9 +114,7 @@ def fed(plan: TreePlan) -> list[int]:
 def read_costs(path: str, run: RunInfo, batch: int) -> StepCosts:
     """From a file that --save-costs wrote. Raises UserError for any other, and for another engine's."""
     try:
-        if Path(path).stat().st_size > LARGEST:
-            raise UserError(f"{path} holds no costs: it is too large; --save-costs writes them")
-        found = msgspec.json.decode(Path(path).read_bytes(), type=StepCosts)
+        found = msgspec.json.decode(read_whole(path, "the costs", LARGEST), type=StepCosts)
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

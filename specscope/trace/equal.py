@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two fields are equal."""
+    """Whether two fields are equal; NaN is, to NaN."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and same_values(a, b)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    return bool(a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)))
+
+
+def same_values(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two arrays of numbers are equal; NaN is, to NaN."""
+    return bool(np.array_equal(a, b, equal_nan=True))
 
 
 class ArrayEq:

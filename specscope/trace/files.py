@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
+LARGEST_DATA = 2**30  # of texts to train on
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 # How the files begin that specscope writes: only such a file may be replaced.
@@ -47,6 +49,28 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                 yield number, _text(line, f"{path}, line {number}")
     except OSError as error:
         raise UserError(f"cannot read {what} {path}: {error.strerror}") from error
+
+
+def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
+    """Refuse what `read_whole` would, without reading it. Raises UserError, and OSError where there is none."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"cannot read {what} {path}: it is no regular file")
+    if found.st_size > largest:
+        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
+
+
+def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
+    """A regular file of at most `largest` bytes: what has no end, or grows meanwhile, is refused.
+
+    Raises UserError, and OSError as `open` does.
+    """
+    check_whole(path, what, largest)
+    with open(path, "rb") as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
+    return data
 
 
 def _text(line: bytes, where: str) -> str:
@@ -157,10 +181,18 @@ def _is_same(name: str | os.PathLike[str], found: os.stat_result) -> bool:
         return False
 
 
+def keep_spaces(svg: str) -> str:
+    """The picture, such that every renderer keeps the spaces of its texts: some cut those at the ends."""
+    return svg.replace("<text ", '<text xml:space="preserve" ')
+
+
 def save_figure(figure: Figure, path: str) -> None:
     """A plot as SVG or PNG, by the name's end; the same figure gives the same SVG. Raises UserError."""
     kind = Path(path).suffix.lower().removeprefix(".")
+    picture = BytesIO()
+    figure.savefig(picture, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    data = picture.getvalue()
     try:
-        figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        Path(path).write_bytes(keep_spaces(data.decode()).encode() if kind == "svg" else data)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specscope.errors import UserError
+from specscope.trace.checked import short
 from specscope.trace.engine_spans import OtherSpans
+from specscope.trace.place_name import PlaceName, read_place
 from specscope.trace.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
 from specscope.trace.vocabulary import Vocabulary
@@ -95,6 +98,21 @@ class RequestHistory:
         place = self.place_of(index)
         return None if place is None else self.engine_steps[place]
 
+    def at(self, index: int) -> int:
+        """The same. Raises UserError where it is not known."""
+        return self.engine_steps[self._place(index)]
+
+    def step(self, index: int) -> RequestStep:
+        """Its own step of that number. Raises UserError where it is not known."""
+        return self.steps[self._place(index)]
+
+    def _place(self, index: int) -> int:
+        place = self.place_of(index)
+        if place is None:
+            known = f"{self.steps[0].index} to {self.steps[-1].index}" if self.steps else "none yet"
+            raise UserError(f"{short(self.id)} has no step {index}; its steps: {known}")
+        return place
+
     def output(self, upto: int | None = None) -> list[tuple[int, Origin]]:
         """Output tokens with their origins, from the first `upto` of its steps (all by default)."""
         out: list[tuple[int, Origin]] = []
@@ -147,7 +165,7 @@ class History:
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
     acceptance: Acceptance = field(default_factory=Acceptance)
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
-    dropped: int = 0  # records or spans known to be missing
+    lost: int = 0  # records or spans known to be missing
     rewinds: int = 0  # times that steps were taken back
     limit: int | None = None  # steps that are kept; with more, the oldest quarter goes
     gone: int = 0  # steps that went so
@@ -301,6 +319,19 @@ class History:
         if name not in self.requests:
             self.requests[name] = RequestHistory(name)
         return self.requests[name]
+
+    def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
+        """What REQUEST, REQUEST@STEP or REQUEST@STEP/NODE names. Raises UserError where there is no such request."""
+        place = PlaceName(reference, None, None) if reference in self.requests else read_place(reference)
+        if place.request in self.requests:
+            return self.requests[place.request], place
+        name, sign, _ = reference.rpartition("@")
+        if sign and name in self.requests:
+            raise UserError(
+                f"{short(reference)}: write the number of a step after @, and of a node after /, such as r3@17/4"
+            )
+        known = ", ".join([*map(short, list(self.requests)[:4]), *(["..."] if len(self.requests) > 4 else [])])
+        raise UserError(f"there is no request {short(place.request)}; there are: {known or 'none'}")
 
     def part(self, name: str, position: int) -> tuple[int, RequestStep] | None:
         """The request's last step at or before `position` in `steps`: (its place among its steps, the step)."""

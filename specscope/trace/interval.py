@@ -81,8 +81,8 @@ def clock(ns: int) -> str:
 
 
 def at_depth(told: Aggregate) -> list[str]:
-    """The rate at each depth as vLLM has it: accepted there / drafts."""
-    return [f"{value:.3f}" for value in counts(told).per_position]
+    """The rate at each depth as vLLM has it: accepted there / drafts; a dash where nothing was drafted."""
+    return [NONE if value is None else f"{value:.3f}" for value in counts(told).per_position]
 
 
 def missing(told: Aggregate) -> list[str]:

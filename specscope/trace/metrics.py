@@ -190,15 +190,15 @@ def _of_sampling(sampling: Callable[[], SamplingSink | None]) -> Iterable[Series
             return []
         counts = sink.decisions
         kept = [(counts.kept[reason], {"decision": reason.value}) for reason in Reason]
-        return [*kept, (counts.dropped, {"decision": "dropped"})]
+        return [*kept, (counts.left_out, {"decision": "left_out"})]
 
     def of(read: Callable[[SamplingSink], float]) -> Callable[[Totals], list[Sample]]:
         return lambda _: [] if (sink := sampling()) is None else _one(read(sink))
 
-    undecided, held = of(lambda sink: sink.decisions.dropped_undecided), of(lambda sink: sink.held)
-    text = "Requests whose spans were dropped before their end: the buffer was full."
+    undecided, held = of(lambda sink: sink.decisions.left_out_undecided), of(lambda sink: sink.held)
+    text = "Requests whose spans were left out before their end: the buffer was full."
     yield Series("trace_requests", "{request}", "Requests decided by trace sampling.", decided, True, "specscope")
-    yield Series("dropped_undecided", "{request}", text, undecided, True, "specscope")
+    yield Series("left_out_undecided", "{request}", text, undecided, True, "specscope")
     yield Series("keep_buffer_bytes", "By", "Bytes of undecided steps.", held, False, "specscope")
 
 
@@ -208,7 +208,8 @@ def log_line(acceptance: Acceptance, seconds: float) -> str | None:
         return None
     accepted, drafted = acceptance.accepted, acceptance.drafted
     per_second = 1 / seconds if seconds > 0 else 0.0
-    rates = ", ".join(f"{rate:.3f}" for rate in acceptance.per_position)
+    at_depth = acceptance.accepted_at if acceptance.by_depth else ()  # vLLM has 0 at a depth that nothing proposed
+    rates = ", ".join(f"{count / acceptance.drafts:.3f}" for count in at_depth)
     return (
         f"SpecDecoding metrics: Mean acceptance length: {acceptance.tau:.2f}, "
         f"Accepted throughput: {accepted * per_second:.2f} tokens/s, "
@@ -261,7 +262,7 @@ class Metrics(Collector):
 
     With `provider`, an OpenTelemetry MeterProvider, the instruments are registered on it, and it stays the caller's.
     With `endpoint`, a provider is made that exports there over OTLP every `seconds`, and `close` ends it. With `log`,
-    vLLM's log line is handed to it for every `seconds` in which something was drafted. `dropped` says how many
+    vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
     records are known to be missing; `sampling` is what decides whose spans are kept, where not all are.
     """
 
@@ -275,7 +276,7 @@ class Metrics(Collector):
         protocol: str = "grpc",
         log: Callable[[str], None] | None = None,
         seconds: float = EXPORT_SECONDS,
-        dropped: Callable[[], int] = lambda: 0,
+        lost: Callable[[], int] = lambda: 0,
         sampling: Callable[[], SamplingSink | None] | None = None,
     ) -> None:
         self.totals = Totals()
@@ -285,10 +286,10 @@ class Metrics(Collector):
         self._series = (
             *SERIES,
             Series(
-                "dropped_records",
+                "lost_records",
                 "{record}",
-                "Records dropped on the way.",
-                lambda _: _one(dropped()),
+                "Records lost on the way.",
+                lambda _: _one(lost()),
                 True,
                 "specscope",
             ),

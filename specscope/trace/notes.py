@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,3 +75,7 @@ class ParentNotes(ArrayEq):
     final_entropy: float
     final_varentropy: float
     final_target_p: float
+
+    def named(self, shown: Collection[int]) -> list[int]:
+        """The likeliest tokens, ascending, without those that are shown already."""
+        return sorted({*self.top.ravel().tolist(), *self.draft_top.ravel().tolist()}.difference(shown))

@@ -72,6 +72,7 @@ class Outputs:
         self._span_failures: Callable[[], int] = lambda: 0
         self._sampling = options.sampling
         self._sampled: SamplingSink | None = None
+        self._writer: CaptureWriter | None = None
         try:
             self._open_network(options, run, vocabulary)
             self._open_metrics(options, run, log, engine)
@@ -83,7 +84,7 @@ class Outputs:
 
     def _open_capture(self, path: str, run: RunInfo, vocabulary: Vocabulary) -> None:
         sampling = self._sampling if self._sampling.captures else TraceSampling()
-        writer = CaptureWriter(path, dataclasses.replace(run, sampling=sampling.text), vocabulary)
+        writer = self._writer = CaptureWriter(path, dataclasses.replace(run, sampling=sampling.text), vocabulary)
         sink = self._behind_sampling(writer, run, sampling)
         self._bus.subscribe(sink, lossless=True)
         self._closers.append(sink.close)
@@ -130,7 +131,7 @@ class Outputs:
             endpoint=endpoint,
             protocol=protocol,
             log=log,
-            dropped=lambda: self._bus.dropped,
+            lost=lambda: self._bus.lost,
             sampling=(lambda: self._sampled) if self._sampling.is_on else None,
         )
         self._bus.subscribe(metrics)
@@ -160,12 +161,19 @@ class Outputs:
         """How many requests were kept, and why; "" where all are."""
         return "" if self._sampled is None else self._sampled.decisions.text()
 
+    @property
+    def capture_is_gone(self) -> bool:
+        """After `close`: whether the capture's file was deleted or replaced during the run."""
+        return self._writer is not None and self._writer.is_gone
+
     def _losses(self) -> list[str]:
         lines: list[str] = []
+        if self._writer is not None and self._writer.is_gone:
+            lines.append(f"{self._writer.path} was deleted or replaced during the run: what was captured is lost")
         if self._sampled is not None and (line := self._sampled.decisions.early_text(self._sampling.buffer)):
             lines.append(line)
-        if self._network is not None and self._network.dropped:
-            lines.append(f"{plural(self._network.dropped, 'step')} not sent: the OTLP endpoint was too slow")
+        if self._network is not None and self._network.lost:
+            lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
         if failures := self._span_failures():
             lines.append(f"{plural(failures, 'span')} not sent: the OTLP endpoint refused them")
         return lines

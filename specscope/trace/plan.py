@@ -96,6 +96,14 @@ class DynamicPlan:
 TreePlan = StaticPlan | DynamicPlan
 
 
+def read_plan(text: str) -> TreePlan | None:
+    """A tree that a capture names; None where it names none, or none of ours."""
+    try:
+        return parse_plan(text) if text else None
+    except UserError:
+        return None
+
+
 def parse_plan(text: str) -> TreePlan:
     """Read a --tree. Raises UserError that says what is wrong."""
     kind, colon, rest = text.strip().partition(":")

@@ -15,15 +15,17 @@ import msgspec
 import orjson
 
 from specscope.errors import UserError
-from specscope.trace.checked import whole
 from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
 from specscope.trace.otlp_json import Spans, plain, read_line, read_others
+from specscope.trace.place_name import read_place
 from specscope.trace.records import StepRecord
 from specscope.trace.schema import DamagedError, plain_error
 from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
+
+LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 
 
 class CaptureReader:
@@ -45,6 +47,7 @@ class CaptureReader:
         self.warnings: list[str] = []
         self.history = History() if history is None else history
         self.done = False
+        self._began = time.monotonic()
         self._decoder = Decoder()
         self.history.vocabulary = self._decoder.vocabulary
         try:
@@ -54,6 +57,12 @@ class CaptureReader:
             self._file = open(self.path, "rb")  # noqa: SIM115
             self.size = found.st_size
         except OSError as error:
+            file, sign, step = str(path).rpartition("#")
+            if sign and os.path.exists(file):
+                raise UserError(
+                    f"{self.name} names a step: give the whole capture, {printable(file)} (specscope replay, or debug "
+                    f"--over, opens it at {printable(step)})"
+                ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         self._others_alone = others_alone
         self._lines = self._records()
@@ -77,6 +86,12 @@ class CaptureReader:
     def progress(self) -> float:
         """How much of the file has been read, 0 to 1."""
         return 1.0 if self.done else self._file.tell() / max(self.size, 1)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """That the rest takes if it is read as fast as what was read; None where too little was."""
+        share = self.progress
+        return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
 
     def _append(self, records: Sequence[StepRecord]) -> None:
         for record in records:
@@ -145,7 +160,7 @@ class CaptureReader:
         self.done = True
         self._file.close()
         decoder, history = self._decoder, self.history
-        history.dropped = decoder.lost
+        history.lost = decoder.lost
         others = history.others
         if history.run is None and (len(others) or others.faults.total) and not self._others_alone:
             services = ", ".join(others.services[:3]) or "none of them can be read"
@@ -204,11 +219,14 @@ def without_gc() -> Iterator[None]:
 
 
 def split_reference(text: str) -> tuple[str, str]:
-    """FILE#REQUEST@STEP as (FILE, REQUEST@STEP); a file's name alone gives "" for the second. Raises UserError."""
-    file, sign, start = text.rpartition("#")
-    if not sign or os.path.exists(text):
-        return text, ""
-    name, sign, index = start.rpartition("@")
-    if not sign or not name or whole(index) is None:
+    """FILE#REQUEST[@STEP[/NODE]] as (FILE, the rest); a file's name alone gives "" for the second. Raises UserError."""
+    file, place = split_file(text)
+    if place and read_place(place).index is None and ("@" in place or not os.path.exists(file)):
         raise UserError(f"{text}: write a request and its step after #, such as run.jsonl#r3@17")
-    return file, start
+    return file, place
+
+
+def split_file(text: str) -> tuple[str, str]:
+    """FILE#REST as (FILE, REST); a file whose name has a # in it is one."""
+    file, sign, rest = text.rpartition("#")
+    return (text, "") if not sign or os.path.exists(text) else (file, rest)

@@ -123,6 +123,18 @@ class Verdict(ArrayEq):
         return tried
 
     @property
+    def tells_p(self) -> bool:
+        """Whether p was recorded: another engine may tell outcomes alone."""
+        return self.final_p != 0 or len(self.outcome) in self.forced
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing was left to chance: all of p lay on one token wherever it was looked at; no coin decided."""
+        tried = self.p_trial[self.outcome != Outcome.UNTRIED]
+        certain = self.final_p in (0.0, 1.0) and bool(((tried == 0) | (tried == 1)).all())
+        return certain and self.tells_p
+
+    @property
     def accepted(self) -> int:
         """How many drafted tokens were accepted."""
         return len(self.path)
@@ -140,7 +152,9 @@ class Verdict(ArrayEq):
         fixed[self.forced[self.forced < len(p)]] = True
         if self.rule == MATCH:
             return np.ones(len(p))
-        return np.where(fixed, 1.0, np.abs(self.accept_prob - self.coin if ahead else p - self.coin * self.q_trial))
+        with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
+            away = np.abs(self.accept_prob - self.coin if ahead else p - self.coin * self.q_trial)
+        return np.where(fixed, 1.0, away)
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token.
@@ -218,6 +232,11 @@ class RequestStep(ArrayEq):
         """Whether the first node at which another tree differs is one of `near_draws`: rounding may be why."""
         pairs = zip(self.tree.token.tolist(), other.token.tolist(), strict=False)
         return next((node for node, (one, two) in enumerate(pairs) if one != two), None) in self.near_draws(dtype)
+
+    @property
+    def tokens_shown(self) -> list[int]:
+        """Those of the tree, and the final one."""
+        return [*self.tree.token.tolist(), *([] if self.verdict is None else [self.verdict.token])]
 
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""
@@ -373,6 +392,11 @@ class RunInfo:
     costs: str = ""  # the digest of the step costs that adaptive trees follow from; "" where trees are not adaptive
     text: bool = True  # False with --no-text: prompts and text are left out
     sampling: str = ""  # which requests' spans are kept, as the flags say it; "" where all are
+    # Where the models were said to be, as given: "" for the default ones. And what lay there: model_digest.py
+    target_path: str = ""
+    target_digest: str = ""  # "" where it is not known, and in captures of before
+    draft_path: str = ""  # self:N for the target's first N layers
+    draft_digest: str = ""
 
     @property
     def by_outcome(self) -> bool:
@@ -380,6 +404,20 @@ class RunInfo:
         return "keep " in self.sampling
 
     @property
+    def adaptive(self) -> bool:
+        """Whether trees follow step costs: a step drafts what pays, or nothing."""
+        return bool(self.costs)
+
+    @property
     def is_ours(self) -> bool:
         """Whether our own engine made it: then its coins follow from seeds and positions."""
         return "specscope" in self.versions and "vllm" not in self.versions
+
+    @property
+    def raw_is_masked(self) -> bool:
+        """Whether raw p is that after the form's mask: vLLM masks the logits before its sampler is called."""
+        return not self.is_ours
+
+    def drafter_params(self, params: SamplingParams) -> SamplingParams:
+        """What of a request's parameters shapes the drafter's q: of ours all of them, of vLLM the temperature alone."""
+        return params if self.is_ours else SamplingParams(temperature=params.temperature)

@@ -35,16 +35,16 @@ class Decisions:
     """How many requests were decided, and how. Written on the sink's thread, read anywhere."""
 
     kept: Counter[Reason] = field(default_factory=Counter)
-    dropped: int = 0
+    left_out: int = 0
     early: int = 0  # of both, before their end: the buffer was full, or the run was over
-    dropped_undecided: int = 0  # of those, the dropped ones
+    left_out_undecided: int = 0  # of those, those that were left out
 
     def add(self, sampled: Sampled | None, *, early: bool) -> None:
         """Count one."""
         self.early += early
         if sampled is None:
-            self.dropped += 1
-            self.dropped_undecided += early
+            self.left_out += 1
+            self.left_out_undecided += early
         else:
             self.kept[sampled.reason] += 1
 
@@ -52,13 +52,13 @@ class Decisions:
         """`kept 12 of 400 requests (4 by ratio, 8 by outcome)`."""
         kept = sum(self.kept.values())
         how = ", ".join(f"{count:,} by {reason.value}" for reason in Reason if (count := self.kept[reason]))
-        return f"kept {kept:,} of {plural(kept + self.dropped, 'request')}" + (f" ({how})" if how else "")
+        return f"kept {kept:,} of {plural(kept + self.left_out, 'request')}" + (f" ({how})" if how else "")
 
     def early_text(self, buffer: int) -> str:
         """What is to be said of requests that were decided before their end; "" where there are none."""
         if not self.early:
             return ""
-        what = f"{plural(self.early, 'request')} decided before the end, {self.dropped_undecided:,} of them dropped"
+        what = f"{plural(self.early, 'request')} decided before the end, {self.left_out_undecided:,} of them left out"
         return f"{what}: the buffer of {buffer / 2**20:,.0f} MiB was full (--keep-buffer), or the run ended first"
 
 
@@ -165,9 +165,9 @@ class SamplingSink:
         return int(getattr(self._sink, "failed", 0))
 
     @property
-    def dropped_undecided(self) -> int:
-        """Requests that were dropped before their end."""
-        return self.decisions.dropped_undecided
+    def left_out_undecided(self) -> int:
+        """Requests that were left out before their end."""
+        return self.decisions.left_out_undecided
 
     def flush(self) -> None:
         """Let the sink export what it has gathered; what is undecided stays."""

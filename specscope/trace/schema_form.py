@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-import orjson
 from msgspec import Meta, Struct, field
 
 from specscope.trace.form import FormNotes
 from specscope.trace.logprobs import Logprobs
 from specscope.trace.records import RequestStep
-from specscope.trace.schema import Count, DamagedError, LogProbability, Parent, PerNode, Probability, Token, read_json
+from specscope.trace.schema import Count, DamagedError, Parent, PerNode, Token, read_json
 from specscope.trace.tree import ROOT
+from specscope.trace.unfinite import Number, dump_notes
 
 FORM, LOGPROBS = "specscope.form", "specscope.logprobs"
 
@@ -21,26 +21,22 @@ class Form(Struct, frozen=True, kw_only=True):
     """FormNotes."""
 
     node: PerNode[Parent] = field(default_factory=list)
-    removed: PerNode[Probability] = field(default_factory=list)
+    removed: PerNode[Number] = field(default_factory=list)
     pruned: Count = 0
 
 
 class Told(Struct, frozen=True, kw_only=True):
     """Logprobs: m tokens, N likeliest of each."""
 
-    logprob: PerNode[LogProbability]
+    logprob: PerNode[Number]
     top: PerNode[Annotated[list[Token], Meta(max_length=20)]]
-    top_logprob: PerNode[Annotated[list[LogProbability], Meta(max_length=20)]]
+    top_logprob: PerNode[Annotated[list[Number], Meta(max_length=20)]]
 
 
 def written(part: RequestStep) -> dict[str, Any]:
     """The attributes; nothing where nothing is told."""
     both = {FORM: part.form, LOGPROBS: part.logprobs}
-    return {
-        name: orjson.dumps(vars(notes), default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-        for name, notes in both.items()
-        if notes is not None
-    }
+    return {name: dump_notes(vars(notes)) for name, notes in both.items() if notes is not None}
 
 
 def read_form(text: str, n: int) -> FormNotes | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-import orjson
 from msgspec import Meta, Struct, field
 
 from specscope.trace.method import SOURCES, MethodNotes
-from specscope.trace.schema import Count, DamagedError, Name, PerNode, Probability, read_json
+from specscope.trace.schema import Count, DamagedError, Name, PerNode, read_json
+from specscope.trace.unfinite import Number, dump_notes
 
 ATTRIBUTE = "specscope.method"
 Source = Annotated[int, Meta(ge=0, lt=len(SOURCES))]
@@ -18,7 +18,7 @@ Source = Annotated[int, Meta(ge=0, lt=len(SOURCES))]
 class Method(Struct, frozen=True, kw_only=True):
     """MethodNotes, of which only what is told is written."""
 
-    confidence: PerNode[Probability] = field(default_factory=list)
+    confidence: PerNode[Number] = field(default_factory=list)
     module: PerNode[Count] = field(default_factory=list)
     source: PerNode[Source] = field(default_factory=list)
     one_pass: bool = False
@@ -32,7 +32,7 @@ def written(notes: MethodNotes) -> dict[str, Any]:
     """The attribute; nothing where nothing is told."""
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(notes).items()}
     told = {name: value for name, value in plain.items() if value}
-    return {ATTRIBUTE: orjson.dumps(told).decode()} if told else {}
+    return {ATTRIBUTE: dump_notes(told)} if told else {}
 
 
 def read(text: str, n: int) -> MethodNotes | None:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from specscope.trace.schema import Count, DamagedError, Nats, Parent, PerNode, Probability, T, Token
-from specscope.trace.tree import ROOT
+from specscope.trace.schema import Count, DamagedError, Parent, PerNode, Piece, T, Token
+from specscope.trace.tree import MAX_NODES, ROOT
+from specscope.trace.unfinite import Number
 
 MOST_TOP = 16  # likeliest tokens of a parent
 PER_TREE_NODE = ("raw_p", "rank", "q_rank")
@@ -19,29 +20,33 @@ class Parents(Struct, frozen=True, kw_only=True):
 
     node: PerNode[Parent]
     top: PerNode[Likeliest[Token]]
-    top_p: PerNode[Likeliest[Probability]]
+    top_p: PerNode[Likeliest[Number]]
     choice: PerNode[Token]
-    choice_p: PerNode[Probability]
-    entropy: PerNode[Nats]
-    varentropy: PerNode[Nats]
-    q_entropy: PerNode[Nats]
-    q_varentropy: PerNode[Nats]
+    choice_p: PerNode[Number]
+    entropy: PerNode[Number]
+    varentropy: PerNode[Number]
+    q_entropy: PerNode[Number]
+    q_varentropy: PerNode[Number]
     draft_top: PerNode[Likeliest[Token]]
-    draft_top_p: PerNode[Likeliest[Probability]]
+    draft_top_p: PerNode[Likeliest[Number]]
     choice_rank: PerNode[Count]
-    choice_q: PerNode[Probability]
-    outside: PerNode[Probability]
-    raw_p: PerNode[Probability]  # this and what follows over the nodes
+    choice_q: PerNode[Number]
+    outside: PerNode[Number]
+    raw_p: PerNode[Number]  # this and what follows over the nodes
     rank: PerNode[Count]
     q_rank: PerNode[Count]
-    final_entropy: Nats
-    final_varentropy: Nats
-    final_target_p: Probability
+    final_entropy: Number
+    final_varentropy: Number
+    final_target_p: Number
+    # What the likeliest tokens stand for that are not in the tree: ParentNotes.named
+    text: Annotated[list[Piece], Meta(max_length=2 * MOST_TOP * (MAX_NODES + 1))] = []
 
     def check(self, n: int) -> None:
         """That it belongs to a tree of n nodes. Raises DamagedError."""
         for name in self.__struct_fields__:
             values = getattr(self, name)
+            if name == "text":
+                continue
             wanted = n if name in PER_TREE_NODE else len(self.node)
             if isinstance(values, list) and len(values) != wanted:
                 raise DamagedError(f"`specscope.parents`: {name} holds {len(values)} values, not {wanted}")

@@ -42,6 +42,10 @@ class Resource(Struct, frozen=True, kw_only=True):
     costs: Short = field(name="specscope.run.costs", default="")
     text: bool = field(name="specscope.run.text")
     sampling: Short = field(name="specscope.run.sampling", default="")
+    target_path: Short = field(name="specscope.run.target_path", default="")
+    target_digest: Short = field(name="specscope.run.target_digest", default="")
+    draft_path: Short = field(name="specscope.run.draft_path", default="")
+    draft_digest: Short = field(name="specscope.run.draft_digest", default="")
 
     def __post_init__(self) -> None:
         if self.draft_tokens:

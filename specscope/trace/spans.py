@@ -17,17 +17,19 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from specscope.trace import aggregate_span, schema_form, schema_method
 from specscope.trace.draw import draw_tree
-from specscope.trace.records import ParentNotes, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.notes import ParentNotes
+from specscope.trace.records import RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord, Verdict
 from specscope.trace.tree import DraftTree
+from specscope.trace.unfinite import dump_notes
 from specscope.trace.vocabulary import Vocabulary, escape
 
 SCOPE = "specscope"
 KEPT = 20_000  # requests that have ended and are remembered
 PASS = "draft_pass"  # the name of a span for each of the drafter's passes
+MODEL_NAMES = ("target_path", "target_digest", "draft_path", "draft_digest")  # of RunInfo, where they are known
 
 TREE_ARRAYS = {"token": np.int32, "parent": np.int32, "q": np.float32, "drawn": np.uint8}
 VERDICT_ARRAYS = {
@@ -214,17 +216,24 @@ class Encoder:
             attributes |= {f"specscope.draft.{name}": values for name, values in arrays.items() if values}
             attributes["specscope.draft.cached"] = part.notes.cached
         if part.parents is not None:
-            attributes["specscope.parents"] = _parents(part.parents)
+            arrays = vars(part.parents) | self._named(part, part.parents)
+            attributes["specscope.parents"] = dump_notes(arrays)  # schema_parents.Parents is its form
         if part.method is not None:
             attributes |= schema_method.written(part.method)
         attributes |= schema_form.written(part)
         return attributes | self._texts(part, part.tree, verdict)
 
+    def _named(self, part: RequestStep, parents: ParentNotes) -> dict[str, Any]:
+        """The bytes of the likeliest tokens, reversibly."""
+        pieces = self.vocabulary.pieces
+        tokens = parents.named(part.tokens_shown) if self.run.text else []
+        return {"text": [escape(pieces[token]) for token in tokens]} if all(t in pieces for t in tokens) else {}
+
     def _texts(self, part: RequestStep, tree: DraftTree, verdict: Verdict) -> dict[str, Any]:
         """The tokens' bytes, reversibly, and the drawing that people read in Jaeger."""
         if not self.run.text:
             return {}
-        pieces, tokens = self.vocabulary.pieces, [*tree.token.tolist(), verdict.token]
+        pieces, tokens = self.vocabulary.pieces, part.tokens_shown
         attributes: dict[str, Any] = {"specscope.drawing": draw_tree(part, self.vocabulary)}
         if all(token in pieces for token in tokens):
             attributes["specscope.tree.text"] = [escape(pieces[token]) for token in tokens]
@@ -311,11 +320,6 @@ class Encoder:
         return Span(name, self._request_trace(info.id), own, above, info.arrival_ns, end.finished_ns, attributes)
 
 
-def _parents(notes: ParentNotes) -> str:
-    """As JSON: so many short arrays would each cost as much as the whole text. schema_parents.Parents is its form."""
-    return orjson.dumps(vars(notes), default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-
-
 def resource_attributes(run: RunInfo) -> dict[str, Any]:
     """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back."""
     return {
@@ -346,4 +350,5 @@ def resource_attributes(run: RunInfo) -> dict[str, Any]:
         "specscope.run.costs": run.costs,
         "specscope.run.text": run.text,
         **({"specscope.run.sampling": run.sampling} if run.sampling else {}),
+        **{f"specscope.run.{name}": value for name in MODEL_NAMES if (value := getattr(run, name))},
     } | ({"specscope.run.speculation": json.dumps(dict(run.speculation))} if run.speculation else {})

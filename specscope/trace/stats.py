@@ -1,10 +1,12 @@
 """Every acceptance figure, defined once.
 
 drafts  steps with at least one drafted token
-tau     mean acceptance length: 1 + accepted / drafts (the bonus or recovered token is the 1)
+tau     mean acceptance length: 1 + accepted / drafts (the bonus or recovered token is the 1); steps without drafts
+        do not count here, but in tokens per step
 rate    draft acceptance rate: accepted / drafted nodes; for trees also accepted / depth
 r_d     per-position rate as vLLM has it: accepted at depth d / drafts; corrected: / drafts that proposed depth >= d
 c_d     conditional: r_d / r_(d-1), on the corrected counts accepted at d / (accepted at d-1 that proposed d)
+        A depth that no draft proposed has none of the three.
 
 An engine may tell sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
 figure that needs what one of them does not tell is None, or is left out.
@@ -132,6 +134,11 @@ class Acceptance:
         return 1 + self.accepted / self.drafts if self.drafts and self.knows("drafts", "accepted") else None
 
     @property
+    def tokens_per_step(self) -> float | None:
+        """Output tokens per decode step of a request, with drafts or without."""
+        return _ratio(self.emitted, self.steps) if not self.aggregates else None
+
+    @property
     def rate(self) -> float | None:
         """Draft acceptance rate: accepted / drafted nodes."""
         return _ratio(self.accepted, self.drafted) if self.knows("accepted", "drafted") else None
@@ -142,16 +149,18 @@ class Acceptance:
         return None if self.aggregates else _ratio(self.accepted, self.depth)
 
     @property
-    def per_position(self) -> list[float]:
-        """r_d as vLLM reports it: accepted at depth d / drafts."""
-        return [count / self.drafts for count in self.accepted_at] if self.by_depth else []
+    def per_position(self) -> list[float | None]:
+        """r_d as vLLM reports it: accepted at depth d / drafts. None at a depth that no draft proposed."""
+        known = self.knows("proposed_at")
+        pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
+        return [None if known and not p else a / self.drafts for a, p in pairs]
 
     @property
     def per_position_corrected(self) -> list[float | None]:
-        """Accepted at depth d / drafts that proposed depth d. None where it is not told how many did."""
+        """Accepted at depth d / drafts that proposed depth d. None where none did, or it is not told how many."""
         known = self.knows("proposed_at")
         pairs = zip(self.accepted_at, self.proposed_at, strict=True) if self.by_depth else ()
-        return [(a / p if p else 0.0) if known else None for a, p in pairs]
+        return [_ratio(a, p) if known else None for a, p in pairs]
 
     @property
     def conditional(self) -> list[float | None]:
@@ -181,6 +190,8 @@ class Acceptance:
             "per_position_corrected": self.per_position_corrected,
             "conditional": self.conditional,
             "counts": self.counts,
+            "proposed_at": self.proposed_at if self.by_depth and self.knows("proposed_at") else None,
+            "tried_at": self.tried_at if self.by_depth and self.knows("tried_at") else None,
             "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
         }
 

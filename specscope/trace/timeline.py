@@ -184,7 +184,7 @@ def _said(history: History, rows: Iterable[Row]) -> list[str]:
         begin = "1 span begins" if len(early) == 1 else f"{len(early):,} spans begin"
         notes.append(f"{begin} up to {max(early) / 1e6:,.1f} ms before the parent: clocks differ. Nothing was shifted.")
     if others.dropped:
-        notes.append(f"{plural(others.dropped, 'span')} of other services were dropped, the oldest first.")
+        notes.append(f"{plural(others.dropped, 'span')} of other services were lost, the oldest first.")
     if others.faults.total:
         notes.append(f"{plural(others.faults.total, 'span')} of other services could not be read.")
     return notes

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
+from specscope.trace.equal import same_values
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -170,7 +171,7 @@ class DraftTree:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DraftTree) and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("token", "parent", "q", "drawn")
+            same_values(getattr(self, name), getattr(other, name)) for name in ("token", "parent", "q", "drawn")
         )
 
     __hash__ = None  # type: ignore[assignment]

@@ -33,6 +33,7 @@ from specscope.trace.schema_run import Resource
 from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
+from specscope.trace.wording import plural
 
 Attributes = Mapping[str, Any]
 
@@ -129,8 +130,8 @@ class Decoder:
             if span.is_summary:
                 self.summaries += 1
                 return []
-            self._learn(span)
-            part = _decode_step(span)
+            part, texts = _decode_step(span)
+            self._learn(span, part, texts)
         elif isinstance(span, schema.Prefill):
             part = _step(span, "none", DraftTree.empty(), None, 0)
         elif isinstance(span, schema.Queue):
@@ -224,13 +225,15 @@ class Decoder:
             blocks_cached=span.blocks_cached,
         )
 
-    def _learn(self, span: schema.DecodeStep) -> None:
+    def _learn(self, span: schema.DecodeStep, part: RequestStep, likeliest: Sequence[str]) -> None:
+        """What tokens stand for: those of the tree, the final one, and the likeliest of the parents."""
         pieces = self.vocabulary.pieces
-        if not span.text or len(pieces) >= PIECES or self._text >= TEXT:
-            return
-        assert span.final_token is not UNSET
-        for token, text in zip((*span.token, span.final_token), span.text, strict=True):
-            if token not in pieces:
+        named = [] if part.parents is None or not likeliest else part.parents.named(part.tokens_shown)
+        if len(named) != len(likeliest):
+            raise DamagedError(f"`specscope.parents`: {len(likeliest)} texts for {plural(len(named), 'token')}")
+        pairs = [*zip(part.tokens_shown if span.text else (), span.text, strict=True)]
+        for token, text in (*pairs, *zip(named, likeliest, strict=True)):
+            if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = _bytes(text, "specscope.tree.text")
                 self._text += len(piece)
         self.vocabulary.special.update(span.special)
@@ -283,7 +286,8 @@ def _arrays(span: schema.DecodeStep, types: Mapping[str, type]) -> dict[str, Any
     return {name: np.asarray(getattr(span, name), dtype) for name, dtype in types.items()}
 
 
-def _decode_step(span: schema.DecodeStep) -> RequestStep:
+def _decode_step(span: schema.DecodeStep) -> tuple[RequestStep, Sequence[str]]:
+    """The step, and the texts of its parents' likeliest tokens."""
     assert span.final_token is not UNSET
     assert span.final_p is not UNSET
     assert span.final_coin is not UNSET
@@ -297,16 +301,18 @@ def _decode_step(span: schema.DecodeStep) -> RequestStep:
         forced=np.asarray(span.forced, np.int32),
         rule=span.rule,
     )
-    return dataclasses.replace(
+    parents, texts = _parents(span)
+    step = dataclasses.replace(
         _step(span, span.drafter, DraftTree(**_arrays(span, TREE_ARRAYS)), verdict, span.emitted),
         notes=None if span.dropped is UNSET else _notes(span),
         sizing=span.sizing,
         preceded=span.preceded,
-        parents=_parents(span),
+        parents=parents,
         method=schema_method.read(span.method, len(span.token)),
         form=schema_form.read_form(span.form, len(span.token)),
         logprobs=schema_form.read_logprobs(span.logprobs, span.emitted),
     )
+    return step, texts
 
 
 def _notes(span: schema.DecodeStep) -> DraftNotes:
@@ -316,20 +322,21 @@ def _notes(span: schema.DecodeStep) -> DraftNotes:
     return DraftNotes(**arrays, cached=span.cached)
 
 
-def _parents(span: schema.DecodeStep) -> ParentNotes | None:
+def _parents(span: schema.DecodeStep) -> tuple[ParentNotes | None, Sequence[str]]:
     if not span.parents:
-        return None
+        return None, ()
     told = schema.read_json(span.parents, schema_parents.Parents, "specscope.parents")
     told.check(len(span.token))
     arrays: dict[str, Any] = {name: np.asarray(getattr(told, name), kind) for name, kind in PARENT_ARRAYS.items()}
     for name in ("top", "top_p", "draft_top", "draft_top_p"):
         arrays[name] = arrays[name].reshape(len(told.node), -1) if told.node else np.zeros((0, 0), arrays[name].dtype)
-    return ParentNotes(
+    notes = ParentNotes(
         **arrays,
-        final_entropy=told.final_entropy,
-        final_varentropy=told.final_varentropy,
-        final_target_p=told.final_target_p,
+        final_entropy=float(told.final_entropy),
+        final_varentropy=float(told.final_varentropy),
+        final_target_p=float(told.final_target_p),
     )
+    return notes, told.text
 
 
 def _step(

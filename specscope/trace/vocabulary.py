@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -73,6 +74,11 @@ class Detokenizer:
 def printable(text: str, keep: str = "") -> str:
     r"""The text with control and format characters as escapes, so that it can neither move a cursor nor turn a line."""
     return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a suggested shell command: nothing in it is run where that is pasted."""
+    return printable(shlex.quote(text))
 
 
 def escape(piece: bytes) -> str:

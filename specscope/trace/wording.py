@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from specscope.trace.method import SOURCES, MethodNotes
 from specscope.trace.records import FinishReason, RequestStep
-from specscope.trace.vocabulary import printable
+from specscope.trace.vocabulary import Vocabulary, printable
+
+
+def probability(value: float) -> str:
+    """A probability in at most five cells, never rounded to a 0 or 1 that it is not."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or value == 1:
+        return f"{value:.0f}"
+    if 0 < value < 0.0005:
+        return f"{value:.0e}"
+    return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 request`, `1,000 requests`. `many`: the plural, where it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def quoted(vocabulary: Vocabulary, token: int) -> str:
+    """A token inside a sentence."""
+    return f"‘{vocabulary.show(token)}’"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `12th`, `1,022nd`."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def ending(reason: str) -> str:
@@ -59,7 +83,7 @@ def about_method(notes: MethodNotes) -> list[str]:
 
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
     """And of one node."""
-    said = [f"gives it a chance of {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
+    said = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
     source = notes.source_of(node)
     said += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []
     return said + ([f"module {int(notes.module[node])}"] if len(notes.module) else [])

@@ -21,6 +21,8 @@ from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
+from specscope.terminal import text_console
+from specscope.trace.files import LARGEST_DATA, read_whole
 from specscope.train.card import card
 from specscope.train.shards import Shards, ShardWriter, shard_files
 from specscope.train.synthesise import ANSWER_TEMPERATURES, INSTRUCTION_TEMPERATURES, OPENED, OPENERS, Synthesiser
@@ -50,7 +52,7 @@ class Task:
 
 def train(task: Task) -> int:
     """Make what is missing of data, training and README; returns the exit code: 0, or 130 after Ctrl-C."""
-    console = Console(stderr=True)
+    console = text_console(error=True)
     if task.out.exists() and not task.out.is_dir():
         raise UserError(f"{task.out} is a file: -o takes a folder")
     try:
@@ -62,11 +64,14 @@ def train(task: Task) -> int:
             training = task.training(target, Shards(folder), task.recipe, task.out)
             figures = _train(training, progress)
     except (StoppedError, KeyboardInterrupt):
-        console.print("stopped; the same command goes on from here", highlight=False)
+        console.print("stopped; the same command goes on from here", highlight=False, soft_wrap=True)
         return INTERRUPTED
     (task.out / "README.md").write_text(card(training, _command(task), _source(task)), "utf-8")
     first = ", ".join(f"{x:.2f}" for x in figures["first"])
-    console.print(f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}")
+    console.print(
+        f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}",
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -79,7 +84,7 @@ def _bar(console: Console, interrupt: Interrupt) -> Iterator[Callable[[str, int,
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         one = bar.add_task("starting", total=1)
@@ -136,7 +141,7 @@ def _data(task: Task, target: LoadedModel, progress: Callable[[str, int, int], N
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(read_whole(path, "the data", LARGEST_DATA), digest_size=8).hexdigest()
     except OSError as error:
         raise UserError(f"cannot read the data {path}: {error.strerror}") from error
 

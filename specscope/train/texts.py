@@ -14,6 +14,7 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
+from specscope.trace.files import LARGEST_DATA, read_whole
 from specscope.trace.tree import DraftTree
 from specscope.train.shards import Sample, ShardWriter
 
@@ -32,7 +33,7 @@ def read_texts(path: Path, tokenizer: Any) -> Iterator[Text]:  # noqa: ANN401
     Raises UserError that names the broken line.
     """
     try:
-        content = path.read_text("utf-8")
+        content = read_whole(path, "the data", LARGEST_DATA).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the data {path}: {error}") from error
     if not content.strip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.app import ComposeResult, SystemCommand
@@ -12,17 +12,16 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.timer import Timer
 
+from specscope.analyze.why import Typical
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.tui.governor import FrameGovernor
 from specscope.tui.keys import ASKING, KEYS, bindings, label
 from specscope.tui.look import Look
-from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.pending import Pending
 from specscope.tui.screens.moves import Moves
 from specscope.tui.screens.over import Over
 from specscope.tui.screens.request_view import TimelinePanel
-from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
@@ -43,14 +42,14 @@ READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 
 
+COUNTED = 4000  # engine steps up to which a run is counted while somebody waits
+
+
 class ScopeApp(Moves):
     """Shows `viewer.history` at `viewer.position`; keys move the viewer, a timer lets it take in what is new."""
 
     TITLE = "specscope"
-    CSS_PATH = "scope.tcss"
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(
         self,
@@ -61,12 +60,12 @@ class ScopeApp(Moves):
         reference: str = "",
         start: str = "",
     ) -> None:
-        super().__init__()
+        super().__init__(settings)
         self.viewer = viewer
+        viewer.typical = Typical(lambda: viewer.history, COUNTED)
         self.scope_title = title
         self.reference = reference
-        self._start = start  # REQUEST@STEP to begin at, as soon as it has been read
-        self.settings = settings or Settings()
+        self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
         self.governor = FrameGovernor(self.settings.fps)
         self.ledger = Ledger(viewer.history)
         self.current: str | None = None
@@ -80,10 +79,6 @@ class ScopeApp(Moves):
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
         self._stamp: object = None
-        self.animation_level = "none"
-        for theme in (DARK, LIGHT):
-            self.register_theme(theme)
-        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
         self.set_keymap(self.settings.keys)
 
     # -- the screen ---------------------------------------------------------------------------------------------
@@ -117,23 +112,12 @@ class ScopeApp(Moves):
         self.governor.start()
         self._wait()
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our own colours, for themes that are not ours."""
-        return dict((DARK if self.current_theme.dark else LIGHT).variables)
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every key is a command as well."""
+    def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every key, but those of an engine that takes commands where there is none."""
         for key in KEYS:
-            if key.name in ASKING and not self._look().asks:
-                continue
-            yield SystemCommand(key.command, f"{key.help} ({label(key, self.settings.keys)})", self._runner(key.action))
-        for command in super().get_system_commands(screen):
-            if command.title == "Theme":
-                yield command
-        yield SystemCommand("Screenshot", "save the screen as an SVG file", self.action_screenshot)
-
-    def _runner(self, action: str) -> Callable[[], Awaitable[bool]]:
-        return lambda: self.run_action(action)
+            if key.name not in ASKING or self._look().asks:
+                text = f"{key.help} ({label(key, self.settings.keys)})"
+                yield SystemCommand(key.command, text, self.runner(key.action))
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -158,18 +142,20 @@ class ScopeApp(Moves):
 
     def _begin_at(self) -> None:
         """Go to the step that the command line asked for, once it is there."""
-        name, _, index = self._start.rpartition("@")
-        request = self.viewer.history.requests.get(name)
-        if not self._start or (request is None and self.viewer.reading):
+        if not self._start:
             return
-        at = None if request is None else request.position_of(int(index))
-        if at is None and self.viewer.reading:
-            return
-        if at is None:
-            self._say(f"there is no {self._start} in this run")
+        try:
+            request, place = self.viewer.history.find(self._start)
+            position = self.viewer.position if place.index is None else request.at(place.index)
+        except UserError as error:
+            if self.viewer.reading:
+                return
+            self._say(str(error))
         else:
-            self.current, self._picked = name, True
-            self._goto(at)
+            self.current, self._picked = request.id, True
+            self._goto(position)
+            if place.node is not None:
+                self.run_worker(self.action_step_at(position, place.node))
         self._start = ""
 
     def _poll(self) -> None:
@@ -207,11 +193,19 @@ class ScopeApp(Moves):
                 viewer.position,
                 viewer.follow,
                 history.rewinds,
-                history.dropped,
+                history.lost,
                 len(history.requests),
                 history.others.changes,
             ),
-            *(engine, self.lost, self.playing, viewer.points, id(viewer.node_view), self.pending.shown),
+            *(
+                engine,
+                self.lost,
+                self.playing,
+                viewer.points,
+                id(viewer.node_view),
+                self.pending.shown,
+                viewer.read_so_far,
+            ),
         )
         if stamp == self._stamp:
             return False
@@ -318,20 +312,6 @@ class ScopeApp(Moves):
             focused.add_class("-zoom")
         else:
             body.query_one(IntervalsPanel if self.viewer.history.counts_only else TreePanel).add_class("-zoom")
-
-    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Save the screen as an SVG file; in a browser it is downloaded."""
-        if self.is_web:
-            self.deliver_screenshot(filename)
-            return
-        try:
-            self._say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
-        except UserError as error:
-            self._say(str(error))
-
-    def action_next_theme(self) -> None:
-        """Light or dark."""
-        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
     # -- mouse --------------------------------------------------------------------------------------------------
 

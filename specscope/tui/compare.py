@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+
+from textual.app import SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
 
 from specscope.debug.viewer import Viewer
 from specscope.lifetime import Lifetime
@@ -10,7 +15,6 @@ from specscope.trace.history import History
 from specscope.tui.compared import Compared
 from specscope.tui.keys import ACTIONS
 from specscope.tui.look import Look
-from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.screens.compare_help import compare_help_lines
 from specscope.tui.screens.compare_view import CompareScreen
 from specscope.tui.screens.dialogs import Questions
@@ -20,28 +24,26 @@ from specscope.tui.settings import Settings, read_settings
 from specscope.tui.signals import EndsBySignal, run_to_the_end
 from specscope.tui.widgets.ledger import Ledger
 
+KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
+
 
 class CompareApp(Questions):
     """Shows one comparison."""
 
     TITLE = "specscope compare"
-    CSS_PATH = "scope.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, compared: Compared, settings: Settings | None = None) -> None:
-        super().__init__()
+        super().__init__(settings)
         self._compared = compared
-        self.settings = settings or Settings()
         self.viewer = Viewer(History(vocabulary=compared.vocabularies[0]))
-        self.animation_level = "none"
-        for theme in (DARK, LIGHT):
-            self.register_theme(theme)
-        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our own colours, for themes that are not ours."""
-        return dict((DARK if self.current_theme.dark else LIGHT).variables)
+    def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The keys of the screen on top."""
+        for binding in screen.BINDINGS:
+            if isinstance(binding, Binding) and not binding.action.startswith("app.focus"):
+                key = binding.key.split(",")[0]
+                text = f"key {KEY_NAMES.get(key, key)}"
+                yield SystemCommand(binding.description, text, self.runner(binding.action, screen))
 
     def _look(self) -> Look:
         return Look(self.viewer, Ledger(self.viewer.history), dark=self.current_theme.dark)
@@ -57,16 +59,9 @@ class CompareApp(Questions):
             if isinstance(screen, Over):
                 screen.show(self._look())
 
-    def _say(self, text: str) -> None:
-        self.notify(text, markup=False)
-
     def action_help(self) -> None:
         """Keys and what the columns mean."""
         self.push_screen(HelpScreen(partial(compare_help_lines, causes=self._compared.causes)))
-
-    def action_next_theme(self) -> None:
-        """Light or dark."""
-        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
 
 class CompareProgram(EndsBySignal, CompareApp):

@@ -43,8 +43,11 @@ class Compared:
     sources: tuple[str, str]
     answer: str  # same, different, or anything else
     summary: str
+    headline: str  # the acceptance length of both sides, its change and what is known of it
     reasons: tuple[str, ...]
+    missing: tuple[str, ...]  # what was not compared, and why
     differences: tuple[tuple[str, str, str, str], ...]  # what, A, B, what it leads to
+    changed: tuple[tuple[str, ...], ...]  # what changed most: what, A, B, B - A, interval, drafts, * or ""
     pairs: tuple[ComparedPair, ...]
     vocabularies: tuple[Vocabulary, Vocabulary]
     dtypes: tuple[str, str]

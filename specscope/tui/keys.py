@@ -29,14 +29,21 @@ KEYS: tuple[Key, ...] = (
     Key("first", "home", "Home", "first", "First step", "the first step"),
     Key("last", "end", "End", "last", "Last step", "the newest step; follow the run from there"),
     Key("go_to_step", "g", "g", "ask_step", "Go to…", "go to a step or a request: 17, r3, r3@17"),
-    Key("next_rejection", "n", "n", "rejection(1)", "Next rejection", "next step whose path ended in a rejection"),
+    Key(
+        "next_rejection",
+        "n",
+        "n",
+        "rejection(1)",
+        "Next rejection",
+        "next step that ended in a rejection; wraps around",
+    ),
     Key(
         "previous_rejection",
         "N,upper_n",
         "N",
         "rejection(-1)",
         "Previous rejection",
-        "previous step whose path ended in a rejection",
+        "previous step that ended in a rejection; wraps around",
     ),
     Key("filter", "slash", "/", "filter", "Filter the list…", "filter the list: requests, steps, breakpoints"),
     Key("sort", "o", "o", "sort(1)", "Sort the list", "sort the list by the next column"),
@@ -47,7 +54,7 @@ KEYS: tuple[Key, ...] = (
         "F",
         "ask_search",
         "Search the output…",
-        "find text in the output, after this step",
+        "find text in the output, after this step first",
     ),
     Key("copy", "y", "y", "copy_reference", "Copy a reference", "copy this step's reference: run.jsonl#r3@17"),
     Key("next_request", "j", "j ↓", "choose(1)", "Next request", "go to the request below"),
@@ -123,3 +130,8 @@ ACTIONS: dict[str, str] = {key.name: key.keys for key in KEYS}  # what the setti
 def label(key: Key, keymap: Mapping[str, str]) -> str:
     """The key as people know it: the usual one, or what the settings say."""
     return keymap.get(key.name, key.label)
+
+
+def shown_key(name: str, keymap: Mapping[str, str]) -> str:
+    """The same by the key's name."""
+    return keymap.get(name) or next(key.label for key in KEYS if key.name == name)

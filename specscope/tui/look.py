@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,9 @@ from specscope.trace.history import History, RequestHistory
 from specscope.trace.interval import counts
 from specscope.trace.records import Origin, RequestStep, StepRecord
 from specscope.trace.stats import Acceptance
+from specscope.trace.undrafted import Undrafted
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.why import Asker, why
 from specscope.tui.text import clean
 from specscope.tui.widgets.ledger import Ledger
 
@@ -67,11 +70,26 @@ class Look:
         return self.record.aggregate if self.record is not None and self.history.counts_only else None
 
     @property
+    def asker(self) -> Asker:
+        """What sentences on the current request's steps need."""
+        return Asker(self.vocabulary) if self.current is None else Asker.of(self.history, self.current)
+
+    def why(self, step: RequestStep, node: int) -> list[str]:
+        """Why a node of the current request's step was kept or not, a sentence each."""
+        running = self.viewer.live and not self.viewer.paused  # then what is usual changes with every step
+        return [*why(step, node, self.asker), *(() if running else self.viewer.typical(step, node))]
+
+    @property
     def counts(self) -> Acceptance:
         """What the scope came to by the position."""
         if self.aggregate is not None and not self.pooled:
             return counts(self.aggregate)
         return self.ledger.acceptance(self.position, self.scope)
+
+    @property
+    def undrafted(self) -> Counter[Undrafted]:
+        """Why steps of the scope drafted nothing, by the position."""
+        return self.ledger.undrafted(self.position, self.scope)
 
     @property
     def absence(self) -> str:

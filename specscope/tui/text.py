@@ -10,6 +10,7 @@ from typing import Literal
 from rich.cells import cell_len, set_cell_size
 
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import probability as probability
 
 Ink = Literal[
     "text",
@@ -89,17 +90,6 @@ def show_token(vocabulary: Vocabulary, token: int) -> str:
     """A token for people; a lone combining mark gets a circle to stand on."""
     text = vocabulary.show(token)
     return "◌" + text if text and unicodedata.combining(text[0]) else text
-
-
-def probability(value: float) -> str:
-    """A probability in at most five cells, never rounded to a 0 or 1 that it is not."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or value == 1:
-        return f"{value:.0f}"
-    if 0 < value < 0.0005:
-        return f"{value:.0e}"
-    return ">.999" if 0.9995 <= value < 1 else f"{value:.3f}"
 
 
 def figure(value: float | None, digits: int = 2) -> str:

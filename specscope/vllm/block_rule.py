@@ -49,5 +49,6 @@ def thresholds(ratio: Doubles, mass: Doubles) -> Doubles:
     """[n] what each draft of a chain is accepted by: h, and the ratio itself where nothing follows."""
     h = ratio.copy()
     below = mass[1:] + 1 - ratio[:-1]
-    h[:-1] = np.where(below > 0, mass[1:] / np.where(below > 0, below, 1), 1)
+    h[:-1] = np.where(below <= 0, 1, mass[1:] / np.where(below > 0, below, 1))
+    h[:-1][np.isnan(below)] = np.nan
     return h

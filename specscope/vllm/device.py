@@ -113,9 +113,15 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
     """Of rows from..to, what target and drafter gave there."""
     token = rows.tokens[low:high].clamp_min(0)[:, None]
     greedy = rows.greedy[rows.request[low:high]]
-    best = rows.target(low, high).argmax(1)
-    hit = best[:, None] == token
-    made = {"token": rows.tokens[low:high], "choice": best, "p": hit, "rank": hit, "choice_p": torch.ones_like(best)}
+    largest, best = rows.target(low, high).max(1)
+    hit = torch.where(largest.isfinite(), best == token[:, 0], torch.nan)[:, None]  # NaN is the largest of all to max
+    made = {
+        "token": rows.tokens[low:high],
+        "choice": best,
+        "p": hit,
+        "rank": hit == 1,
+        "choice_p": torch.ones_like(best),
+    }
     if rows.positions is not None:
         made["position"] = rows.positions[low:high]
     if rows.coins is not None:

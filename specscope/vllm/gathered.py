@@ -69,14 +69,22 @@ class _One:
             q=self.rows["q"][: self.n].astype(np.float32) if sampled else np.ones(self.n, np.float32),
             sampled=sampled,
             coin=self._coins(),
-            mass=1.0 if self.greedy else float(self.end["mass"]),
-            final_p=1.0 if self.greedy else float(self.end["final_p"]),
+            mass=self._greedy_mass() if self.greedy else float(self.end["mass"]),
+            final_p=self._greedy_final_p() if self.greedy else float(self.end["final_p"]),
             parents=self._parents(sampled) if self.gathered.full else None,
             prob=self._prob() if self.scored else None,
             invalid=self.invalid,
             accept=self._accept(),
             confidence=self.rows["confidence"][: self.n].astype(np.float32) if self.gathered.confident else None,
         )
+
+    def _greedy_mass(self) -> float:
+        """What a rejected draft leaves of a greedy target's p: all of it, unless the draft was its choice."""
+        return 1.0 if self.accepted == self.n else float(1 - self.rows["p"][self.accepted])
+
+    def _greedy_final_p(self) -> float:
+        """1 where the final token is the target's choice; behind all drafts that is not looked up again."""
+        return 1.0 if self.accepted == self.n else float(self.end["final"] == self.rows["choice"][self.accepted])
 
     def _coins(self) -> NDArray[np.float64]:
         """As they were tossed, or as they follow from the request's seed; 0 where none was."""
@@ -128,7 +136,7 @@ class _One:
             **of_node,
             final_entropy=0.0 if self.greedy else float(self.end["final_entropy"]),
             final_varentropy=0.0 if self.greedy else float(self.end["final_varentropy"]),
-            final_target_p=1.0 if self.greedy else float(self.end["final_target_p"]),
+            final_target_p=self._greedy_final_p() if self.greedy else float(self.end["final_target_p"]),
         )
 
     def _if(self, told: bool, name: str, k: int) -> NDArray[Any]:

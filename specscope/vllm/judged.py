@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -83,7 +84,7 @@ class _One:
         if self.q is not None:
             q = self.q.numpy()[np.arange(n), self.tokens]
         if self.greedy:
-            p = (self._choices() == self.tokens).astype(np.float32)
+            p = self._hits()
             return p, q, 1.0 if self.accepted == n else float(1 - p[self.accepted]), None, None
         rows = range(self.first, self.first + n)
         if call.target_probs is not None:
@@ -112,18 +113,21 @@ class _One:
         """Of the final token in what it was drawn from; a greedy target has all of it at one token."""
         if drawn_from is not None:
             return float(drawn_from[self.final])
-        return 1.0 if self.forced is None else float(self.final == self.forced.own)
+        if self.forced is not None:
+            return float(self.final == self.forced.own)
+        return float(self.final == self._choices[self.accepted]) if self.accepted < len(self.tokens) else 1.0
 
-    def _choice(self, at: int) -> int:
-        """The likeliest at a greedy request's tried row: what vLLM went by, unless it was forced."""
-        if self.forced is not None and at in self.forced.nodes:
-            return int(self._choices()[at])
-        if at < self.accepted:
-            return int(self.tokens[at])
-        return self.final if self.forced is None else self.forced.own
+    def _hits(self) -> Floats:
+        """[n] p of a greedy request's drafts: 1 at the target's choice; NaN where its logits are no numbers."""
+        choices = self._choices
+        assert self.call.target_logits is not None
+        rows = self.call.target_logits[self.first : self.first + len(choices)].numpy()
+        largest = np.take_along_axis(rows, choices[:, None], axis=1)[:, 0]  # NaN is the largest of all to argmax
+        return np.where(np.isfinite(largest), choices == self.tokens, np.nan).astype(np.float32)
 
+    @cached_property
     def _choices(self) -> np.ndarray:
-        """The target's likeliest token at each of a greedy request's rows, untried ones too."""
+        """The target's likeliest token at each of a greedy request's rows, untried ones too, whatever was accepted."""
         assert self.call.target_logits is not None
         rows = self.call.target_logits[self.first : self.first + len(self.tokens)]
         found: np.ndarray = np.argmax(rows.numpy(), axis=-1)
@@ -146,7 +150,7 @@ class _One:
             raw = rows.target(self.first + at)
             found.raw(at, raw, child, token)
             if self.greedy:
-                found.chosen(at, self._choice(at), child, token)
+                found.chosen(at, int(self._choices[at]), child, token)
             else:
                 found.target(at, self.call.target(self.first + at), child, token)
             if self.q is not None:

@@ -18,8 +18,8 @@ class Losses:
 
     @property
     def count(self) -> int:
-        """Steps that were dropped, and spans that were refused."""
-        return self._bus.dropped + sum(getattr(one.sink, "failed", 0) for one in self._bus.subscriptions)
+        """Steps that were lost, and spans that were refused."""
+        return self._bus.lost + sum(getattr(one.sink, "failed", 0) for one in self._bus.subscriptions)
 
     def publish(self, record: StepRecord) -> None:
         """Never waits, and never raises for a sink."""
@@ -28,10 +28,10 @@ class Losses:
         if lost and lost >= 2 * self._told:
             self._told = lost
             log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
-        undecided = sum(getattr(one.sink, "dropped_undecided", 0) for one in self._bus.subscriptions)
+        undecided = sum(getattr(one.sink, "left_out_undecided", 0) for one in self._bus.subscriptions)
         if undecided and undecided >= 2 * self._told_undecided:
             self._told_undecided = undecided
-            log.warning("specscope: %d requests dropped before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
+            log.warning("specscope: %d requests left out before their end: raise SPECSCOPE_KEEP_BUFFER", undecided)
         for one in self._bus.subscriptions:
             if one.error is not None and one not in self._broken:
                 self._broken.append(one)

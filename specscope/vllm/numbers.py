@@ -92,9 +92,9 @@ def assembled(numbers: Numbers) -> Judged:
 
 
 def _ratios(numbers: Numbers, tried: int) -> list[float]:
-    """min(1, p / q); 0 where q is."""
+    """min(1, p / q); 0 where q is, and NaN where one of them is: min and max give their first where neither is more."""
     pairs = zip(numbers.p[:tried].tolist(), numbers.q[:tried].tolist(), strict=True)
-    return [min(1.0, p / q) if q > 0 else 0.0 for p, q in pairs]
+    return [0.0 if q == 0 else min(p / q, 1.0) for p, q in pairs]
 
 
 def _draft_notes(prob: Floats) -> DraftNotes:

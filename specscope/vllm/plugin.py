@@ -22,7 +22,7 @@ from specscope.vllm.settings import Settings
 if TYPE_CHECKING:
     from specscope.vllm.debugger import Debugger
 
-QUEUED = 4096  # records that may wait to be written; more are dropped, and counted
+QUEUED = 4096  # records that may wait to be written; more are lost, and counted
 
 
 def register() -> None:
@@ -112,6 +112,7 @@ def witness(
     runner: Any, settings: Settings, guard: Guard, scheduler: SchedulerHooks, debugger: Debugger | None = None
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that does not tell."""
+    from specscope.trace.vocabulary import Vocabulary
     from specscope.vllm.losses import Losses
     from specscope.vllm.run_info import run_info
     from specscope.vllm.witness import Witness
@@ -120,8 +121,8 @@ def witness(
     rank = _rank()
     if rank is None or (rank and not shares_rows):
         return None
-    run = run_info(runner, "full" if settings.full else "lean")
-    vocabulary = _vocabulary(runner)
+    run = run_info(runner, "full" if settings.full else "lean", text=settings.text)
+    vocabulary = _vocabulary(runner) if settings.text else Vocabulary()  # what has no words can tell none
     bus = Bus()
     ranks = (runner.vllm_config.parallel_config.data_parallel_rank, rank)
     closers = sinks(settings, bus, run, vocabulary, ranks)

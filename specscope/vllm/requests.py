@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +12,19 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
+from specscope.trace.limits import FORM, RULES, UNREAD
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinishReason, Preceded, RequestEnd, RequestInfo
+from specscope.trace.structured import StructuredOutputs
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
 TITLE = 80  # characters
-IGNORED = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
-RULES = (
-    *("min_tokens", "bad_words", "allowed_token_ids", "structured_outputs", "logits_processors"),
-    "repetition_detection",
-)
+LEFT_OUT = ("min_p", "logit_bias")  # V1 leaves these out where it speculates
+IGNORED = "ignored by vLLM"
+LABELS = (*RULES, "repetition_detection")
+LONGEST = 200  # characters of a label
+OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -96,10 +99,13 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
     """(as specscope has them, what it has no word for). What V1 ignores under speculation is a label, not a rule."""
     if params is None:
         return SamplingParams(), {}
-    labels = {name: repr(value) for name in RULES if (value := getattr(params, name, None))}
-    ignored = [f"{name}={value!r}" for name in IGNORED if (value := getattr(params, name, None))]
-    if ignored:
-        labels["ignored by vLLM"] = ", ".join(ignored)
+    labels = {name: _short(value) for name in LABELS if (value := getattr(params, name, None))}
+    if ignored := [f"{name}={value!r}" for name in LEFT_OUT if (value := getattr(params, name, None))]:
+        labels[IGNORED] = _short(", ".join(ignored))
+    asked = getattr(params, FORM, None)
+    form = None if asked is None or params.ignore_eos else _form(asked)  # ours ends with the form, whatever else
+    if asked is not None and form is None:
+        labels[FORM] = _short(asked)
     seed = getattr(params, "seed", None)
     if seed is None:
         labels["seed"] = "none"
@@ -115,11 +121,31 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "stop": tuple(params.stop or ()),
         "ignore_eos": bool(params.ignore_eos),
         "stop_token_ids": tuple(params.stop_token_ids or ()),
+        "min_tokens": getattr(params, "min_tokens", 0) or 0,
+        "structured_outputs": form,
     }
     try:
         return SamplingParams(**values), labels
     except UserError as error:
-        return SamplingParams(), labels | {"params": f"{values!r} ({error})"}
+        return SamplingParams(), labels | {UNREAD: _short(f"{values!r} ({error})")}
+
+
+def _form(asked: Any) -> StructuredOutputs | None:
+    """vLLM's StructuredOutputsParams as specscope has them; None where it has no word for what is asked."""
+    if any(getattr(asked, name, None) for name in OTHER_FORMS):
+        return None
+    kinds = [field.name for field in dataclasses.fields(StructuredOutputs)]
+    given = {name: value for name in kinds if (value := getattr(asked, name, None)) not in (None, False)}
+    try:
+        return StructuredOutputs(**given | ({"choice": tuple(given["choice"])} if "choice" in given else {}))
+    except UserError:
+        return None
+
+
+def _short(value: object) -> str:
+    """In a label."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...]) -> RequestEnd:

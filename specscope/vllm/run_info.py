@@ -8,18 +8,21 @@ import platform
 import uuid
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from specscope.trace.model_digest import model_digest
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo
 
 # vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
+MOST_HASHED = 2**30  # bytes of weights, about a second: of larger models no digest is told
 FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
 
 
-def run_info(runner: Any, evidence: str) -> RunInfo:
+def run_info(runner: Any, evidence: str, *, text: bool) -> RunInfo:
     """`runner`: vLLM's model runner, with its model and KV cache ready."""
     config = runner.vllm_config
     model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
@@ -43,7 +46,18 @@ def run_info(runner: Any, evidence: str) -> RunInfo:
         versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=told,
+        text=text,
+        target_path=str(model.model),
+        target_digest=_digest(model.model),
+        draft_path=str(told.get("model", "")) if runner_has_model(told) else "",
+        draft_digest=_digest(told.get("model")) if runner_has_model(told) else "",
     )
+
+
+def _digest(model: Any) -> str:
+    """Of a model in a folder of this machine; "" for a hub name, and where hashing it would hold up the start."""
+    place = Path(str(model or "."))
+    return model_digest(place, MOST_HASHED) if model and place.exists() else ""
 
 
 def tree_string(told: Mapping[str, Any]) -> str:

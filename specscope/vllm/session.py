@@ -9,7 +9,7 @@ from itertools import count as counting
 from specscope.debug.session import Session
 from specscope.debug.stops import Stop, StopReason
 from specscope.errors import UserError
-from specscope.trace.history import History
+from specscope.trace.history import History, RequestHistory
 from specscope.trace.records import StepRecord
 from specscope.vllm.gate import Gate
 
@@ -71,6 +71,9 @@ class VllmSession(Session):
         if number <= self.history.last_step:
             raise UserError(NO_WAY_BACK)
         return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
+
+    def _runs(self, request: RequestHistory) -> bool:
+        return request.end is None
 
     def reverse_next(self, count: int = 1) -> Stop:
         """Not back."""

@@ -70,9 +70,9 @@ class Watched(Passive):
         return "attached" if self.histories else "loading"
 
     @property
-    def progress(self) -> tuple[str, float | None]:
+    def progress(self) -> tuple[str, float | None, float | None]:
         """What is waited for."""
-        return f"watching {', '.join(source.name for source in self.watch.sources)}", None
+        return f"watching {', '.join(source.name for source in self.watch.sources)}", None, None
 
     def close(self) -> None:
         """The outputs are the caller's."""

@@ -121,7 +121,7 @@ def test_fishers_exact_test():
 def test_a_hundred_thousand_items_take_seconds():
     facts = random_facts(1, items=100_000, extra=24)
     differs = RULES["three"](facts)
-    start = time.perf_counter()
+    start = time.process_time()
     found = find(facts, differs)
-    assert time.perf_counter() - start < 20  # 2 s alone; the machine may be busy
+    assert time.process_time() - start < 200  # processor time, of which it takes two; looks at pairs would take hours
     assert (found.holds(facts) == differs).mean() > 0.999

@@ -6,23 +6,34 @@ import dataclasses
 import re
 import sys
 from collections import Counter
+from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.page import render_html, spans
+from specscope.analyze import tables
+from specscope.analyze.page import HALF_PAGE, spans
+from specscope.analyze.page import render_html as render
 from specscope.analyze.plots import accepted_per_draft, plots
-from specscope.analyze.report import build_report
+from specscope.analyze.report import Report, build_report
+from specscope.analyze.several import several
 from specscope.errors import UserError
 from specscope.trace.history import History
+from specscope.trace.reading import read_capture
 
 from .histories import RUN, demo, end, history, info, record, step
 from .test_report import small
 
+TRACES = Path(__file__).parents[2] / "traces"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+def render_html(*reports: Report) -> str:
+    return render(several(reports))
 
 
 class Page(HTMLParser):
@@ -122,7 +133,7 @@ def test_text_of_models_and_users_is_escaped() -> None:
     )
     page = Page(render_html(build_report(whole, source=bad, warnings=[bad])))
     assert not {"script", "img", "b"} & (set(page.tags) - {"b"})
-    assert page.tags["b"] == 4  # of the headline
+    assert page.tags["b"] == 5  # of the headline
     assert page.words.count("<script>alert(1)</script>") > 8
     assert "\x1b" not in page.words
     assert not [value for _, name, value in page.attributes if "evil" in value and name != "title"]
@@ -195,3 +206,49 @@ def test_without_matplotlib_the_user_is_told_what_to_install(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "specscope.analyze.plots")
     with pytest.raises(UserError, match=r"needs matplotlib: pip install 'specscope\[html\]'"):
         render_html(build_report(small(), source="x"))
+
+
+def test_a_page_of_several_captures() -> None:
+    """Pooled figures first, then each; requests of one name are two, and no id comes twice."""
+    reports = [
+        build_report(read_capture(TRACES / f"{name}.jsonl").history, source=name) for name in ("eagle", "sampled")
+    ]
+    html = render_html(*reports)
+    page = Page(html)
+    assert html.index("Over all captures") < html.index("Capture 1 of 2") < html.index("Capture 2 of 2")
+    assert page.tags["details"] == sum(len(report.requests) for report in reports)
+    assert page.tags["svg"] == sum(len(plots(report)) for report in reports)
+    ids = Counter(value for _, name, value in page.attributes if name == "id")
+    assert set(ids.values()) == {1}
+    assert set(re.findall(r"url\(#([^)]*)\)", html)) <= set(ids)
+    assert "the captures differ in settings" in page.words
+    assert "Over all captures" not in render_html(reports[0])
+
+
+def test_plots_come_first_and_wide_tables_have_the_whole_width() -> None:
+    report = build_report(read_capture(TRACES / "sampled.jsonl").history, source="run.jsonl")
+    html = render_html(report)
+    assert html.rindex("<svg") < html.index("<table")
+    sections = re.findall(r'<section( class="wide")?>\s*<h2>([^<]*)</h2>', html[html.rindex("<svg") :])
+    wide = {unescape(title): bool(kind) for kind, title in sections}
+    assert wide["Per position"] is False
+    assert wide["Drafted tokens rejected most, and what the target took"] is True
+    for table in [*tables.tables(report), *tables.questions(report, 20)]:
+        assert wide[table.title] is (table.width > HALF_PAGE), table.title
+
+
+def test_a_legend_is_one_column_inside_the_picture() -> None:
+    """Also where its labels are long: the calibration's was cut, and left the plot a quarter of the width."""
+    report = build_report(read_capture(TRACES / "sampled.jsonl").history, source="run.jsonl")
+    drawn = dict(plots(report))
+    for title, labels in (
+        ("Acceptance by depth", ("per-position", "corrected", "conditional")),
+        ("The drafter's probability against acceptance", ("calibrated", "target p, by q", "accepted, by q")),
+    ):
+        place = re.compile(r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')
+        texts = {text: (float(x), float(y)) for x, y, text in place.findall(drawn[title])}
+        across, down = zip(*(texts[label] for label in labels), strict=True)
+        assert len(set(across)) == 1
+        assert list(down) == sorted(set(down))
+        assert across[0] > 200  # of 403 points: at the right of the plot
+        assert max(x for x, _ in texts.values()) < 403

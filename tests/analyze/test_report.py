@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.analyze import tables
 from specscope.analyze.report import build_report
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, FinishReason
 from specscope.trace.stats import Acceptance, mean_tau
+from specscope.trace.undrafted import Undrafted
 
 from .histories import RUN, demo, end, history, info, record, step
 
@@ -58,7 +60,7 @@ def test_pooled_and_per_request_figures() -> None:
     assert pooled.tau == 2.5
     assert pooled.rate == 6 / 11
     assert pooled.depth_rate == 6 / 10
-    assert (report.pooled.committed, pooled.emitted, report.pooled.tokens_per_step) == (11, 10, 2.0)
+    assert (report.pooled.committed, pooled.emitted, report.pooled.acceptance.tokens_per_step) == (11, 10, 2.0)
     assert report.means.tau == (2.0 + 3.0) / 2
     assert report.means.rate == pytest.approx((2 / 5 + 4 / 6) / 2)
     assert report.means.depth_rate == pytest.approx((2 / 4 + 4 / 6) / 2)
@@ -67,12 +69,48 @@ def test_pooled_and_per_request_figures() -> None:
     assert report.pooled.final_shares == {FinalKind.TARGET: 0.2, FinalKind.BONUS: 0.4, FinalKind.RECOVERED: 0.4}
 
 
+def test_why_steps_drafted_nothing() -> None:
+    report = build_report(small(), source="x")
+    assert report.undrafted == {Undrafted.NO_MATCH: 1}
+    assert not report.adaptive
+    assert report.to_dict()["undrafted"] == [{"reason": "no match", "steps": 1, "share": 1.0}]
+    run = dataclasses.replace(RUN, drafter="suffix+eagle", costs="66d9d06db774")
+    pays = dataclasses.replace(step("a"), sizing="no draft pays")
+    off = record(2, [step("a")], speculation=False, speculation_off="set to off")
+    told = build_report(history([record(0, [step("a", "2")]), record(1, [pays, pays]), off], run), source="x")
+    shown = next(table for table in tables.tables(told) if table.title == "Steps that drafted nothing")
+    assert shown.rows == [("no draft would pay", "2", "66.7%"), ("drafting was off", "1", "33.3%")]
+    assert shown.note.startswith(
+        "share: of 3 steps without drafts; 75.0% of 4 decode steps are such. The run is adaptive"
+    )
+    assert ("tree", "adaptive, at most 4") in tables.header(told)
+
+
+def test_output_in_loops_and_the_length_without_it() -> None:
+    novel = [step("a", "2", (), (50, 51), at) for at in range(6)] + [step("b", "2", (0, 1), (60, 61), 62)]
+    loop = [step("a", "3", (0, 1, 2), (7, 8, 7), 8)] * 3
+    report = build_report(history([record(at, [part]) for at, part in enumerate([*novel, *loop])]), source="x")
+    assert (report.loops.tokens, report.loops.looped) == (21, 12)
+    assert (report.pooled.acceptance.tau, report.loops.rest.tau) == (1 + 11 / 10, 1 + 2 / 7)
+    assert report.means.looped == (12 / 18 + 0) / 2
+    assert report.means.tau_without == (1 + 3) / 2
+    assert report.to_dict()["loops"]["mean_acceptance_length_without"] == 1 + 2 / 7
+    assert {one.id: one.loops.looped for one in report.requests} == {"a": 12, "b": 0}
+    rows = tables.acceptance(report).rows
+    assert rows[1] == ("τ without steps in loops", "1.29", "2.00")
+    assert rows[2] == ("output tokens in loops", "57.1%", "33.3%")
+    assert report.warnings[0].startswith("57.1% of 21 output tokens lie in loops")
+    assert report.warnings[0].endswith("without its steps τ is 1.29 over 7 drafts")
+    plain = build_report(small(), source="x")
+    assert not any("loops" in line for line in [*plain.warnings, *(row[0] for row in tables.acceptance(plain).rows)])
+
+
 def test_positions() -> None:
     rows = [dataclasses.astuple(at) for at in build_report(small(), source="x").pooled.positions]
     assert rows == [
-        (1, 4, 4, 3, 3 / 4, 3 / 4, 3 / 4),
-        (2, 4, 3, 2, 2 / 4, 2 / 4, 2 / 3),
-        (3, 2, 1, 1, 1 / 4, 1 / 2, 1 / 1),
+        (1, 4, 4, 4, 3, 3 / 4, 3 / 4, 3 / 4),
+        (2, 4, 4, 3, 2, 2 / 4, 2 / 4, 2 / 3),
+        (3, 4, 2, 1, 1, 1 / 4, 1 / 2, 1 / 1),
     ]
 
 
@@ -155,14 +193,14 @@ def test_an_empty_run() -> None:
 def test_no_drafts_at_all() -> None:
     report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
     assert (report.pooled.acceptance.tau, report.pooled.acceptance.rate, report.means.tau) == (None, None, None)
-    assert report.pooled.tokens_per_step == 1.0
+    assert report.pooled.acceptance.tokens_per_step == 1.0
     assert report.pooled.positions == []
 
 
 def test_a_capture_that_was_cut() -> None:
     whole = small()
     whole.requests["a"].end = None
-    whole.dropped = 4
+    whole.lost = 4
     report = build_report(whole, source="x", warnings=["the last line is torn"])
     assert report.warnings[0] == "the last line is torn"
     assert "4 records missing" in report.warnings[1]

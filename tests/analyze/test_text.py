@@ -35,7 +35,8 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_the_figures_are_there_with_their_names() -> None:
-    found = rows(shown(build_report(small(), source="run.jsonl")))
+    text = shown(build_report(small(), source="run.jsonl"))
+    found = rows(text)
     assert found["source"] == ["run.jsonl"]
     assert found["model"] == ["SmolLM2-135M-Instruct (4b2ae1c)"]
     assert found["params"] == ["temperature 0 (greedy), seed 0, max_tokens 128; others in 1 request"]
@@ -45,8 +46,9 @@ def test_the_figures_are_there_with_their_names() -> None:
     assert found["accepted / depth"] == ["60.0%", "58.3%"]
     assert found["output tokens per step"] == ["2.00", "2.08"]
     assert found["output tokens/s, wall clock"] == ["31.2"]
-    assert found["depth"] == ["vLLM", "corrected", "conditional", "proposed", "tried", "accepted"]
-    assert found["3"] == ["25.0%", "50.0%", "100.0%", "2", "1", "1"]
+    found |= rows(text.partition("Final tokens")[0])  # another table by depth comes later
+    assert found["depth"] == ["per-position", "corrected", "conditional", "accepted"]
+    assert found["3"] == ["25.0% of 4", "50.0% of 2", "100.0% of 1", "1"]
     assert found["recovered"][:2] == ["2", "40.0%"]
     assert found["forward"] == ["4", "15.00", "0.100", "69.9%"]
     assert found["chat"] == ["1", "2", "2.00", "2.00", "40.0%", "1.67"]

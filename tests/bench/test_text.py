@@ -32,7 +32,7 @@ def test_a_round_measures_every_drafter_on_both_workloads(deep, tmp_path, monkey
     monkeypatch.setattr(bench, "UNSEEN", 2)
     monkeypatch.setattr(bench, "edit_prompts", lambda: [one[-80:] for one in edit_prompts()[:2]])
     written = []
-    monkeypatch.setattr(bench, "write_figures", lambda path, data: written.append(data))
+    monkeypatch.setattr(bench, "write_figures", lambda path, bench, data: written.append(data))
     bench.run_text(config, 1, None)
     rows = written[0]["text"]
     assert {row["workload"] for row in rows} == {"ten edits of a file", "unseen prompts"}
@@ -48,7 +48,7 @@ def test_texts_of_one_round_are_not_found_in_the_next(deep, monkeypatch):
     monkeypatch.setattr(bench, "UNSEEN_TOKENS", 4)
     monkeypatch.setattr(bench, "edit_prompts", lambda: prompts)
     written = []
-    monkeypatch.setattr(bench, "write_figures", lambda path, data: written.append(data))
+    monkeypatch.setattr(bench, "write_figures", lambda path, bench, data: written.append(data))
     bench.run_text(config, 1, None)  # and the uncounted round before it
     (length,) = [
         row["length"] for row in written[0]["text"] if row["a"] == "suffix, shared" and "edits" in row["workload"]

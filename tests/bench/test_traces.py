@@ -80,6 +80,8 @@ def test_the_command_prints_both_tables(tiny, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     assert "on paper: 1,000 engines, 100 steps/s each (10 ms), B = 8 requests a step" in printed
     told = json.loads(out.read_text())
+    assert list(told)[:4] == ["schema", "source", "exit", "warnings"]
+    assert (told["schema"], told["exit"]) == ("specscope.bench.traces/1", code)
     assert [(row["level"], row["evidence"], row["ratio"]) for row in told["rows"]][:4] == [
         ("trees", "full", 1.0),
         ("trees", "full", 0.1),

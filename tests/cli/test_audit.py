@@ -1,10 +1,12 @@
 """`specscope audit` as people run it."""
 
 import json
+import shutil
 
 import pytest
 
 from tests.cli.test_main import model, prompts, specscope  # noqa: F401
+from tests.heads import head_tensors, write_head
 
 LAYERS = ["--drafter", "draft_model", "--draft-model", "self:2", "--tree", "3"]
 
@@ -21,19 +23,40 @@ def test_a_healthy_capture_passes(captured, tiny):
     done = specscope("audit", captured, "--target", tiny)
     assert done.returncode == 0, done.stderr
     assert "target p" in done.stdout
-    assert "drafter p" in done.stdout
-    assert "The run agrees with its models." in done.stdout
+    assert "draft p" in done.stdout
+    assert "The target agrees at" in done.stdout
+    assert "The drafter agrees at" in done.stdout
     assert done.stderr == ""
 
 
 @pytest.mark.slow
 def test_json_and_a_sample(captured, tiny):
     done = specscope("audit", captured, "--target", tiny, "--sample", 5, "--json")
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)["captures"]
     assert done.returncode == found["exit"] == 0
     assert found["audited"] == 5
     assert found["draft_model"].endswith("first 2 layers")
     assert {one["result"] for one in found["findings"]} == {"passed"}
+    assert found["unjudged"] == []
+    assert "The drafter agrees at" in found["verdict"]
+
+
+def test_a_drafter_that_is_not_at_hand_is_exit_2_and_said(tmp_path, deep, prompts):  # noqa: F811
+    """The target is judged, and nothing is said of the drafter but that it was not."""
+    head = write_head(tmp_path / "head", head_tensors())
+    how = ["--target", deep, "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1", "--raw"]
+    path = tmp_path / "run.jsonl"
+    done = specscope("capture", prompts, "-o", path, "--max-tokens", 6, "--draft-model", head, "--tree", "3", *how)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(head)
+    done = specscope("audit", path)
+    shown = " ".join(done.stdout.split())
+    assert done.returncode == 2, done.stderr
+    assert "The target agrees at" in shown
+    assert shown.endswith("The drafter was not judged: the head head is not at hand: give --draft-model HEAD.")
+    (found,) = json.loads(specscope("audit", path, "--json").stdout)["captures"]
+    assert found["exit"] == 2
+    assert found["unjudged"] == ["The drafter was not judged: the head head is not at hand: give --draft-model HEAD."]
 
 
 @pytest.mark.slow
@@ -60,9 +83,19 @@ def test_a_changed_p_is_found(captured, tiny, tmp_path):
     assert f"specscope replay '{changed}#" in done.stdout.replace("\n", "")
 
 
+def test_the_captures_own_target_judges_where_it_is_what_it_was(captured):
+    done = specscope("audit", captured, "--sample", 4)
+    assert done.returncode == 0, done.stderr
+
+
 def test_bad_input_is_one_line(captured, tmp_path):
+    text = captured.read_text()
+    key = '"specscope.run.target_path","value":{"stringValue":"'
+    assert key in text
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text(text.replace(key, key + "/nowhere"))
     for words, said in (
-        (["audit", captured], "give --target MODEL"),
+        (["audit", moved], "give --target MODEL"),
         (["audit", captured, "--target", tmp_path / "nothing"], "nothing"),
         (["audit", tmp_path / "none.jsonl"], "none.jsonl"),
         (["audit", captured, "--sample", 0], "--sample"),

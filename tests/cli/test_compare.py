@@ -58,11 +58,11 @@ def test_several_captures_on_a_side(runs):
     code, out, _ = compare(a1, a2, "--with", b1, worse, "--json")
     read = json.loads(out)
     assert code == 1
-    assert read["a"]["sources"] == [str(a1), str(a2)]
-    assert read["b"]["sources"] == [str(b1), str(worse)]
+    assert read["a"]["source"] == [str(a1), str(a2)]
+    assert read["b"]["source"] == [str(b1), str(worse)]
     again = json.loads(compare(a1, a2, "--json", "--with", b1, "--with", worse)[1])
     assert again == read
-    assert json.loads(compare("--with", b1, worse, "--json", a1, a2)[1])["a"]["sources"] == [str(a1), str(a2)]
+    assert json.loads(compare("--with", b1, worse, "--json", a1, a2)[1])["a"]["source"] == [str(a1), str(a2)]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,10 @@ def test_several_captures_on_a_side(runs):
         ("tau rises > 0", 0),
         ("rate differs > 5% or tau rises > 1%", 1),
         ("depth 1 rate drops > 0.01", 1),
+        ("tokens per step drops > 1%", 1),
+        ("whole paths rises > 0", 0),
+        ("tau where label kind is code drops > 1%", 1),
+        ("tau where kind is prose rises > 0 or tau where after is full drops > 90%", 0),
     ],
 )
 def test_fail_if_alone_decides(runs, condition, code):
@@ -101,6 +105,10 @@ def test_an_older_kind_of_run_is_compared_by_what_both_have():
     code, out, _ = compare(EAGLE, NGRAM)
     assert code == 0
     assert "B does not record the drafter's probabilities" in out
+    assert "different as configured" in out
+    assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in " ".join(
+        out.split()
+    )
 
 
 BAD = [
@@ -113,6 +121,8 @@ BAD = [
     ((SAMPLED, "nothing.jsonl"), "cannot read"),
     ((SAMPLED, __file__), "not a capture"),
     ((SAMPLED, EAGLE, "--fail-if", "tau falls"), "--fail-if"),
+    ((SAMPLED, EAGLE, "--fail-if", "tau where kind is code drops > 1%"), "do not show this figure"),
+    ((SAMPLED, EAGLE, "--fail-if", "length drops > 1%"), "tokens per step, whole paths"),
     ((SAMPLED, EAGLE, "--fail-if", "depth 99 rate drops > 1%"), "do not show this figure"),
     ((SAMPLED, EAGLE, "--html", SAMPLED), "overwrite the input"),
     ((SAMPLED, EAGLE, "--tui", "--json"), "--tui shows a screen"),

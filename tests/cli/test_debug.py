@@ -33,6 +33,19 @@ def test_a_script_over_a_recording(tmp_path):
     assert "never" not in ran.stdout
 
 
+def test_a_reference_opens_a_recording_at_that_step(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("print index\n")
+    ran = debug("--over", f"{PLANTED}#r0@2", "--commands", script)
+    assert ran.returncode == 0, ran.stderr
+    assert "r0@2" in ran.stdout.splitlines()[0]
+    assert ran.stdout.splitlines()[-1] == "2"
+    for reference, why in ((f"{PLANTED}#r0@999", "has no step 999"), (f"{PLANTED}#r99@0", "there is no request")):
+        ran = debug("--over", reference, text="")
+        assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+        assert why in ran.stderr
+
+
 BAD_SCRIPT = "next\nbreak reject if pp > 1\nnonsense\nprint step\n"
 
 

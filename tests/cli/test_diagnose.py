@@ -1,8 +1,10 @@
 """`specscope diagnose`: its text, its JSON, its exit codes, and what it says where models are missing."""
 
 import json
+import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from specscope.cli.main import cli
@@ -20,19 +22,19 @@ def test_the_planted_bug_of_the_readme_is_named():
     assert result.exit_code == 1
     assert "1. the drafts are shifted in position" in result.output
     assert f"specscope replay '{TRACES / 'planted.jsonl'}#r0@" in result.output
-    assert "left out: audit: --no-audit was given" in result.output
+    assert "not judged: audit: --no-audit was given" in result.output
 
 
 def test_a_healthy_capture_has_no_fault():
     for name in ("ngram", "eagle", "sampled"):
         result = run(TRACES / f"{name}.jsonl", "--no-audit")
         assert result.exit_code == 0, result.output
-        assert "No fault found." in result.output
+        assert "No fault found by verify over" in result.output
 
 
 def test_json():
     result = run(TRACES / "planted.jsonl", "--no-audit", "--json")
-    found = json.loads(result.output)
+    (found,) = json.loads(result.output)["captures"]
     assert result.exit_code == 1
     first = found["suspects"][0]
     assert first["cause"] == "draft_position"
@@ -47,8 +49,8 @@ def test_a_model_that_is_not_at_hand_is_said(tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text(text.replace("SmolLM2-135M-Instruct", "nobody/has-this"))
     result = run(other)
-    assert result.exit_code == 0, result.output
-    assert "left out: audit: " in result.output
+    assert result.exit_code == 2, result.output  # what was asked for could not be judged
+    assert "not judged: audit: " in result.output
     assert "nobody/has-this" in result.output
 
 
@@ -61,3 +63,29 @@ def test_what_is_no_capture_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello")
     result = run(tmp_path / "text")
     assert isinstance(result.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tree", "x", "The drafter's lookups were not judged: the capture names no tree that can be read ('x')."),
+        ("tree", "", "The drafter's lookups were not judged: the capture names no tree that can be read ('')."),
+        ("drafter", "x", "The drafter was not judged: no judge knows the drafter x."),
+    ],
+)
+def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged(tmp_path, name, value, says):
+    text = (TRACES / "ngram.jsonl").read_text()
+    file = tmp_path / "header.jsonl"
+    file.write_text(re.sub(rf'("specscope\.run\.{name}","value":{{"stringValue":)"[^"]*"', rf'\1"{value}"', text))
+    result = run(file, "--json")
+    (found,) = json.loads(result.output)["captures"]
+    assert result.exit_code == 2
+    assert found["looked_at"] == ["capture", "verify", "audit"]
+    assert found["left_out"] == [f"audit: {says}"]
+
+
+def test_a_static_tree_of_a_model_that_cannot_be_read_is_judged_by_the_rest(tmp_path):
+    text = (TRACES / "eagle.jsonl").read_text()
+    file = tmp_path / "header.jsonl"
+    file.write_text(re.sub(r'("specscope\.run\.tree","value":{"stringValue":)"[^"]*"', r'\1"x"', text))
+    assert run(file, "--no-audit").exit_code == 0

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from specscope.analyze.export.schema import SCHEMAS
 from specscope.bench.replay import lengthen
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
+from tests.waiting import HANG_SECONDS, until
 
 SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")
 NAMES = sorted(f"{name}.parquet" for name in SCHEMAS)
@@ -24,7 +24,7 @@ def test_it_writes_and_says_what(tmp_path):
     folder = tmp_path / "tables"
     code, out, err = run_here(["export", PLANTED, SAMPLED, "-o", str(folder)])
     assert (code, out) == (0, "")
-    assert err == f"wrote {folder}: 2 runs, 4 requests, 52 steps, 274 nodes, 52 finals, 153 tokens\n"
+    assert err == f"wrote {folder}: 2 runs, 4 requests, 52 steps, 274 nodes, 52 finals, 280 tokens\n"
     assert sorted(os.listdir(folder)) == NAMES
     assert len(set(pq.read_table(folder / "steps.parquet")["capture"].to_pylist())) == 2
 
@@ -105,11 +105,9 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):
     if older:
         assert run_here(["export", PLANTED, "-o", str(folder)])[0] == 0
     process = subprocess.Popen([sys.executable, "-m", "specscope", "export", str(long), "-o", str(folder)])
-    deadline = time.monotonic() + 30
-    while not (folder / "runs.parquet.part").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until((folder / "runs.parquet.part").exists)
     process.send_signal(number)
-    assert process.wait(20) == 128 + number
+    assert process.wait(HANG_SECONDS) == 128 + number
     if older:
         assert sorted(os.listdir(folder)) == NAMES
         assert pq.read_metadata(folder / "steps.parquet").num_rows == 11

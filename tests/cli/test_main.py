@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from specscope.trace.reading import read_capture
 from tests.trace.samples import records
 from tests.trace.test_capture import write
+from tests.waiting import until
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
@@ -46,12 +47,13 @@ def captured(tmp_path_factory, prompts, model):
 
 def test_capture_and_report(captured):
     path, done = captured
-    assert "captured" in done.stderr
+    assert re.search(r"captured \d+ decode steps, 29 tokens \(\d\.\d\d per step\), mean acceptance length", done.stderr)
+    assert re.search(r" over \d+ drafts; \d+ of \d+ steps drafted nothing: no match in the text", done.stderr)
     text = specscope("report", path)
     assert text.returncode == 0
     assert "mean acceptance length" in text.stdout
     report = json.loads(specscope("report", path, "--json").stdout)
-    by_id = {r["id"]: r for r in report["requests"]}
+    by_id = {r["id"]: r for r in report["captures"][0]["requests"]}
     assert [len(by_id[name]["token_ids"]) for name in ("r0", "r1")] == [20, 9]
     assert by_id["r0"]["labels"] == {"kind": "copy"}
     assert by_id["r0"]["prompt"] == "abcabcabc"
@@ -77,7 +79,7 @@ def test_without_text_a_capture_holds_none(prompts, model, tmp_path):
     content = path.read_text()
     assert "abcabc" not in content
     assert "specscope.output.text" not in content
-    assert json.loads(specscope("report", path, "--json").stdout)["requests"][0]["prompt"] is None
+    assert json.loads(specscope("report", path, "--json").stdout)["captures"][0]["requests"][0]["prompt"] is None
 
 
 def test_prompts_from_standard_input(model, tmp_path):
@@ -87,14 +89,35 @@ def test_prompts_from_standard_input(model, tmp_path):
     assert len(read_capture(path).history.requests) == 2
 
 
+def test_prompts_in_quotes_are_captured_as_well_as_files(prompts, model, tmp_path):
+    path = tmp_path / "x.jsonl"
+    done = specscope("capture", "abc abc", prompts, "-o", path, "--max-tokens", 3, *model)
+    assert done.returncode == 0, done.stderr
+    infos = [request.info for request in read_capture(path).history.requests.values()]
+    assert [info.prompt for info in infos] == ["abc abc", "abcabcabc", "hello hello"]
+
+
+def test_debug_reads_the_prompts_of_a_file_and_says_so(prompts, model):
+    done = specscope("debug", prompts, *model, stdin="next\ninfo requests\n")
+    assert done.returncode == 0, done.stderr
+    assert f"specscope: {prompts} is a file: decoding the 2 prompts in it" in done.stderr
+    assert {"r0", "r1"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", ["run", "debug", "capture"])
+def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(captured, verb, tmp_path):
+    path, _ = captured
+    done = specscope(verb, path, *(["-o", tmp_path / "x.jsonl"] if verb == "capture" else []))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert f"specscope replay {path} shows it, specscope debug --over {path} debugs it" in done.stderr
+
+
 def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
     prompts, path = tmp_path / "p.txt", tmp_path / "run.jsonl"
     prompts.write_text("abc abc abc\n" * 40)
     command = [sys.executable, "-m", "specscope", "capture", prompts, "-o", path, "--max-tokens", "400"]
     child = subprocess.Popen([*command, "--ignore-eos", *map(str, model)], env=ENV, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and (not path.exists() or path.stat().st_size < 20_000):
-        time.sleep(0.02)
+    until(lambda: path.exists() and path.stat().st_size >= 20_000)
     child.send_signal(signal.SIGINT)
     stderr = child.communicate(timeout=60)[1]
     assert child.returncode == 130

@@ -1,5 +1,6 @@
 """Outputs are opened when nothing can fail any more: a start that fails leaves every file as it was."""
 
+import json
 import os
 import shutil
 import socket
@@ -228,3 +229,47 @@ def test_a_sampled_capture_says_what_it_holds(old, capture, tmp_path):
     code, said, err = run_here(["report", str(out)])
     assert code == 0
     assert "a sample of its run (keep" in said + err
+
+
+@pytest.mark.parametrize(
+    "form", [("--regex", "("), ("--grammar", "root ::= ("), ("--json-schema", '{"type": "nothing"}')]
+)
+def test_a_form_that_is_none_is_refused_before_a_model_is_looked_for(form, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\n")
+    out = tmp_path / "new.jsonl"
+    code, _, err = run_here(["capture", str(tmp_path / "p.txt"), "-o", str(out), "--target", "/no/such", *form])
+    assert code == 2
+    assert err.startswith("specscope: error: structured_outputs: ")
+    assert not out.exists()
+
+
+def test_requests_that_failed_are_counted_with_their_reason(old, capture, tmp_path):
+    """Of many forms the first are looked at before the model is loaded: the last fails in its request."""
+    forms = [*(f"a{{{number}}}" for number in range(1, 17)), "("]
+    lines = [json.dumps({"prompt": "abc", "structured_outputs": {"regex": form}}) for form in forms]
+    (tmp_path / "p.txt").write_text("\n".join(lines))
+    code, _, err = capture(old)
+    assert code == 1
+    assert "specscope: warning: 1 of 17 requests failed: structured_outputs: regex cannot be used: " in err
+    assert len(read_capture(old).history.requests) == 17
+
+
+@pytest.mark.parametrize("happens", ["deleted", "replaced", "nothing"])
+def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, tmp_path, tiny):
+    path = tmp_path / "new.jsonl"
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)
+    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
+    if happens != "nothing":
+        path.unlink()
+    if happens == "replaced":
+        path.write_text("another")
+    gone = f"{path} was deleted or replaced during the run: what was captured is lost"
+    assert outputs.close() == ([] if happens == "nothing" else [gone])
+    assert outputs.capture_is_gone == (happens != "nothing")
+
+
+def test_costs_that_have_no_end_are_refused(old, capture, tiny):
+    drafter = ("--drafter", "draft_model", "--draft-model", tiny, "--tree", "dynamic:8", "--adaptive")
+    code, _, err = capture(old, *drafter, "--costs", "/dev/zero")
+    assert (code, err) == (2, "specscope: error: cannot read the costs /dev/zero: it is no regular file\n")

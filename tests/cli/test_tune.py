@@ -135,3 +135,20 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
     assert abs(found["checked"]["errors"]["2"]) < 0.5
     assert json.loads((tmp_path / "costs.json").read_text())["drafter"] == "eagle"
+
+
+DAMAGED = Path(__file__).parents[1] / "data" / "damaged"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_recorded_tree_that_cannot_be_read_leaves_the_others_to_be_judged(form):
+    found = run(DAMAGED / "tune-indexerror.jsonl", "--no-costs", *form)
+    assert found.exit_code == 0, found.output
+    assert ("\n4        4.0       4" in found.output) if not form else ('"tree": "4"' in found.output)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_capture_that_tells_of_no_tree_is_refused_in_text_and_json_alike(form):
+    found = run(DAMAGED / "tune-max-empty.jsonl", "--no-costs", *form)
+    assert isinstance(found.exception, UserError)
+    assert str(found.exception).startswith("the capture tells of no tree")

@@ -33,7 +33,7 @@ def test_a_capture_that_was_tampered_with(tmp_path):
     assert f"specscope replay '{path}#r" in out.replace("\n", "")
     code, out, _ = run_here(["verify", str(path), "--json"])
     found = json.loads(out)
-    checks = {check["name"]: check for group in found["groups"] for check in group["checks"]}
+    checks = {check["name"]: check for group in found["captures"][0]["groups"] for check in group["checks"]}
     assert found["exit"] == 1
     assert checks["coins"]["result"] == "failed"
     assert checks["coins"]["failed"] == 1

@@ -56,3 +56,13 @@ def test_without_sampling_its_variables_do_not_reach_vllm(monkeypatch):
     monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")
     told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, "full", True))
     assert "SPECSCOPE_SAMPLE" not in told
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_no_text_goes_to_the_plugin(silent, monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_NO_TEXT", "1")  # flags alone decide
+    seen = []
+    monkeypatch.setattr("specscope.cli.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+    words = ["vllm", "--capture", "a.jsonl", *(["--no-text"] if silent else []), "--", "serve", "m"]
+    assert run_here(words)[0] == 0
+    assert Settings.read(environment(seen[0])).text is not silent

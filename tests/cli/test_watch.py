@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from specscope.trace.unspan import Decoder, run_info
 from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.test_bad_input import run_here
+from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, changed, text, two_engines
 from tests.watch.server import Page
 
@@ -103,7 +103,7 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert "0.750 0.000 0.000" in out
     assert "Final tokens" not in out
     code, out, _ = run_here(["report", captured, "--json"])
-    told = json.loads(out)
+    (told,) = json.loads(out)["captures"]
     assert [one["told"]["drafts"] for one in told["intervals"]] == [4, 4, 106, 45, 22]
     assert told["pooled"]["emitted"] is None
     assert told["pooled"]["kinds"] is None
@@ -183,11 +183,9 @@ def test_ctrl_c_leaves_a_valid_capture(tmp_path):
         command = [*SPECSCOPE, "watch", page.url, "--interval", "0.1", "--headless", "-o", str(path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, text=True)
         try:
-            end = time.monotonic() + 60
-            while page.served < 5 and time.monotonic() < end:
-                time.sleep(0.02)
+            until(lambda: page.served >= 5)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=HANG_SECONDS)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -206,15 +204,26 @@ def test_intervals_are_sent_to_a_collector():
         endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
         code, _, err = run_here(["watch", LOG, "--headless", "--otlp-endpoint", endpoint, "--otlp-protocol", "grpc"])
         assert code == 0, err
-        end = time.monotonic() + 10
-        while sum(span.read()[0] == "engine_step" for span in spans) < 5 and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: sum(span.read()[0] == "engine_step" for span in spans) >= 5)
     finally:
         receiver.close()
     assert run_info(spans[0].resource).backend == "vLLM log"
     decoder = Decoder()
     steps = [record for span in spans for record in decoder.feed(*span.read())] + decoder.flush()
     assert [step.aggregate.drafts for step in steps] == [4, 4, 106, 45, 22]
+
+
+def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path):
+    path, answer, spans = tmp_path / "w.jsonl", tmp_path / "answer.json", []
+    response = json.loads(text("chat_greedy.json"))
+    response["choices"][0]["message"]["content"] = "quokka"
+    answer.write_text(json.dumps(response | {"prompt": "quokka", "system_fingerprint": "quokka"}))
+    with Receiver(spans.extend, http_port=None) as receiver:
+        endpoint = f"http://127.0.0.1:{receiver.grpc_port}"
+        words = ["--otlp-endpoint", endpoint, "--otlp-protocol", "grpc", "-o", str(path)]
+        assert run_here(["watch", str(answer), "--headless", *words])[0] == 0
+    assert spans
+    assert "quokka" not in path.read_text() + repr([one.read() for one in spans])
 
 
 def test_a_pipe_is_watched_until_it_ends():
@@ -244,7 +253,7 @@ def test_on_a_screen_with_two_engines(tmp_path):
             terminal.wait_for(lambda: b"engine 1 smollm2" in terminal.screen[drawn:])
             terminal.remember()
             terminal.type("q")
-            assert terminal.left(10) == []
+            assert terminal.left() == []
             assert terminal.process.returncode == 0
         finally:
             terminal.close()

@@ -96,8 +96,8 @@ def test_a_breakpoint_stops_at_its_node_and_shows_the_numbers(either):
     either.run("b reject if depth==1")
     said = either.run("c")
     assert "breakpoint 1 (break reject if depth==1) at step" in said
-    assert "rejected, p 0." in said
-    assert "≥ a" in said
+    assert "rejected: coin 0." in said
+    assert "≥ a = min(1, p / q) = min(1, 0." in said
     point = either.session.breakpoints.get(1)
     assert point.hits >= 1
 
@@ -436,7 +436,9 @@ def test_a_stop_at_a_node_makes_it_the_current_one(either):
     node = either.session.node
     assert node is not None
     assert either.run("print p") == either.run(f"print p @ {node}")
-    assert either.run("node").splitlines()[0] == either.run("where").splitlines()[1]
+    said, where = either.run("node").splitlines(), either.run("where").splitlines()[1]
+    assert said[0] == f"node {node} at depth 1"
+    assert said[2] == where[where.index("rejected") :].capitalize() + "."
     either.run("delete")
     either.run("next")
     assert either.session.node is None
@@ -512,6 +514,33 @@ def test_goto_start_and_end(either, recorded):
     either.run("goto end")
     last = len(recorded.steps) - 1 if either.session.engine is None else 4
     assert either.session.position == last
+
+
+def test_goto_takes_a_request_and_its_step(either, recorded):
+    """As the g key's dialog and `specscope replay FILE#REQUEST@STEP` do."""
+    name = list(recorded.requests)[-1]
+    request = recorded.requests[name]
+    either.run("next 9")
+    for index in (2, 0, 4):
+        said = either.run(f"goto {name}@{index}")
+        step = recorded.steps[request.at(index)].step
+        assert either.session.record.step == step
+        assert either.session.request == name
+        assert said.startswith(f"step {step}")
+    assert either.answer(f"goto {name}@2").stop.request == name
+    at = either.session.position
+    other = next(iter(recorded.requests))
+    either.run(f"goto {other}")
+    assert (either.session.request, either.session.position) == (other, at)
+    for line, why in (
+        (f"goto {name}@999", f"'?{name}'? has no step 999; its steps: 0 to "),
+        (f"goto {name}@x", "write the number of a step after @"),
+        ("goto r99@0", "there is no request '?r99'?; there are: "),
+    ):
+        if either.session.engine is None or "999" not in line:
+            with pytest.raises(UserError, match=why):
+                either.run(line)
+            assert (either.session.request, either.session.position) == (other, at)
 
 
 def test_requests_are_told_as_of_the_step(tiny, recorded):

@@ -14,6 +14,7 @@ from specscope.speculate.verify.verifier import Judged
 from specscope.trace.records import FinishReason
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
 from tests.heads import head_tensors, write_head, write_parallel_head
+from tests.waiting import until
 
 FEW = 7  # blocks: somebody is preempted
 KINDS = {
@@ -91,8 +92,19 @@ def test_the_next_step_runs_while_one_is_accounted_for(make):
     engine = make("eagle", async_scheduling=True)
     engine.subscribe(lambda record: None)
     fill(engine)
-    account = engine.pipeline._account
-    engine.pipeline._account = lambda *args: (time.sleep(0.02), account(*args))[1]
+    job, account, ran, accounted = engine.pipeline._job, engine.pipeline._account, [], []
+
+    def note(*args):
+        made = job(*args)
+        ran.append(made)
+        return made
+
+    def wait(*args):
+        """A step is accounted for when the one after it has run: that waits for nothing here."""
+        accounted.append(until(lambda: len(ran) > len(accounted) + 1))
+        return account(*args)
+
+    engine.pipeline._job, engine.pipeline._account = note, wait
     records = run(engine)
     engine.close()
     for one, after in pairwise(records):

@@ -1,8 +1,10 @@
 """Prompt files: text, JSON Lines, and the number of the broken line."""
 
+from pathlib import Path
+
 import pytest
 
-from specscope.engine.prompts import parse_line, read_prompts
+from specscope.engine.prompts import parse_line, prompt_specs, read_prompts
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 
@@ -34,6 +36,7 @@ def test_json_lines_with_parameters_messages_and_labels(tmp_path):
     [
         ("{broken", "not JSON"),
         ('{"kind": "x"}', 'either "prompt" or "messages"'),
+        ('{"other": 1, "resourceSpans": []}', "this is a capture, not a file of prompts"),
         ('{"prompt": ""}', "not empty"),
         ('{"prompt": 3}', "not empty"),
         ('{"prompt": "a", "temperature": -1}', "temperature must be"),
@@ -63,3 +66,54 @@ def test_other_bad_files(tmp_path):
 def test_a_line_that_is_no_object():
     with pytest.raises(UserError, match="not a JSON object"):
         parse_line("[1]", PARAMS)
+
+
+CAPTURE = Path(__file__).parents[2] / "traces" / "planted.jsonl"
+
+
+def test_an_argument_that_names_a_file_stands_for_its_prompts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("some.txt").write_text("one\ntwo\n")
+    Path("word").write_text("three\n")
+    said = []
+    specs = prompt_specs(["a prompt", "some.txt", "word", "hello"], None, PARAMS, tell=said.append)
+    assert [spec.prompt for spec in specs] == ["a prompt", "one", "two", "three", "hello"]
+    assert said == [
+        "some.txt is a file: decoding the 2 prompts in it",
+        "word is a file: decoding the 1 prompt in it",
+    ]
+    assert [s.prompt for s in prompt_specs(["no file.txt"], "word", PARAMS)] == ["no file.txt", "three"]
+    for missing in ("none.txt", "no/where.jsonl", "p.json"):
+        with pytest.raises(UserError, match=f"cannot read the prompts {missing}"):
+            prompt_specs([missing], None, PARAMS)
+
+
+def test_where_words_are_files_a_prompt_has_a_space(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("word").write_text("three\n")
+    Path("two words").write_text("four\n")
+    specs = prompt_specs(["Why is the sky blue?", "word", "two words"], None, PARAMS, words_are_files=True)
+    assert [spec.prompt for spec in specs] == ["Why is the sky blue?", "three", "four"]
+    with pytest.raises(UserError, match=r"hello: there is no such file \(for a prompt of one word: echo"):
+        prompt_specs(["hello"], None, PARAMS, words_are_files=True)
+
+
+@pytest.mark.parametrize("words_are_files", [False, True])
+@pytest.mark.parametrize("place", ["", "#r0@2"])
+def test_a_capture_is_no_file_of_prompts(tmp_path, monkeypatch, words_are_files, place):
+    monkeypatch.chdir(CAPTURE.parent)
+    given = CAPTURE.name + place
+    word = f"'{given}'" if place else given  # as a shell takes it
+    how = f"specscope replay {word} shows it, specscope debug --over {word} debugs it"
+    with pytest.raises(UserError, match=f"planted.jsonl is a capture, not a file of prompts: {how}"):
+        prompt_specs([given], None, PARAMS, words_are_files=words_are_files)
+    with pytest.raises(UserError, match="is a capture, not a file of prompts"):
+        read_prompts(CAPTURE.name, PARAMS, raw=False)
+
+
+def test_a_folder_is_no_prompt(tmp_path, monkeypatch):
+    """Its name was decoded as one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts").mkdir()
+    with pytest.raises(UserError, match="prompts is a folder: give a file of prompts"):
+        prompt_specs(["prompts"], None, SamplingParams())

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import time
+import threading
 from collections import Counter
 from concurrent.futures import wait
 
@@ -20,6 +20,7 @@ from specscope.trace.records import FinishReason
 from specscope.trace.rules import RULES
 from specscope.trace.tree import ROOT, Drawn
 from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter, fresh
+from tests.waiting import HANG_SECONDS, until
 
 pytest.importorskip("xgrammar")
 BYTES, EOS = 3, 2  # of the tiny tokenizer: its byte-level tokens begin there, in the order of its alphabet
@@ -336,16 +337,16 @@ def test_other_requests_go_on_while_a_grammar_is_compiled(engines, monkeypatch):
     fresh(engine, 60)
     slow = engine.forms.grammars.compile
 
-    def compile_slowly(form):
-        time.sleep(1.0)
+    def compile_last(form):
+        until(lambda: other in ended)
         return slow(form)
 
-    monkeypatch.setattr(engine.forms.grammars, "compile", compile_slowly)
+    ended, other = [], None
+    monkeypatch.setattr(engine.forms.grammars, "compile", compile_last)
     late = engine.add("abc", SamplingParams(structured_outputs={"regex": "[a-c]{4}late"}, max_tokens=12))
     other = engine.add("hello", SamplingParams(max_tokens=8, ignore_eos=True))
     with pytest.raises(UserError, match="already running"):
         engine.add("abc", name=late)
-    ended = []
     while engine.busy:
         ended += [end.info.id for end in engine.step().finished]
     assert ended == [other, late]
@@ -376,11 +377,13 @@ def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(engines, monke
     engine = engines["ngram"]
     fresh(engine, 60)
     slow = engine.forms.grammars.compile
-    monkeypatch.setattr(engine.forms.grammars, "compile", lambda form: (time.sleep(0.5), slow(form))[1])
+    gone = threading.Event()
+    monkeypatch.setattr(engine.forms.grammars, "compile", lambda form: (gone.wait(HANG_SECONDS), slow(form))[1])
     name = engine.add("abc", SamplingParams(structured_outputs={"regex": "cancelled"}))
     engine.cancel(name)
     (end,) = engine.step().finished
     assert (end.info.id, end.reason) == (name, FinishReason.CANCELLED)
+    gone.set()
     assert not engine.busy
     fresh(engine, 60)
 

@@ -17,7 +17,9 @@ Install = Callable[[pytest.MonkeyPatch, Engine], None]
 class Fault:
     """A mistake that is put into a running engine.
 
-    `setting` names the run in which it shows (settings.py); `about` says what is wrong, in a line.
+    `setting` names the run in which it shows (settings.py); `about` says what is wrong, in a line. `rare`: in how many
+    engine steps, spread over the run, it is planted where it is to be rare: the smallest count whose traces chance
+    gives less often than once in a thousand, over all causes. 0: it cannot be switched within a run.
     """
 
     name: str
@@ -25,3 +27,34 @@ class Fault:
     install: Install
     setting: str
     about: str
+    rare: int = 3
+
+
+class Switched:
+    """A fault that comes and goes: what it replaces is put in place for some engine steps, and taken out again.
+
+    It stands in for pytest's monkeypatch while the fault is installed, and notes what it would replace.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.replaced: list[tuple[object, str, object, object]] = []  # (where, name, the fault's, the right one)
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        """Note it."""
+        right = vars(target)[name] if name in vars(target) else getattr(target, name)
+        self.replaced.append((target, name, value, right))
+
+    def drive(self, engine: Engine, active: Callable[[int], bool]) -> None:
+        """Let the engine's steps of which `active` says so run with the fault."""
+        step, count = engine.step, [0]
+
+        def switched() -> object:
+            count[0] += 1
+            with pytest.MonkeyPatch.context() as here:
+                if active(count[0]):
+                    for target, name, value, _ in self.replaced:
+                        here.setattr(target, name, value)
+                return step()
+
+        self.patch.setattr(engine, "step", switched)

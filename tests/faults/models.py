@@ -54,9 +54,9 @@ def tokens_of(text: str) -> list[int]:
     return list(AutoTokenizer.from_pretrained(TARGET)(text)["input_ids"])
 
 
-def train_model(folder: Path, layers: int, steps: int, seed: int) -> LlamaForCausalLM:
-    """A Llama of 48 wide on the grammar's stories, in float32."""
-    write_tiny_model(folder, seed=seed, layers=layers)
+def train_model(folder: Path, layers: int, steps: int, seed: int, **sizes: int) -> LlamaForCausalLM:
+    """A Llama of 48 wide, or of other sizes, on the grammar's stories, in float32."""
+    write_tiny_model(folder, seed=seed, layers=layers, **sizes)
     from transformers import AutoTokenizer
 
     encode = AutoTokenizer.from_pretrained(folder)
@@ -81,10 +81,10 @@ def train_model(folder: Path, layers: int, steps: int, seed: int) -> LlamaForCau
     return model
 
 
-def train_head() -> None:
+def train_head(of: Path = TARGET, to: Path = HEAD) -> None:
     """A head on what the target computes along stories, with specscope's own training."""
-    target = load_model(str(TARGET), torch.device("cpu"), torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    target = load_model(str(of), torch.device("cpu"), torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(of, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         writer = ShardWriter(Path(folder) / "data", {})
         for seed in range(300):
@@ -102,9 +102,9 @@ def train_head() -> None:
                     rates = [round(a / b, 2) for a, b in zip(scores.first, scores.positions, strict=True)]
                     print(f"head {training.step} of {training.total}: {rates}", file=sys.stderr)
         training.save()
-        HEAD.mkdir(parents=True, exist_ok=True)
+        to.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "model.safetensors"):
-            (HEAD / name).write_bytes((Path(folder) / "head" / name).read_bytes())
+            (to / name).write_bytes((Path(folder) / "head" / name).read_bytes())
 
 
 if __name__ == "__main__":

@@ -14,11 +14,14 @@ from specscope.trace.capture import CaptureWriter
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from tests.engines import COSTS
-from tests.faults.fault import Fault
-from tests.faults.models import DRAFT, HEAD, TARGET, story
+from tests.faults.fault import Fault, Switched
+from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
+FEW = 10  # steps: with more of them a rare fault is at work in every second step from the first on
+EVERY = 7  # engine steps from one in which a rare fault is at work to the next
 WARM = {"temperature": 0.8}
+STOP = tokens_of(".")[0]
 RULES = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"drafter": "none"},
@@ -58,6 +61,7 @@ class Setting:
     blocks: int | None = None  # KV blocks of the target; few of them, and requests are preempted
     step_tokens: int = 512  # few of them, and prompts come in chunks
     prompt: int = 70  # bytes of a prompt
+    shared: int = 0  # bytes with which every prompt begins; then the engine has a prefix cache
 
     def engine(self) -> Engine:
         """A new one."""
@@ -69,6 +73,7 @@ class Setting:
             max_batch=self.batch,
             max_step_tokens=self.step_tokens,
             threads=1,
+            prefix_cache=self.shared > 0,
             **how,
         )
         if self.blocks is not None:
@@ -97,6 +102,10 @@ SETTINGS = {
     "eagle chain": Setting("eagle chain"),
     "eagle chain warm": Setting("eagle chain", WARM),
     "eagle chain long": Setting("eagle chain", tokens=200, requests=9),
+    "model chain stops": Setting("model chain", {"stop_token_ids": (STOP,)}, tokens=60),
+    "model chain shared": Setting("model chain", shared=64, prompt=40),
+    "model chain repeats": Setting("model chain", RULES),
+    "eagle chain chunks": Setting("eagle chain", step_tokens=32, prompt=150, tokens=40),
     "eagle tree": Setting("eagle tree"),
     "eagle tree warm": Setting("eagle tree", WARM, requests=24),
     "eagle tree top-k": Setting("eagle tree", {"temperature": 1.2, "top_k": 4}),
@@ -106,14 +115,20 @@ SETTINGS = {
 
 def prompts(setting: Setting, seed: int = 0) -> list[str]:
     """Beginnings of stories, of about the same length."""
-    return [story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
+    begin = story(999, setting.shared) if setting.shared else ""
+    return [begin + story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
 
 
-def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0) -> Path:
-    """Run it, with a fault or without, and write the capture."""
+def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0, *, rarely: bool = False) -> Path:
+    """Run it, with a fault or without, and write the capture. `rarely`: with it in some of the steps alone."""
     engine = setting.engine()
     with pytest.MonkeyPatch.context() as patch:
-        if fault is not None:
+        if fault is not None and rarely and fault.rare:
+            switched = Switched(patch)
+            fault.install(switched, engine)  # type: ignore[arg-type]
+            every = EVERY if fault.rare <= FEW else 2
+            switched.drive(engine, lambda step: step % every == 0 and every <= step <= every * fault.rare)
+        elif fault is not None:
             fault.install(patch, engine)
         writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
         engine.subscribe(writer, lossless=True)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.hypotheses import diagnose
+from specscope.analyze.diagnose.naming import diagnose
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY

@@ -129,7 +129,7 @@ def test_a_report_is_of_the_last_branch_unless_told(engine, tmp_path):
     last = CliRunner().invoke(cli, ["report", str(path), "--json"])
     first = CliRunner().invoke(cli, ["report", str(path), "--json", "--branch", "0"])
     assert "has 2 branches: these figures are of branch 1" in last.output
-    assert [json.loads(out.stdout)["engine"]["steps"] for out in (last, first)] == [4, 5]
+    assert [json.loads(out.stdout)["captures"][0]["engine"]["steps"] for out in (last, first)] == [4, 5]
     refused = CliRunner().invoke(cli, ["report", str(path), "--branch", "7"])
     assert "no such branch; there are: 0, 1" in str(refused.exception)
 
@@ -292,3 +292,35 @@ def test_a_step_that_was_begun_is_finished_where_nothing_else_is_left(tiny):
     commands.run("step 3")
     commands.run("continue")
     assert [end.info.id for record in commands.session.history.steps for end in record.finished] == ["r0"]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [
+        (0.0, "temperature=0.7"),
+        (0.8, "temperature=1.4"),
+        (0.8, "seed=9"),
+        (0.8, "tree=3"),
+        (0.8, "reject=0 reject=1"),
+        (0.8, "drop=1 tail=b"),
+    ],
+)
+def test_a_change_that_was_asked_for_explains_the_difference(tiny, temperature, words):
+    """In bfloat16 most draws are near ties: rounding was blamed for what the change had done."""
+    engine = Engine(target=str(tiny), dtype="bfloat16", kv_memory=0.02, **HOW)
+    engine.add("abcabcab", SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True))
+    commands = commands_over(engine)
+    commands.run("next 4")
+    said = commands.run(f"fork {words} tokens=30")
+    assert commands.forked.differ
+    assert commands.forked.near_tie
+    assert "rounding" not in said
+    assert f": {commands.forked.changes} explains it" in said
+
+
+def test_what_was_not_changed_explains_nothing(engine):
+    """The same temperature again: the outputs are the same up to where the fork ends, and that it was asked to do."""
+    commands = commands_over(engine)
+    commands.run("next 4")
+    said = commands.run("fork temperature=0.8 max_tokens=30 tokens=60")
+    assert ": max_tokens=30 explains it" in said

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specscope.live.start import SPINS, WAITING_NAMES, on_passing_thread, spare_processors
+from tests.waiting import HANG_SECONDS
 
 CHOOSE = """
 import json, os, sys
@@ -59,7 +60,8 @@ compute = lambda: torch.ones(1 << 20).exp().sum().item()
 torch.set_num_threads(2)
 before = threads()
 compute() if sys.argv[1] == "here" else on_passing_thread(compute)
-time.sleep(1.0)  # they end by themselves
+while threads() > before and sys.argv[1] == "apart":  # they end by themselves
+    time.sleep(0.05)
 print(threads() - before)
 """
 
@@ -67,7 +69,9 @@ print(threads() - before)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux tells them")
 def test_what_a_passing_thread_computes_leaves_no_pool_of_threads():
     def left(where):
-        ran = subprocess.run([sys.executable, "-c", COMPUTE, where], capture_output=True, text=True, check=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", COMPUTE, where], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+        )
         return int(ran.stdout)
 
     assert left("here") == 1

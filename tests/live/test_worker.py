@@ -16,17 +16,13 @@ from specscope.engine.prompts import PromptSpec
 from specscope.live.client import Worker
 from specscope.live.local import commands_over
 from specscope.live.server import _Server
+from tests.waiting import until
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
-def wait(condition, session=None, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        if session:
-            session.poll()
-        time.sleep(0.01)
+def wait(condition, session=None):
+    until(condition, session and session.poll)
 
 
 def told(news):
@@ -129,14 +125,18 @@ def test_unwatched_it_sends_nothing(worker, session):
     before = len(session.history.steps)
     worker.watch(False)
     worker.submit("quiet")
-    worker.submit("a" * 600)  # refused, which tells that the one before was taken
-    wait(lambda: session.news, session)
-    wait(lambda: worker.status == "idle")
+
+    def has_ended():  # the engine's own word: what it last said of being idle may be from before
+        session.debug("info requests")
+        lines = [line for news in session.news for line in told(news).splitlines()]
+        return any("r4" in line.split() and "running" not in line for line in lines)
+
+    wait(has_ended, session)
     session.news.clear()
     worker.watch(True)
     worker.submit("loud")
-    wait(lambda: "r5" in session.history.requests, session)
-    assert "r4" not in session.history.requests
+    wait(lambda: "loud" in [request.info.prompt for request in session.history.requests.values()], session)
+    assert "quiet" not in [request.info.prompt for request in session.history.requests.values()]
     assert len(session.history.steps) > before
 
 

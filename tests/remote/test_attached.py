@@ -1,7 +1,5 @@
 """Attaching: real exporters of real engines send spans to the screen's receiver."""
 
-import time
-
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -15,6 +13,8 @@ from specscope.live.client import Worker
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import SpanLevel
 from specscope.tui.app import ScopeApp
+from tests.tui.sample import until as shown
+from tests.waiting import until
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8)
 
@@ -47,7 +47,7 @@ def test_an_engine_that_rests_is_shown_up_to_its_last_step(tiny, attached):
             engine.add("abcabc", PARAMS)
             records = [engine.step() for _ in range(3)]
             assert not any(record.finished for record in records)
-            settle(attached.viewer, engine.steps, seconds=5)
+            settle(attached.viewer, engine.steps)
             assert attached.viewer.history.steps[-3:] == records
     finally:
         outputs.close()
@@ -79,11 +79,8 @@ def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step
         outputs.pop().close()
 
 
-def settle(viewer, steps, seconds=30):
-    end = time.monotonic() + seconds
-    while len(viewer.history.steps) < steps and time.monotonic() < end:
-        viewer.poll()
-        time.sleep(0.02)
+def settle(viewer, steps):
+    until(lambda: len(viewer.history.steps) >= steps, viewer.poll)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -108,19 +105,13 @@ async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, att
     first = send(tiny, port, "grpc", "abcabcabc")
     settle(attached.viewer, len(first))
     second = send(tiny, port, "grpc", "qrsqrsqrs")
-    end = time.monotonic() + 30
-    while len(attached.runs) < 2 and time.monotonic() < end:
-        attached.viewer.poll()
-        time.sleep(0.02)
+    until(lambda: len(attached.runs) >= 2, attached.viewer.poll)
     attached.viewer.poll()
     assert any("another engine" in notice.text for notice in attached.viewer.news)
     async with ScopeApp(attached.viewer).run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("e")
-        for _ in range(50):
-            await pilot.pause(0.05)
-            if len(attached.viewer.history.steps) == len(second):
-                break
+        await shown(pilot, lambda: len(attached.viewer.history.steps) == len(second))
         assert attached.viewer.history.steps == second
         assert pilot.app.ledger.history is attached.viewer.history
         await pilot.press("space")  # it cannot be paused, and says so
@@ -132,14 +123,11 @@ def test_memory_is_bounded(tiny, attached, monkeypatch):
     monkeypatch.setattr("specscope.remote.attached.MOST", 8)
     records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
     assert len(records) > 9
-    end = time.monotonic() + 30
-    while not attached.viewer.news and time.monotonic() < end:
-        attached.viewer.poll()
-        time.sleep(0.02)
+    until(lambda: attached.viewer.news, attached.viewer.poll)
     history = attached.viewer.history
     assert len(history.steps) <= 8
     assert history.steps == records[-len(history.steps) :]
-    assert "dropped the oldest" in attached.viewer.news[0].text
+    assert "lost the oldest" in attached.viewer.news[0].text
     assert all(request.info is not None for request in history.requests.values())
     assert 0 <= attached.viewer.position < len(history.steps)
 

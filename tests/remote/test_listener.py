@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
-import time
 from pathlib import Path
 
 import grpc
@@ -22,13 +21,14 @@ from tests.remote.sdk import sdk_spans
 from tests.trace.damage import SAMPLES, damaged, small
 from tests.trace.samples import records
 from tests.trace.strategies import RUN
+from tests.waiting import HANG_SECONDS, until
 
 GROWTH = 600  # MB of either process, at most
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def post(attached: Attached, body: bytes, kind: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", attached.listening.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", attached.listening.http_port, timeout=HANG_SECONDS)
     try:
         connection.request("POST", "/v1/traces", body, {"Content-Type": kind})
         answer = connection.getresponse()
@@ -41,7 +41,7 @@ def post(attached: Attached, body: bytes, kind: str) -> int:
 def call(attached: Attached, body: bytes) -> grpc.StatusCode:
     with grpc.insecure_channel(f"127.0.0.1:{attached.listening.grpc_port}") as channel:
         try:
-            channel.unary_unary(EXPORT)(body, timeout=10)
+            channel.unary_unary(EXPORT)(body, timeout=HANG_SECONDS)
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -56,11 +56,7 @@ def spans(run=RUN, change=lambda span: span.attributes) -> list[ReadableSpan]:
 
 def settle(attached: Attached, done) -> None:
     """Take in what comes until `done` says so."""
-    end = time.monotonic() + 20
-    while not done() and time.monotonic() < end:
-        attached.viewer.poll()
-        time.sleep(0.02)
-    assert done()
+    until(done, attached.viewer.poll)
 
 
 def peak(process: object) -> float:

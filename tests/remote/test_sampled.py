@@ -98,9 +98,9 @@ def test_metrics_and_the_capture_count_everything(engine, tmp_path):
     generated = sum(part.emitted for record in records for part in record.requests)
     model = f'engine="0",model_name="{engine.run_info.target}"'
     assert f"vllm:generation_tokens_total{{{model}}} {float(generated)}" in text
-    for decision, count in (("outcome", kept), ("ratio", 0), ("overflow", 0), ("dropped", 6 - kept)):
+    for decision, count in (("outcome", kept), ("ratio", 0), ("overflow", 0), ("left_out", 6 - kept)):
         assert f'specscope:trace_requests_total{{decision="{decision}",{model}}} {float(count)}' in after
-    assert "specscope:dropped_undecided_total{" in after
+    assert "specscope:left_out_undecided_total{" in after
     assert "specscope:keep_buffer_bytes{" in after
     back = read_capture(path)
     assert back.history.steps == records
@@ -115,7 +115,7 @@ def test_a_capture_is_sampled_where_somebody_asks_and_says_so(engine, tmp_path):
     outputs.close()
     back = read_capture(path)
     assert set(back.history.requests) == {"r0", "r2", "r4"}
-    assert back.history.dropped == 0
+    assert back.history.lost == 0
     assert [w for w in back.warnings if "a sample of its run" in w and '"kind=greedy" in labels' in w]
     parts = [(r.step, p) for r in back.history.steps for p in r.requests]
     assert parts == [(r.step, p) for r in records for p in r.requests if p.request in back.history.requests]
@@ -172,7 +172,7 @@ def test_an_attached_screen_shows_a_sample_without_gaps(engine, attached):
     settle(attached.viewer, len(wanted))
     history = attached.viewer.history
     assert [record.step for record in history.steps] == wanted
-    assert history.dropped == 0
+    assert history.lost == 0
     assert set(history.requests) == kept
     assert history.run.sampling
 

@@ -9,6 +9,7 @@ import httpx2
 
 from specscope.serve.server import Serving, bind
 from specscope.serve.service import ServeOptions
+from tests.waiting import HANG_SECONDS
 
 
 class Running:
@@ -25,7 +26,7 @@ class Running:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(HANG_SECONDS)
 
     def _run(self):
         async def run():
@@ -49,7 +50,7 @@ class Running:
         self.join()
 
     def join(self):
-        self._thread.join(20)
+        self._thread.join(HANG_SECONDS)
         assert not self._thread.is_alive()
 
     @property
@@ -61,7 +62,7 @@ class Running:
         return len(self.serving.service.router)
 
     def post(self, path, body, **options):
-        return httpx2.post(self.url + path, json=body, timeout=30, **options)
+        return httpx2.post(self.url + path, json=body, timeout=HANG_SECONDS, **options)
 
     def complete(self, prompt="abcabcab", **asked):
         return self.post("/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 8, **asked})
@@ -70,13 +71,13 @@ class Running:
         messages = [{"role": "user", "content": text}]
         return self.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 8, **asked})
 
-    def empty(self, seconds=20):
+    def empty(self):
         """Wait until nothing runs."""
-        return wait_for(lambda: not self.waiting and not self.blocks, seconds)
+        return wait_for(lambda: not self.waiting and not self.blocks)
 
 
-def wait_for(true, seconds=10.0):
-    """Whether it becomes true in time."""
+def wait_for(true, seconds=HANG_SECONDS):
+    """Whether it becomes true in time. `seconds`: less than a hang's only where it must not become true."""
     until = time.monotonic() + seconds
     while not true() and time.monotonic() < until:
         time.sleep(0.02)

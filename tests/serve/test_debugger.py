@@ -10,6 +10,7 @@ from specscope import Engine
 from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
 from tests.serve.running import running, wait_for
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_an_asynchronous_engine_finishes_what_was_launched_and_says_so(tiny, tmp
         assert "accept" in client.run("continue")
         assert engine.pipeline.flying == 0
         client.close()
-        waiting.join(20)
+        waiting.join(HANG_SECONDS)
         assert waiting.text == expected
 
 
@@ -67,7 +68,7 @@ def test_it_stops_looks_and_lets_go(debugged):
     assert "p" in client.run("node")
     assert client.run("next")
     client.close()
-    waiting.join(20)
+    waiting.join(HANG_SECONDS)
     assert waiting.text == debugged.expected
     assert debugged.engine.timeline is None
 
@@ -86,7 +87,7 @@ def test_it_goes_back_and_forks_and_no_token_comes_twice(debugged):
     assert "fork" in client.run("fork temperature=0.9 seed=4").lower()
     assert client.run("check kv")
     client.close()
-    waiting.join(20)
+    waiting.join(HANG_SECONDS)
     assert waiting.text == debugged.expected
     assert debugged.complete(max_tokens=30).json()["choices"][0]["text"] == debugged.expected
     assert debugged.empty()
@@ -100,11 +101,11 @@ def test_continue_waits_for_requests_until_it_is_interrupted(debugged):
     thread = threading.Thread(target=lambda: answers.append(client.run("continue")), daemon=True)
     thread.start()
     waiting = Asking(debugged)
-    waiting.join(20)
+    waiting.join(HANG_SECONDS)
     assert waiting.text == debugged.expected, "it runs while it continues"
     assert thread.is_alive()
     asked.set()
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     assert answers
     client.close()
 

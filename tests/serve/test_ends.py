@@ -12,6 +12,7 @@ import pytest
 from specscope.trace.reading import read_capture
 from tests.processes import ENV, SPECSCOPE
 from tests.serve.running import running, wait_for
+from tests.waiting import HANG_SECONDS
 
 BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
 
@@ -27,7 +28,7 @@ class Command:
             if " on http://" in line:
                 self.url = line.split(" on ")[1].split()[0]
                 return
-        raise AssertionError(self.process.wait(10))
+        raise AssertionError(self.process.wait(HANG_SECONDS))
 
     def stream(self, **asked):
         """The lines of a stream, as they come."""
@@ -50,7 +51,7 @@ def command(tiny, tmp_path):
     yield make
     for one in made:
         one.process.kill()
-        one.process.wait(10)
+        one.process.wait(HANG_SECONDS)
         one.process.stderr.close()
 
 
@@ -70,7 +71,7 @@ def test_sigterm_lets_requests_finish(command, tmp_path):
     *pieces, done = [first, *lines]
     assert done == "[DONE]"
     assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(HANG_SECONDS) == 0
     _, ended = roots(tmp_path / "run.jsonl")
     assert [end.reason.value for end in ended.values()] == ["length"]
 
@@ -82,19 +83,19 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
     whole = []
     other = threading.Thread(
         target=lambda: whole.append(
-            httpx2.post(server.url + "/v1/completions", json={**BODY, "max_tokens": 480}, timeout=30)
+            httpx2.post(server.url + "/v1/completions", json={**BODY, "max_tokens": 480}, timeout=HANG_SECONDS)
         )
     )
     other.start()
-    wait_for(lambda: "num_requests_running{" in httpx2.get(server.url + "/metrics").text, 1)
+    wait_for(lambda: "num_requests_running{" in httpx2.get(server.url + "/metrics").text)
     server.process.send_signal(signal.SIGINT)
     *_, error, done = lines
     assert done == "[DONE]"
     assert json.loads(error)["error"]["code"] == 503
     assert "stopping" in json.loads(error)["error"]["message"]
-    other.join(20)
+    other.join(HANG_SECONDS)
     assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
-    assert server.process.wait(20) == 0
+    assert server.process.wait(HANG_SECONDS) == 0
     history, ended = roots(tmp_path / "run.jsonl")
     assert Counter(end.reason.value for end in ended.values()) == {"cancelled": 2}
     assert len(history.requests) == 2
@@ -107,7 +108,7 @@ def test_a_second_signal_does_not_wait(command, tmp_path):
     server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGINT)
     assert list(lines)[-1] == "[DONE]"
-    assert server.process.wait(15) == 0
+    assert server.process.wait(HANG_SECONDS) == 0
     _, ended = roots(tmp_path / "run.jsonl")
     assert [end.reason.value for end in ended.values()] == ["cancelled"]
 
@@ -118,9 +119,9 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
     lines = server.stream(max_tokens=480)
     for _ in range(40):
         next(lines)
-    wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 200_000, 10)
+    wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 200_000)
     server.process.kill()
-    server.process.wait(10)
+    server.process.wait(HANG_SECONDS)
     with pytest.raises(httpx2.HTTPError):
         list(lines)
     reader = read_capture(str(tmp_path / "run.jsonl"))
@@ -139,7 +140,7 @@ def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):
             raise RuntimeError("planted")
 
         monkeypatch.setattr(served_engine, "_forward", broken)
-        thread.join(20)
+        thread.join(HANG_SECONDS)
         server.join()
         monkeypatch.undo()
     assert (answers[0].status_code, answers[0].json()["error"]["message"]) == (500, "the engine failed: planted")

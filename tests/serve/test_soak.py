@@ -17,6 +17,7 @@ from specscope.trace.reading import read_capture
 from tests.processes import ENV, SPECSCOPE
 from tests.serve.customers import shop
 from tests.serve.running import wait_for
+from tests.waiting import HANG_SECONDS
 
 pytest.importorskip("xgrammar")
 CUSTOMERS = 10
@@ -24,7 +25,7 @@ HOW = (
     *("--dtype", "float32", "--kv-memory", "0.02", "--max-batch", "6", "--max-queue", "4", "--port", "0"),
     *("--async-scheduling", "--prefix-cache", "--shutdown-timeout", "60"),
 )
-LEAVE_SECONDS = 20.0  # what a request may go on for when its customer has left; the machine may be busy
+LEAVE_SECONDS = HANG_SECONDS  # what a request may go on for when its customer has left
 FLAT = 1.1  # of the memory at the first third
 
 
@@ -38,7 +39,7 @@ class Server:
         self.said = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert wait_for(lambda: self.url or self.process.poll() is not None, 300), self.said
+        assert wait_for(lambda: self.url or self.process.poll() is not None), self.said
         assert self.url, self.said
         self._watch = threading.Thread(target=self._measure, daemon=True)
         self._watch.start()
@@ -60,7 +61,7 @@ class Server:
             time.sleep(0.5)
 
     def gauge(self, name):
-        text = httpx2.get(self.url + "/metrics", timeout=30).text
+        text = httpx2.get(self.url + "/metrics", timeout=HANG_SECONDS).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
     def shop(self, seed, most, requests, seconds):
@@ -68,14 +69,14 @@ class Server:
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(120)
-        self._reader.join(10)
+        code = self.process.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
         return code
 
     def close(self):
         self.process.kill()
-        self.process.wait(20)
-        self._reader.join(10)
+        self.process.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_what_was_killed_can_be_read(start):
     done = []
     shopping = threading.Thread(target=lambda: done.extend(server.shop(1, 40, 1000, 60.0)))
     shopping.start()
-    assert wait_for(lambda: server.capture.stat().st_size > 1_500_000, 100)
+    assert wait_for(lambda: server.capture.stat().st_size > 1_500_000)
     server.process.kill()
     shopping.join(200)
     assert any(told.status == 200 and told.whole for told in done)
@@ -118,7 +119,7 @@ def test_a_soak(start, requests, most, seconds):
     server = start("soak.jsonl")
     began = time.monotonic()
     told = server.shop(2, most, requests, seconds)
-    assert wait_for(lambda: server.gauge("num_requests_running") == 0, 30)
+    assert wait_for(lambda: server.gauge("num_requests_running") == 0)
     assert server.gauge("num_requests_waiting") == 0
     assert server.gauge("kv_cache_usage_perc") == 0, "a KV block is lost"
     preempted, memory = server.gauge("num_preemptions_total"), list(server.memory)

@@ -34,6 +34,31 @@ def small(name: str) -> list[dict[str, Any]]:
     return made
 
 
+WRONG = ["NaN", "Infinity", "-Infinity", -0.25, 1.25]  # numbers of the right type, as OTLP JSON has them
+NOTES = ("specscope.parents", "specscope.method", "specscope.form", "specscope.logprobs")  # JSON in JSON
+
+
+def with_wrong_numbers(lines: list[dict[str, Any]], seed: int, share: float = 0.05) -> bytes:
+    """The lines, where some of the numbers in decode steps are such: nothing is damaged, and all of it is evidence."""
+    chance = random.Random(seed)
+
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [spoiled(inner) for inner in value]
+        if isinstance(value, dict):
+            return {name: spoiled(inner) for name, inner in value.items()}
+        return chance.choice(WRONG) if isinstance(value, float) and chance.random() < share else value
+
+    lines = json.loads(json.dumps(lines))
+    for span in (span for line in lines for span in spans_of(line) if span["name"] == "decode_step"):
+        for pair in span["attributes"]:
+            if pair["key"] in NOTES:
+                pair["value"]["stringValue"] = json.dumps(spoiled(json.loads(pair["value"]["stringValue"])))
+            else:
+                pair["value"] = spoiled(pair["value"])
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
 def spans_of(line: dict[str, Any]) -> list[dict[str, Any]]:
     """The spans of a line."""
     return [span for part in line["resourceSpans"] for scope in part["scopeSpans"] for span in scope["spans"]]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from specscope.analyze.page import render_html
 from specscope.analyze.report import build_report
+from specscope.analyze.several import several
 from specscope.analyze.text import render_text
 from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer
@@ -47,7 +48,7 @@ def look_at(path: Path, *, page: bool = False) -> int:
     render_text(report, Console(file=out, width=120))
     plain("report", out.getvalue())
     if page:
-        plain("page", render_html(report))
+        plain("page", render_html(several([report])))
     if not history.counts_only:
         debug(path, history)
     draw(reader)

@@ -38,9 +38,19 @@ counts = st.integers(0, 10**6)
 none = np.zeros(0, np.int32)
 
 
+# What an engine that went wrong may have computed: it is evidence.
+WRONG = (float("nan"), float("inf"), float("-inf"), -0.25, 1.25, -3.0, 2.0**100)
+wrong = st.sampled_from(WRONG)
+
+
+def number(low=0, high=1):
+    """One of the evidence, in 64 bits."""
+    return st.floats(low, high) | wrong
+
+
 def floats(n, dtype, low=0, high=1):
     width = 32 if dtype == np.float32 else 64
-    return hnp.arrays(dtype, n, elements=st.floats(low, high, width=width))
+    return hnp.arrays(dtype, n, elements=st.floats(low, high, width=width) | wrong)
 
 
 def ints(shape, high=10**6):
@@ -75,9 +85,9 @@ def verdicts(draw, tree):
         path=np.array(path, dtype=np.int32),
         token=draw(st.integers(0, TOKENS - 1)),
         kind=draw(st.sampled_from(FinalKind)),
-        final_p=draw(st.floats(0, 1)),
-        final_coin=draw(st.floats(0, 1)),
-        final_margin=draw(st.floats(0, 1)),
+        final_p=draw(number()),
+        final_coin=draw(number()),
+        final_margin=draw(number()),
         forced=draw(hnp.arrays(np.int32, st.integers(0, 3), elements=st.integers(0, n))),
         rule=draw(st.sampled_from(["standard", "block", "match", "lossy:fly"])),
     )
@@ -163,9 +173,9 @@ def parent_notes(draw, tree):
         raw_p=draw(floats(n, np.float32)),
         rank=draw(ints(n)),
         q_rank=draw(ints(n)),
-        final_entropy=draw(st.floats(0, 16)),
-        final_varentropy=draw(st.floats(0, 64)),
-        final_target_p=draw(st.floats(0, 1)),
+        final_entropy=draw(number(0, 16)),
+        final_varentropy=draw(number(0, 64)),
+        final_target_p=draw(number()),
     )
 
 
@@ -352,4 +362,8 @@ RUN = RunInfo(
     aux_layers=("2", "15", "final"),
     draft_vocab=8192,
     evidence="full",
+    target_path="~/a/model",
+    target_digest="0123456789abcdef" * 2,
+    draft_path="self:2",
+    draft_digest="0123456789abcdef" * 2 + ":2",
 )

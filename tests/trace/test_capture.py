@@ -5,7 +5,6 @@ import io
 import json
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from specscope.trace.reading import CaptureReader, read_capture
 from specscope.trace.spans import Encoder, resource_attributes
 from specscope.trace.vocabulary import Vocabulary
 from tests.trace.strategies import RUN, runs, vocabularies
+from tests.waiting import until
 
 
 def some_records(seed=0):
@@ -193,9 +193,7 @@ def test_while_the_engine_rests_the_file_holds_every_step(tmp_path):
     bus.subscribe(writer, lossless=True)
     for record in some_records():
         bus.publish(record)
-    end = time.monotonic() + 5
-    while len(read_capture(tmp_path / "run.jsonl").history.steps) < len(some_records()) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: len(read_capture(tmp_path / "run.jsonl").history.steps) == len(some_records()))
     assert read_capture(tmp_path / "run.jsonl").history.steps == some_records()
     bus.close()
     writer.close()
@@ -258,3 +256,14 @@ def test_other_services_spans_are_bounded_and_what_goes_is_said(tmp_path, monkey
     reader = read_capture(SPANS)
     assert len(reader.history.others) == 5
     assert reader.warnings == ["12 spans of other services left out, the oldest: too many"]
+
+
+def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
+    reader = CaptureReader(Path(__file__).parents[2] / "traces" / "eagle.jsonl")
+    shares = [reader.progress]
+    while reader.read(0):
+        shares.append(reader.progress)
+        assert (reader.seconds_left is None) == (reader.progress < 0.01)
+        assert (reader.seconds_left or 0) >= 0
+    assert (shares, reader.progress, reader.seconds_left) == (sorted(shares), 1.0, 0.0)
+    assert len(set(shares)) > 2

@@ -73,8 +73,7 @@ FAULTS = {
     "outcome of 3": ({"specscope.verdict.outcome": [3, 1]}, "Invalid enum value 3 in `specscope.verdict.outcome[0]`"),
     "drawn in no way": ({"specscope.tree.drawn": [0, 9]}, "Invalid enum value 9"),
     "token of 2**31": ({"specscope.tree.token": [2**31, 1]}, "in `specscope.tree.token[0]`"),
-    "probability of 2": ({"specscope.tree.q": [2.0, 1.0]}, "Expected `float` <= 1.001 in `specscope.tree.q[0]`"),
-    "no number": ({"specscope.verdict.p": [float("nan"), 0.5]}, "in `specscope.verdict.p[0]`"),
+    "p that is a text": ({"specscope.verdict.p": [0.5, "NaN"]}, "Expected `float`, got `str` in `specscope.verdict.p"),
     "path of others": ({"specscope.verdict.path": [1]}, "no path of accepted nodes"),
     "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "no path of accepted nodes"),
     "request id of 5": ({"specscope.request.id": 5}, "Expected `str`, got `int` in `specscope.request.id`"),
@@ -91,13 +90,10 @@ FAULTS = {
         FED | {"specscope.draft.fed_norms": [1.0] * 5},
         "`specscope.draft.fed_norms` holds 5 val",
     ),
-    "norm below 0": (FED | {"specscope.draft.fed_norms": [1.0, -1.0]}, "Expected `float` >= 0.0"),
-    "norm that is none": (FED | {"specscope.draft.fed_norms": [1.0, float("nan")]}, "`specscope.draft.fed_norms[1]`"),
     "draw margins one short": (
         FED | {"specscope.draft.draw_margin": [0.5]},
         "`specscope.draft.draw_margin` holds 1",
     ),
-    "draw margin above 1": (FED | {"specscope.draft.draw_margin": [0.5, 1.5]}, "Expected `float` <= 1.0"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),
@@ -223,7 +219,7 @@ def test_a_damaged_span_of_a_file_is_named_and_the_rest_is_shown(tmp_path):
     path.write_text(text[:at] + text[at:].replace(parents, parents.replace('"-1"', '"1"'), 1))
     reader = read_capture(path)
     assert [record.step for record in reader.history.steps] == [0, 1, 3]
-    assert reader.history.dropped == 1
+    assert reader.history.lost == 1
     assert reader.warnings[0].startswith("left out 1×: decode_step: `specscope.tree.parent`: node 1 is no parent of")
     assert "1 incomplete step left out" in reader.warnings[1]
 
@@ -322,7 +318,8 @@ def hostile_records():
 
 def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path):
     path = tmp_path / "run.jsonl"
-    names = ("target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend")
+    names = ("target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend", "target_path")
+    names += ("target_digest", "draft_path", "draft_digest")
     run = dataclasses.replace(
         RUN, **dict.fromkeys(names, HOSTILE), params={"stop": [HOSTILE], HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE}
     )
@@ -395,7 +392,8 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
     [
         ('{"confidence":[0.5]}', "confidence holds 1 values, not 2"),
         ('{"module":[0,1,2]}', "module holds 3 values, not 2"),
-        ('{"confidence":[0.5,1.5]}', "`float` <= 1"),
+        ('{"confidence":[0.5,null]}', "got `null`"),
+        ('{"confidence":[0.5,"much"]}', "Invalid enum value 'much'"),
         ('{"module":[0,-1]}', "`int` >= 0"),
         ('{"source":[0]}', "source holds 1 values, not 2"),
         ('{"source":[0,3]}', "`int` <= 2"),

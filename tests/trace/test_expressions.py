@@ -11,6 +11,7 @@ from specscope.errors import UserError
 from specscope.trace.expressions import LONGEST, Expression, ExpressionError
 
 NAMES = {name: kind for name, (kind, _) in NODE_NAMES.items()}
+LONG = 10.0  # seconds of processor time, of which the worst text below takes a thousandth
 VALUES = {"depth": 1, "p": 0.05, "q": 0.7, "request": "r3", "text": "def f", "tau": None, "node": 2, "accepted": 0}
 
 
@@ -125,13 +126,13 @@ def test_what_is_refused_is_shown_at_its_column(text, column, why):
 @example("round(5, -999999999)")
 @example("p" + "\n" + "q")
 def test_no_text_crashes_gets_out_or_takes_long(text):
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         expression = Expression(text, NAMES)
     except UserError:
         return
     finally:
-        assert time.perf_counter() - start < 0.5
+        assert time.process_time() - start < LONG
     asked = set()
 
     class Watched(dict):
@@ -142,9 +143,9 @@ def test_no_text_crashes_gets_out_or_takes_long(text):
         def __contains__(self, name):
             return name in NAMES
 
-    start = time.perf_counter()
+    start = time.process_time()
     assert expression(Watched()) in (True, False)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < LONG
     assert asked <= set(NAMES)
 
 

@@ -136,8 +136,8 @@ def test_keep_decides_at_the_end_and_the_buffer_is_bounded(records, ratio, buffe
     assert steps == sorted(steps)
     _check_counts(records, out)
     decided = stage.decisions
-    assert sum(decided.kept.values()) + decided.dropped == len({n for r in records for n in _names(r)})
-    assert decided.dropped_undecided <= decided.early
+    assert sum(decided.kept.values()) + decided.left_out == len({n for r in records for n in _names(r)})
+    assert decided.left_out_undecided <= decided.early
     if buffer == PLENTY:
         _check_outcomes(records, out, ratio)
 
@@ -306,7 +306,7 @@ def test_late_parts_follow_the_decision(kept):
     stage.close()
     assert len(ended) == kept
     assert [part.request for record in out for part in record.requests] == ["r0", "r0"] * kept
-    assert stage.decisions.kept.total() + stage.decisions.dropped == 1
+    assert stage.decisions.kept.total() + stage.decisions.left_out == 1
 
 
 def _any_part():
@@ -319,7 +319,7 @@ def test_another_request_of_the_same_name_is_decided_anew():
         engine = FakeEngine(next=number)
         stage(engine.step([("", {})], [(0, reason)], [LONG]))
     assert [record.step for record in out] == [1]
-    assert stage.decisions.dropped == 1
+    assert stage.decisions.left_out == 1
 
 
 def test_the_oldest_is_decided_by_what_is_known_when_the_buffer_is_full():
@@ -331,12 +331,12 @@ def test_the_oldest_is_decided_by_what_is_known_when_the_buffer_is_full():
         stage(engine.step([], [], [LONG, SHORT]))
     stage(engine.step([], [(0, FinishReason.ERROR), (0, FinishReason.EOS)], [LONG, SHORT]))
     stage.close()
-    assert (stage.decisions.early, stage.decisions.dropped_undecided) == (2, 1)
+    assert (stage.decisions.early, stage.decisions.left_out_undecided) == (2, 1)
     assert stage.decisions.kept == {Reason.OVERFLOW: 1}
     assert [part.request for record in out for part in record.requests] == ["r1"] * 6  # from its first step on
     sampled = out[-1].finished[0].sampled
     assert (sampled.reason, sampled.early, sampled.ratio) == (Reason.OVERFLOW, True, 1)
-    assert "2 requests decided before the end, 1 of them dropped" in stage.decisions.early_text(2**20)
+    assert "2 requests decided before the end, 1 of them left out" in stage.decisions.early_text(2**20)
 
 
 def test_a_branch_asks_the_condition_of_its_own_steps():
@@ -348,11 +348,11 @@ def test_a_branch_asks_the_condition_of_its_own_steps():
     engine.go_back(3)
     stage(engine.step([], [(0, FinishReason.EOS)], [LONG]))
     assert out == []
-    assert stage.decisions.dropped == 1
+    assert stage.decisions.left_out == 1
     engine.go_back(1)  # it goes on after its end: it was decided, and stays so
     stage(engine.step([], [(0, FinishReason.EOS)], [SHORT]))
     assert out == []
-    assert stage.decisions.dropped == 1
+    assert stage.decisions.left_out == 1
 
 
 def test_a_request_that_is_kept_is_kept_with_all_of_its_branches():

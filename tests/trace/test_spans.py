@@ -103,3 +103,4 @@ def test_without_text_there_is_none(records, vocabulary):
         "specscope.tree.text",
         "specscope.drawing",
     }
+    assert not any('"text":["' in span.attributes.get("specscope.parents", "") for span in spans)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance, mean_tau, measure
 from specscope.trace.tree import ROOT, DraftTree
@@ -40,6 +41,13 @@ def test_an_accepted_leaf_above_the_deepest_node_is_no_trial_below_it():
     figures = measure([part(0, tree, verdict(tree, [2, 1, 0], [1], 9, FinalKind.BONUS), 2)])
     assert figures.conditional == [1.0, None]
     assert figures.per_position_corrected == [1.0, 0.0]
+
+
+def test_a_depth_that_no_draft_proposed_has_no_rate():
+    figures = measure([Aggregate("x", drafts=4, drafted=6, accepted=3, accepted_at=(2, 1, 0), proposed_at=(4, 2, 0))])
+    assert figures.per_position == [0.5, 0.25, None]
+    assert figures.per_position_corrected == [0.5, 0.5, None]
+    assert figures.to_dict()["proposed_at"] == [4, 2, 0]
 
 
 def test_nothing_gives_none_and_not_nan():

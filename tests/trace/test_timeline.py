@@ -159,6 +159,6 @@ def test_spans_that_were_dropped_or_damaged_are_said():
     history.others.lose(7)
     history.others.faults.add("a span", "its trace id is not 32 hex digits")
     assert of_trace(history, TRACE).notes[1:] == (
-        "7 spans of other services were dropped, the oldest first.",
+        "7 spans of other services were lost, the oldest first.",
         "1 span of other services could not be read.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_running_out_of_tokens_is_not_called_length():
     assert ending(FinishReason.EOS) == "eos"
 
 
-def test_the_console_calls_p_as_tried_so_where_it_is_another_number():
+def test_the_console_tells_p_as_tried_and_p_before_where_it_is_another_number():
     reader = CaptureReader(Path(__file__).parents[2] / "traces" / "sampled.jsonl")
     while reader.read(1):
         pass
@@ -87,9 +88,11 @@ def test_the_console_calls_p_as_tried_so_where_it_is_another_number():
     session.position = reader.history.requests["r1"].engine_steps[4]
     session.request = "r1"
     session.node = 0
-    assert "rejected, p 0.0732 over q 0.6278: coin" in show.where(session)
+    first = show.where(session)
+    assert "a = min(1, p / q) = min(1, 0.07323 / 0.6278) = 0.1167" in first
+    assert "before its earlier siblings" not in first
     session.node = 1
-    assert "rejected, p tried 0.0252 over q tried 0.2010: coin" in show.where(session)
+    assert re.search(r"min\(1, 0.0252 / 0.201\) = \d\.\d+; p was 0\.\d+ before its earlier", show.where(session))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ rejected, so the text comes out whole and every number is of a believable size.
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from specscope.trace.records import (
 )
 from specscope.trace.tree import ROOT, DraftTree, Drawn, TreeShape, parse_tree
 from specscope.trace.vocabulary import Vocabulary
+from tests.waiting import HANG_SECONDS
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -316,7 +318,7 @@ class FakeEngine:
 
     def __init__(self, made: Maker, status: str = "paused", ready: int = 0) -> None:
         self.made, self.state, self.pending = made, status, ready
-        self.stage: tuple[str, float | None] = ("", None)
+        self.stage: tuple[str, float | None, float | None] = ("", None, None)
         self.failure = ""
         self.obeys = True
         self.news: deque[News] = deque()
@@ -369,7 +371,7 @@ class FakeEngine:
         return self.state
 
     @property
-    def progress(self) -> tuple[str, float | None]:
+    def progress(self) -> tuple[str, float | None, float | None]:
         return self.stage
 
     @property
@@ -385,8 +387,9 @@ def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:
 
 async def until(pilot, condition) -> None:
     """Wait for what comes a little later, however slow the machine is."""
-    for _ in range(100):
+    end = time.monotonic() + HANG_SECONDS
+    while True:
         await pilot.pause(0.05)
         if condition():
             return
-    raise AssertionError("it did not come")
+        assert time.monotonic() < end, "it did not come"

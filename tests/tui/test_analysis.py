@@ -51,6 +51,7 @@ async def test_the_questions_are_answered_one_key_each():
             sum(len(curve.bins) for curve in answers.calibration.curves),
             len(answers.conditions.buckets),
             len(answers.missed.choices),
+            len(answers.tree.cells),
         ]
         for number in range(len(NAMES)):
             await pilot.press(str(number + 1))

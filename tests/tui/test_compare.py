@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from rich.cells import cell_len
+from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import Cause
@@ -15,13 +16,13 @@ from specscope.tui.ask import Ask
 from specscope.tui.compare import CompareApp
 from specscope.tui.compared import Beside, Compared
 from specscope.tui.screens.compare_help import compare_help_lines
-from specscope.tui.screens.compare_view import CompareScreen, PairsPanel
+from specscope.tui.screens.compare_view import ChangedPanel, CompareScreen, PairsPanel
 from specscope.tui.screens.help import HelpLines, HelpScreen
 from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreePanelOf
 from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
 
-SIZES = [(80, 24), (120, 40), (200, 60)]
+SIZES = [(80, 24), (120, 40)]
 
 
 def names(size: tuple[int, int]) -> str:
@@ -55,9 +56,8 @@ def test_pairs(snap_compare, size):
     assert snap_compare(CompareApp(sample()), terminal_size=size, press=["n"])
 
 
-@pytest.mark.parametrize("size", SIZES, ids=names)
-def test_parting(snap_compare, size):
-    assert snap_compare(CompareApp(sample()), terminal_size=size, press=["n", "enter"])
+def test_parting(snap_compare):
+    assert snap_compare(CompareApp(sample()), terminal_size=(120, 40), press=["n", "enter"])
 
 
 def test_light(snap_compare):
@@ -84,8 +84,17 @@ async def test_n_goes_from_parting_to_parting():
         panel = app.screen.query_one(PairsPanel)
         await pilot.press("n")
         assert panel.item.a == "r3"
-        await pilot.press("n", "n")
-        assert panel.item.a == "r5"  # there is none after it
+        await pilot.press("n")
+        assert panel.item.a == "r5"
+        await pilot.press("n")  # there is none after it
+        assert panel.item.a == "r3"
+        await pilot.press("N")
+        assert panel.item.a == "r5"
+        said = [note.message for note in app._notifications]
+        assert said[-2:] == [
+            "no later pair parts: wrapped around to the first",
+            "no earlier pair parts: wrapped around to the last",
+        ]
         await pilot.press("N")
         assert panel.item.a == "r3"
         await pilot.press("enter")
@@ -136,7 +145,7 @@ async def test_it_is_sorted_and_filtered_as_other_lists_are():
 async def test_a_pair_with_the_same_text_opens_at_its_first_step():
     async with running(sample(planted=False)) as (app, pilot):
         await pilot.press("n")
-        assert [note.message for note in app._notifications] == ["no later pair parts"]
+        assert [note.message for note in app._notifications] == ["no pair parts"]
         await pilot.press("enter")
         await pilot.pause()
         places = app.screen.query_one(PlacesPanel)
@@ -188,3 +197,58 @@ async def test_q_quits_from_the_list():
         assert not app._exit  # it closed what lay over the list
         await pilot.press("q")
         assert app._exit
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (200, 60)], ids=names)
+async def test_c_shows_what_changed_most_as_the_text_does(size):
+    shown = sample()
+    async with running(shown, size) as (app, pilot):
+        await pilot.press("c")
+        await pilot.pause()
+        lines = text_of(app.screen.query_one(ChangedPanel)).splitlines()
+        assert len(lines) == 1 + len(shown.changed)
+        assert max(map(cell_len, lines)) <= size[0]
+        for row, line in zip(shown.changed, lines[1:], strict=True):
+            assert line.startswith(row[0][:12])
+            assert row[3] in line
+        below = len(app.screen_stack) - 1
+        await pilot.press("escape")
+        assert len(app.screen_stack) == below
+
+
+async def test_the_verdict_stands_with_the_acceptance_length_and_what_was_left_out():
+    async with running(sample(), (200, 60)) as (app, _):
+        said = text_of(app.screen.query_one("#verdict"))
+        assert said.index("different") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
+        assert "no raw probabilities" in said
+        assert "request r3" in text_of(app.screen.query_one("#changed"))
+
+
+async def test_a_screenshot_goes_where_the_settings_say(tmp_path):
+    app = CompareApp(sample(), Settings(screenshots=str(tmp_path)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        commands["Screenshot"].callback()
+        await pilot.pause()
+        (saved,) = tmp_path.glob("specscope-*.svg")
+        assert [note.message for note in app._notifications] == [f"saved {saved}"]
+
+
+async def test_the_palette_has_the_keys_of_the_screen_on_top():
+    async with running(sample()) as (app, pilot):
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        known = {"Open", "Next parting", "What changed most", "Sort", "Help", "Theme", "Quit", "Screenshot"}
+        assert known <= set(commands)
+        titles = [command.title for command in app.get_system_commands(app.screen)]
+        assert len(titles) == len(set(titles))
+        assert not {"Keys", "Maximize", "Minimize", "Next panel"} & set(commands)
+        panel = app.screen.query_one(PairsPanel)
+        await commands["Next parting"].callback()
+        assert panel.item.a == "r3"
+        await commands["Open"].callback()
+        await pilot.pause()
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"Where they part", "First other decision", "Close"} <= titles
+        await pilot.press("ctrl+p")
+        assert isinstance(app.screen, CommandPalette)

@@ -144,7 +144,8 @@ async def test_the_room_below_the_tree_shows_the_decision_that_ended_the_path():
         said = text_of(panel)
         assert said.count("●") == 3  # the root, and two coins
         assert said.count("rejected") == 2
-        await pilot.press("d", *["down"] * 4)
+        await pilot.press("d")
+        app.screen.pick_node(app.screen.last.at, 1)
         nodes, node, place = (app.screen.query_one(kind) for kind in (NodesPanel, NodePanel, PlacePanel))
         assert nodes.node == 1
         assert "p tried" in text_of(node)

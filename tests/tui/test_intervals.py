@@ -99,6 +99,21 @@ async def test_figures_of_all_intervals_or_of_one():
         assert "2.05" in text_of(rates)
 
 
+async def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_is_blank():
+    told = Aggregate("x", drafts=80, drafted=82, accepted=14, accepted_at=(13, 1, 0), proposed_at=(80, 2, 0))
+    app = ScopeApp(over(interval(0, told)), title="w")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("end")
+        await pilot.pause()
+        lines = text_of(app.screen.query_one(RatesPanel)).splitlines()
+    assert [line.split()[-4:] for line in lines[-3:]] == [
+        ["0.163", "of", "80", "–"],
+        ["0.500", "of", "2", "–"],
+        ["3", "–", "–"],
+    ]
+    assert "corrected" in lines[-4]
+
+
 async def test_a_click_goes_to_an_interval_and_the_keys_move():
     async with running(vllm()) as (app, pilot):
         await pilot.press("end")

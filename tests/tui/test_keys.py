@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -23,7 +24,7 @@ from specscope.tui.widgets.hints import Hints
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 
-from .sample import forked, live, replay, until
+from .sample import Maker, forked, live, replay, until
 
 
 @asynccontextmanager
@@ -127,7 +128,37 @@ async def test_next_and_previous_rejection():
         await pilot.press("N")
         assert app.viewer.position == first
         await pilot.press("N")
-        assert "no earlier rejection" in notes(app)[-1]
+        assert notes(app)[-1] == "no earlier rejection: wrapped around to r3's last"
+        await pilot.press("n")
+        assert (app.viewer.position, notes(app)[-1]) == (first, "no later rejection: wrapped around to r0's first")
+
+
+async def test_in_a_replay_that_opens_at_its_end_something_is_found():
+    viewer = replay()
+    end = viewer.position
+    async with running(viewer) as (app, pilot):
+        await pilot.press("n")
+        assert viewer.position < end
+        part = viewer.history.part(app.current, viewer.position)[1]
+        assert part.verdict.kind is FinalKind.RECOVERED
+        assert notes(app)[-1] == "r2 has no later rejection: this is r3's first"
+        await pilot.press("end")
+        app._pick("r1")
+        await pilot.press("F", *"Blue", "enter")
+        assert viewer.position < end
+        assert notes(app)[-1] == "no later 'Blue': wrapped around to the first of r1"
+        await pilot.press("F", *"Blue", "enter")
+        assert notes(app)[-1] == "this is the only 'Blue' in the output of r1"
+        await pilot.press("F", *"zzzz", "enter")
+        assert notes(app)[-1] == "no 'zzzz' in the output of r1"
+
+
+async def test_where_nothing_was_rejected_it_says_so():
+    made = Maker()
+    made.add("r0", "chat", "a prompt", "a text that is drafted by nobody", "")
+    async with running(Viewer(made.run(), position=2)) as (app, pilot):
+        await pilot.press("n", "N")
+        assert notes(app)[-1] == "no step of this run ended in a rejection"
 
 
 async def test_the_rejection_before_a_position_that_the_request_had_no_part_in():
@@ -204,19 +235,17 @@ async def test_rejections_go_on_to_the_next_request_and_say_so():
         for _ in range(200):
             before = app.viewer.position
             await pilot.press("n")
+            if app.viewer.position < before and app.current == "r0":
+                break
             if app.current != seen[-1]:
                 assert f"this is {app.current}'s first" in notes(app)[-1]
                 seen.append(app.current)
-            elif app.viewer.position == before:
-                break
             part = app.viewer.history.part(app.current, app.viewer.position)
             assert part is not None
             assert part[1].verdict.kind is FinalKind.RECOVERED
         assert seen == ["r0", "r1", "r3"]  # r2 drafts nothing
-        assert notes(app)[-1] == "r3 has no later rejection"
-        await pilot.press(*["N"] * 60)
         assert app.current == "r0"
-        assert notes(app)[-1] == "r0 has no earlier rejection"
+        assert notes(app)[-1] == "no later rejection: wrapped around to r0's first"
 
 
 @pytest.mark.parametrize(("key", "word"), [("i", "no new prompts"), ("x", "nothing to cancel")])
@@ -281,8 +310,9 @@ async def test_the_foot_of_each_screen_names_what_matters_there(width):
         await pilot.pause()
         shown = text_of(app.query_one(Hints))
         assert [word for word in ("resume", "decisions", "step", "rejection") if word not in shown] == []
+        assert ("a analysis" in shown) == (width >= 80)
         if width >= 120:
-            assert [word for word in ("d", "r", "v", "b", "f") if f" {word} " not in f" {shown} "] == []
+            assert [word for word in ("d", "r", "a", "b", "f") if f" {word} " not in f" {shown} "] == []
         for key, words in (
             ("d", ("node", "distributions", "close")),
             ("r", ("step", "decisions", "close")),
@@ -306,7 +336,9 @@ async def test_a_screenshot_goes_to_the_current_folder_and_says_where(tmp_path, 
         await pilot.pause()
         (saved,) = tmp_path.glob("*.svg")
         assert saved.name in notes(app)[-1]
-        assert "<svg" in saved.read_text()
+        svg = saved.read_text()
+        assert "<svg" in svg
+        assert svg.count("<text ") == svg.count('<text xml:space="preserve" ') > 20  # every renderer keeps spaces
 
 
 async def test_a_screenshot_goes_where_the_settings_say_or_says_why_not(tmp_path):
@@ -399,12 +431,58 @@ async def test_an_engine_that_breaks_while_polled_leaves_the_records():
 
 async def test_loading_then_running():
     viewer, engine = live(0, "loading")
-    engine.stage = ("reading weights", None)
+    engine.stage = ("reading weights", None, None)
     async with running(viewer) as (app, pilot):
         assert any("reading weights" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+        engine.stage = ("reading weights", 0.25, 7.2)
+        await until(pilot, lambda: "━━━━━━━━━━━━" in text_of(app.query_one("#tree")))
+        assert text_of(app.query_one("#tree")).endswith("─ 25%  8 s left")
         engine.state, engine.pending = "paused", 4
         await until(pilot, lambda: viewer.position == 3)
         await until(pilot, lambda: app.current == "r0")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)])
+async def test_an_engine_that_waits_says_which_key_starts_it(size):
+    viewer, engine = live(0, "paused")
+    app = ScopeApp(viewer, settings=Settings({"pause": "f5"}))
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        said = text_of(app.query_one("#tree"))
+        assert "paused before the first step" in said
+        assert "f5     starts the run" in said
+        assert ".      runs one step" in said
+        engine.state = "idle"
+        await until(pilot, lambda: "no prompt yet" in text_of(app.query_one("#tree")))
+        assert "i      gives it a prompt" in text_of(app.query_one("#tree"))
+        engine.state = "paused"
+        await pilot.press("full_stop")
+        await until(pilot, lambda: viewer.position == 0)
+        assert "paused before" not in text_of(app.query_one("#tree"))
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
+async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left(size):
+    @dataclasses.dataclass
+    class Reading:
+        history: History
+        done: bool = False
+        warnings: list[str] = dataclasses.field(default_factory=list)
+        progress: float = 0.4
+        seconds_left: float = 130.0
+
+        def read(self, seconds: float) -> bool:
+            return not self.done
+
+    reader = Reading(replay().history)
+    async with running(Viewer.over(reader), size) as (app, pilot):
+        await until(pilot, lambda: "reading" in text_of(app.query_one("#status")))
+        assert "━━━━━─────── 40%  2 min left" in text_of(app.query_one("#status"))
+        reader.progress, reader.seconds_left = 0.97, 3.1
+        await until(pilot, lambda: "97%  4 s left" in text_of(app.query_one("#status")))
+        reader.done = True
+        await until(pilot, lambda: "replay" in text_of(app.query_one("#status")))
+        assert "left" not in text_of(app.query_one("#status"))
 
 
 async def test_the_debuggers_prompt_moves_the_replay():
@@ -412,6 +490,9 @@ async def test_the_debuggers_prompt_moves_the_replay():
     async with ScopeApp(viewer).run_test(size=(120, 40)) as pilot:
         await pilot.press("colon", *"goto", "space", "3", "enter")
         assert viewer.history.steps[viewer.position].step == 3
+        await pilot.press(*"goto", "space", *"r1@5", "enter")
+        assert viewer.position == viewer.history.requests["r1"].at(5)
+        assert pilot.app.current == "r1"  # as the key g does
         await pilot.press(*"break", "space", *"rej", "tab")
         assert pilot.app.screen.query_one("#line").value == "break reject "
         await pilot.press("enter", *"c", "enter")
@@ -469,6 +550,15 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
     other = ScopeApp(again, reference=file, start=start)
     async with other.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: (other.current, again.position) == (app.current, viewer.position))
+
+
+async def test_what_is_copied_is_one_word_of_a_shell():
+    app = ScopeApp(replay(5), reference="it's; touch X\x1b[2J.jsonl")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("j", "y")
+        assert app.clipboard.isprintable()
+        (word,) = shlex.split(app.clipboard)
+        assert word.startswith("it's; touch X\\x1b[2J.jsonl#")
 
 
 def test_a_bad_reference_is_one_line(tmp_path):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from specscope.trace import stats
 from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from specscope.trace.undrafted import count_undrafted
 from specscope.tui.widgets import ledger as ledger_module
 from specscope.tui.widgets.ledger import Ledger
 
 from .sample import START_NS, maker
+
+CAPTURE = Path(__file__).parents[2] / "traces" / "ngram.jsonl"
 
 
 @pytest.fixture
@@ -37,6 +43,31 @@ def test_counts_at_any_position(history, ledger):
             own = [part for part in parts if part.request == name]
             assert ledger.acceptance(position, name) == stats.measure(own)
             assert ledger.place(name, position) == len(own)
+
+
+def test_why_steps_drafted_nothing_at_any_position_also_after_going_back():
+    history = read_capture(CAPTURE).history
+    history.steps[5:8] = [replace(step, speculation=False) for step in history.steps[5:8]]
+    history = replaced(history)
+    ledger = Ledger(history)
+    ledger.update()
+    while history.steps:
+        last = len(history.steps) - 1
+        for position in (-1, last // 2, last):
+            records = history.steps[: position + 1]
+            assert +ledger.undrafted(position, None) == count_undrafted(history.run, records)
+            for name in history.requests:
+                own = [replace(r, requests=tuple(p for p in r.requests if p.request == name)) for r in records]
+                assert +ledger.undrafted(position, name) == count_undrafted(history.run, own)
+        history.truncate(max(len(history.steps) - 7, 0))
+        ledger.update()
+
+
+def replaced(history: History) -> History:
+    whole = History(run=history.run)
+    for step in history.steps:
+        whole.append(step)
+    return whole
 
 
 def test_the_counts_it_gives_out_are_not_its_own_running_ones(history, ledger):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from specscope.debug.viewer import Viewer
 from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
 from specscope.tui.text import spread
 from specscope.tui.widgets.lengths import AXIS, LengthsPanel
+from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.requests import RequestsPanel, row
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import replay, until
+from .sample import Maker, replay, until
 from .test_keys import notes, running
 
 
@@ -191,3 +193,77 @@ async def test_a_click_in_the_curve_of_a_request_goes_to_that_step():
         await pilot.click(TimelinePanel, offset=(panel.gutter.left + sum(wide[:4]), panel.gutter.top))
         await pilot.pause()
         assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[4]
+
+
+def many(count: int = 20) -> Viewer:
+    """A replay of so many requests, opened at its end."""
+    made = Maker()
+    for number in range(count):
+        text = " ".join(["some words that are drafted and judged"] * (1 + number % 5))
+        made.add(f"r{number}", "chat", "a prompt", text, "3")
+    history = made.run(batch=3)
+    return Viewer(history, position=len(history.steps) - 1)
+
+
+def first_shown(panel):
+    """The text of the first line below the head that is in view."""
+    return "".join(text for text, _ in panel.sheet.lines[panel.sheet.head + panel.scroll_offset.y])
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_sorted_list_shows_its_top(size):
+    async with running(many(), size) as (app, pilot):
+        panel = app.query_one(RequestsPanel)
+        await pilot.pause()
+        assert panel.scroll_offset.y > 0  # the current request stands at the end
+        while panel.order.column != "tau":
+            await pilot.press("o")
+        assert panel.names[0] in first_shown(panel)
+        await pilot.press("O")
+        assert panel.names[0] in first_shown(panel)
+        for _ in range(8):  # the picked one comes into view as soon as another is picked
+            await pilot.press("k")
+        at = panel.names.index(app.current) - panel.scroll_offset.y
+        assert 0 <= at < panel.area.height - panel.sheet.head
+        app._pick(panel.names[0])
+        await pilot.press("r")
+        await pilot.pause()
+        steps = app.screen.query_one(TimelinePanel)
+        await pilot.press("o", "o", "O")
+        assert steps.scroll_offset.y == 0
+
+
+async def test_a_list_of_breakpoints_is_sorted_from_its_first_line():
+    viewer = replay(4)
+    for number in range(40):
+        viewer.debug(f"break reject if depth == {number}")
+    async with running(viewer, (80, 24)) as (app, pilot):
+        await pilot.press("b", *["down"] * 35)
+        panel = app.screen.query_one(PointsPanel)
+        assert panel.scroll_offset.y > 0
+        await pilot.press("O")
+        assert (panel.item.number, panel.scroll_offset.y) == (40, 0)
+
+
+HEADS = [
+    [("", ""), ("name", "request"), ("tokens", "tokens"), ("steps", "steps"), ("tau", "    τ")],
+    [("step", " step"), ("depth", "depth         "), ("nodes", "nodes ")],
+    [("n", "   n"), ("hits", "  hits"), ("stops at", "stops at  ")],
+    [("token", "token"), ("share", "share")],
+]
+
+
+@pytest.mark.parametrize("cells", HEADS, ids=lambda cells: cells[-1][0])
+@pytest.mark.parametrize("gap", [" ", "  "])
+def test_the_arrow_moves_no_column(cells, gap):
+    panel = ListPanel()
+    plain = "".join(text for text, _ in panel.head(cells, gap))
+    places = panel.heads
+    for column, name in cells:
+        for reverse in (False, True):
+            panel.order = Order(column, reverse)
+            text = "".join(part for part, _ in panel.head(cells, gap))
+            assert (len(text), panel.heads) == (len(plain), places)
+            assert text.count(DOWN if reverse else UP) == (1 if column else 0)
+            begin = next(begin for begin, _, other in places if other == column)
+            assert name.strip() in text[max(begin - 1, 0) : begin + len(name) + 1]

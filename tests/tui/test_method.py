@@ -80,7 +80,7 @@ def test_the_tree_and_the_node_tell_it(histories):
     assert "lossy:fly: not lossless" in tree
     assert "all depths in one pass · 2 drafts not verified · a match of 5 tokens, 3 times, in the prompt" in tree
     _, part = look_at(histories[1])
-    assert f"gives it a chance of {float(part.method.confidence[1]):.3f}, module 1" in node
+    assert f"confidence {float(part.method.confidence[1]):.3f}, module 1" in node
     assert "lossy:fly: not lossless" in node
 
 

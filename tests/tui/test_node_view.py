@@ -97,7 +97,7 @@ def test_it_says_whether_the_numbers_are_the_steps_own(computed):
 async def test_enter_shows_the_distributions_wherever_the_engine_is(status):
     viewer, engine = live(12, status)
     async with running(viewer) as (app, pilot):
-        await pilot.press(",", ",", ",", "j", "d", "enter")
+        await pilot.press(",", ",", ",", "j", "d", "up", "enter")
         place, step = app.screen.query_one(PlacePanel), app.screen.last.history.steps[app.screen.last.at].step
         assert engine.looked == [(step, "r1", app.screen.query_one(NodesPanel).node)]
         await shown(pilot, place)

@@ -19,6 +19,7 @@ from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
 from specscope.tui.widgets.kv_map import held, kv_map
+from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
@@ -64,15 +65,37 @@ async def test_the_inspector_tells_of_every_node():
         step = app.screen.last.part[1]
         nodes, node = app.screen.query_one(NodesPanel), app.screen.query_one(NodePanel)
         assert sorted(nodes.order) == list(range(len(step.tree) + 1))
+        await pilot.press(*["up"] * len(step.tree))
         for at in nodes.order:
             said = text_of(node)
             if at == len(step.tree):
                 assert f"kind     {step.verdict.kind.value}" in said
             else:
                 outcome = Outcome(int(step.verdict.outcome[at]))
-                assert outcome.name.lower() in said
+                assert {"untried": "not tried"}.get(outcome.name.lower(), outcome.name.lower()) in said.lower()
                 assert ("residual" in said) == (outcome is Outcome.REJECTED)
             await pilot.press("down")
+
+
+@pytest.mark.parametrize("name", ["r0", "r1", "r2", "r3"])
+async def test_a_step_opens_at_the_node_that_ended_its_path(name):
+    async with running(replay(0), (80, 24)) as (app, pilot):
+        app._pick(name)
+        await pilot.press("d")
+        nodes, request = app.screen.query_one(NodesPanel), app.viewer.history.requests[name]
+        for step, position in zip(request.steps, request.engine_steps, strict=True):
+            app._goto(position)
+            if step.verdict is None:
+                continue
+            outcomes, path, parents = step.verdict.outcome, step.verdict.path, step.tree.parent
+            end = int(path[-1]) if len(path) else -1
+            failed = [n for n in range(len(step.tree)) if parents[n] == end and outcomes[n] == Outcome.REJECTED]
+            assert nodes.node == (failed[0] if failed else len(step.tree))  # the drafter's best of those, or the bonus
+            if len(step.tree) > 1:
+                await pilot.press("down" if nodes.picked == 0 else "up")
+                picked = nodes.node
+                app.look()
+                assert nodes.node == picked  # it stays where it was put
 
 
 def hit_of(viewer, kind):
@@ -335,3 +358,20 @@ def test_wrapped_lines_of_a_table_stay_a_table(width):
     assert " ".join(" ".join(rows).split()) == " ".join(line.split())
     if width >= 54:
         assert all(row.startswith(" " * 26) and row[26] != " " for row in rows[1:])
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)], ids=str)
+async def test_every_screen_fits_every_size(size):
+    viewer, engine = live(40, "paused")
+    engine.forked = forked()
+    for opened in (viewer, replay(14)):
+        async with running(opened, size) as (app, pilot):
+            await pilot.press("j")
+            for key in ("", "d", "r", "b", "v", "B", "w", "a", "f", "question_mark", "colon"):
+                await pilot.press(*([key] if key else []))
+                await pilot.pause()
+                for lines in app.screen.query(Lines):
+                    assert "cannot draw" not in text_of(lines), (key, lines)
+                    assert all(line_width(line) <= max(lines.area.width, 1) for line in lines.sheet.lines), (key, lines)
+                if key:
+                    await pilot.press("escape")

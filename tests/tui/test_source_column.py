@@ -55,7 +55,7 @@ def test_the_text_has_no_probability_of_its_own():
     step = combined()
     drawn = draw_tree(step, replay().history.vocabulary)
     for line in drawn.splitlines():
-        assert ("from text" in line) == ("q=" in line and "draft=" not in line)
+        assert ("from text" in line) == ("q=" in line and "draft p=" not in line)
 
 
 def test_it_is_said_in_words():

@@ -30,34 +30,39 @@ def mend():
     module.expand_batch_to_tokens = expand_batch_to_tokens
 
 
+def engine_options(job):
+    """Of vLLM's engine; a job may have its own."""
+    options = {
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "max_num_seqs": job.get("batch", 4),
+        "enforce_eager": True,
+        "disable_log_stats": False,
+        "enable_prefix_caching": False,
+        "speculative_config": job["speculation"],
+        "per_request_spec_decode_metrics": "detailed",
+    }
+    return options | job.get("engine", {})
+
+
 def main():
     with open(sys.argv[1]) as file:
         job = json.load(file)
     if job.get("mend", True):
         mend()
-    for fault in job.get("faults", ()):
+    if job.get("faults"):
         sys.path.insert(0, os.path.dirname(__file__))
-        from faults import FAULTS  # beside this file
+        import faults  # beside this file
 
-        FAULTS[fault]()
+        faults.plant()
+        faults.ON.update(job["faults"])
     if job.get("gather"):  # as on a GPU, but that nothing has to come from anywhere
         import specscope.vllm.runner as runner
 
         runner.judge_here = runner.judge_there
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        model=job["model"],
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=job.get("batch", 4),
-        enforce_eager=True,
-        disable_log_stats=False,
-        enable_prefix_caching=False,
-        speculative_config=job["speculation"],
-        per_request_spec_decode_metrics="detailed",
-        **job.get("engine", {}),
-    )
+    llm = LLM(model=job["model"], **engine_options(job))
     params = [SamplingParams(ignore_eos=True, **(job["params"] | {"seed": seed})) for seed in job["seeds"]]
     outputs = llm.generate(job["prompts"], params, use_tqdm=False)
     told = [getattr(one.outputs[0], "spec_decode_metrics", None) for one in outputs]

@@ -19,6 +19,7 @@ from specscope.vllm.call import Call
 from specscope.vllm.debug_server import DebugServer
 from specscope.vllm.debugger import Limit
 from tests.vllm.fakes import FakeVllm
+from tests.waiting import HANG_SECONDS, until
 
 REJECTION = "break reject if p < 0.1"
 
@@ -50,7 +51,7 @@ class Bench:
         self.server.close()
         self.vllm.tokens, self.vllm.pause = 0, 0.0  # what runs ends with its step
         if self.vllm.thread.ident is not None:
-            self.vllm.thread.join(20)
+            self.vllm.thread.join(HANG_SECONDS)
             assert not self.vllm.thread.is_alive(), "vLLM did not go on"
         assert not self.vllm.guard.errors
 
@@ -73,15 +74,6 @@ def still(vllm, seconds=0.3):
     before = vllm.steps
     time.sleep(seconds)
     return vllm.steps == before
-
-
-def until(condition, seconds):
-    """How long it took; fails where it took longer."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, "it took too long"
-        time.sleep(0.005)
-    return time.monotonic() - began
 
 
 def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
@@ -114,7 +106,7 @@ def test_a_forced_acceptance_is_what_vllm_goes_on_with(bench, temperature, sampl
     before = list(one.vllm.contexts["r0"])
     said = client.run(f"force accept={node}")
     assert "forced: not lossless" in said
-    assert "accepted by force" in said
+    assert "accepted: by force" in said
     client.run("delete")
     client.run("next")
     drafted = part.tree.token[: node + 1].tolist()
@@ -123,7 +115,7 @@ def test_a_forced_acceptance_is_what_vllm_goes_on_with(bench, temperature, sampl
     assert record.requests[0].verdict.forced.tolist() == [node]
     assert record.requests[0].output() == one.vllm.contexts["r0"][len(before) :][: record.requests[0].emitted]
     client.run("quit")
-    one.vllm.thread.join(20)
+    one.vllm.thread.join(HANG_SECONDS)
     output = [token for record in one.vllm.records for part in record.requests for token in part.output()]
     assert output == one.vllm.contexts["r0"][1:]  # the evidence of every step is what vLLM went on with
 
@@ -137,7 +129,7 @@ def test_a_forced_rejection_ends_with_the_token_that_vllm_drew_for_it(bench):
     part = one.vllm.debugger.history.steps[-1].requests[0]
     before = len(one.vllm.contexts["r0"])
     said = client.run("force reject=0")
-    assert "rejected by force" in said
+    assert "rejected: by force" in said
     assert "recovered" in said
     client.run("delete")
     client.run("next")
@@ -215,7 +207,7 @@ def test_next_runs_one_engine_step_and_pause_stops_a_run(bench):
     one.vllm.pause = 0.01
     one.vllm.thread.start()
     client = one.attach()
-    until(lambda: one.vllm.steps > 3, 5)  # attaching alone stops nothing
+    until(lambda: one.vllm.steps > 3)  # attaching alone stops nothing
     said = client.run("pause")
     assert "vLLM waits here" in said
     assert still(one.vllm)
@@ -279,7 +271,7 @@ def test_what_ran_before_it_was_attached_is_known(bench):
     one.vllm.pause = 0.005
     one.vllm.thread.start()
     for _ in range(2):  # and what ran while none was attached
-        until(lambda before=one.vllm.steps: one.vllm.steps > before + 12, 5)
+        until(lambda before=one.vllm.steps: one.vllm.steps > before + 12)
         client = one.attach()
         client.run("next")
         history = one.vllm.debugger.history
@@ -317,7 +309,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["while it holds", "while it waits"])
-def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(bench, waits):
+def test_a_debugger_that_is_killed_lets_vllm_go_on(bench, waits):
     one = bench(tokens=400, requests=1)
     line = "print(client.run('until step < 0'))" if waits else ""
     process = subprocess.Popen(
@@ -327,7 +319,7 @@ def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(bench, waits)
         text=True,
     )
     try:
-        until(lambda: one.vllm.debugger.gate.is_open, 60)
+        until(lambda: one.vllm.debugger.gate.is_open)
         one.vllm.pause = 0.005
         one.vllm.thread.start()
         for said in process.stdout:
@@ -337,12 +329,12 @@ def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(bench, waits)
             assert still(one.vllm)
         before = one.vllm.steps
         process.kill()
-        assert until(lambda: one.vllm.steps > before + 2, 1) < 1
+        until(lambda: one.vllm.steps > before + 2)
     finally:
         process.kill()
         process.wait()
-    until(lambda: not one.vllm.debugger.gate.controlled, 1)
-    one.vllm.thread.join(20)
+    until(lambda: not one.vllm.debugger.gate.controlled)
+    one.vllm.thread.join(HANG_SECONDS)
     assert len(one.vllm.contexts["r0"]) == 401
 
 
@@ -355,7 +347,7 @@ def test_a_client_that_left_lines_unread_does_not_hold_vllm(bench):
         client.connect(str(one.path))
         client.sendall(b'{"line": "next"}\n{"line": "next"}\n{"line": "continue"}\n{"line": "continue"}\n')
     before = one.vllm.steps
-    until(lambda: one.vllm.steps > before + 5, 1)
+    until(lambda: one.vllm.steps > before + 5)
 
 
 def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
@@ -364,7 +356,7 @@ def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
     client, said = one.stopped()
     assert "gives up after 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), so it continues by itself after 0.5 s" in said
     before = one.vllm.steps
-    until(lambda: one.vllm.steps > before + 3, 1)
+    until(lambda: one.vllm.steps > before + 3)
     said = client.run("info breakpoints")
     assert said.startswith("vLLM went on by itself after 0.5 s: pause stops it again")
     with pytest.raises(UserError, match="vLLM is running"):
@@ -381,7 +373,7 @@ def test_control_c_ends_the_wait_of_a_vllm_that_runs_nothing(bench):
     assert "interrupted" in said
     assert "stops at its next step" in said
     one.vllm.thread.start()
-    until(lambda: one.vllm.debugger.gate.stands, 5)
+    until(lambda: one.vllm.debugger.gate.stands)
     assert one.vllm.steps == 0
 
 
@@ -393,7 +385,7 @@ def test_control_c_stops_a_run_at_its_next_step(bench):
     began = time.monotonic()
     client.session.interrupted = lambda: time.monotonic() - began > 0.3
     assert "interrupted" in client.run("continue")
-    until(lambda: one.vllm.debugger.gate.stands, 2)  # it may have been between two steps
+    until(lambda: one.vllm.debugger.gate.stands)  # it may have been between two steps
     assert still(one.vllm)
 
 
@@ -408,7 +400,7 @@ def test_its_output_is_the_same_with_a_debugger_that_only_looks(bench):
         client.run("continue")
         client.run("node 0")
     client.run("quit")
-    one.vllm.thread.join(20)
+    one.vllm.thread.join(HANG_SECONDS)
     assert one.vllm.contexts == plain.contexts
 
 
@@ -418,7 +410,7 @@ def test_a_failing_debugger_never_reaches_vllm(bench, monkeypatch):
     client = one.attach()
     one.vllm.thread.start()
     client._send({"line": "next"})
-    one.vllm.thread.join(20)
+    one.vllm.thread.join(HANG_SECONDS)
     assert not one.vllm.thread.is_alive()
     assert len(one.vllm.contexts["r0"]) == 31
     assert one.vllm.guard.errors
@@ -446,7 +438,7 @@ def test_lines_that_are_no_protocol_end_the_client_alone(bench):
     one = bench()
     for sent in (b"\xff\n", b"[]\n", b"{}\n", b'{"line"', b"x" * 200_000):
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5)
+            client.settimeout(HANG_SECONDS)
             client.connect(str(one.path))
             client.recv(1000)
             with suppress(ConnectionError):  # it may have closed before it read all
@@ -458,16 +450,14 @@ def test_lines_that_are_no_protocol_end_the_client_alone(bench):
 
 
 def test_vllm_waits_without_the_interpreters_lock(bench):
+    """This thread goes on meanwhile, and the one that waits takes no processor."""
     one = bench()
     one.stopped()
-    cpu = time.process_time()
-    count = 0
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:
-        count += 1
+    before = time.process_time() - time.thread_time()
+    for _ in range(30):
         time.sleep(0.01)
-    assert count > 15
-    assert time.process_time() - cpu < 0.15
+    assert time.process_time() - time.thread_time() - before < 0.15  # of the other threads, in 0.3 s or more
+    assert one.vllm.debugger.gate.stands
 
 
 def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
@@ -476,7 +466,7 @@ def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
     script.write_text(f"{REJECTION}\ncontinue\nwhere\nreverse-next\nforce token=3\n")
     command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.path), "--commands", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
-        until(lambda: one.vllm.debugger.gate.is_open, 60)
+        until(lambda: one.vllm.debugger.gate.is_open)
         one.vllm.thread.start()
         out, err = console.communicate(timeout=60)
     assert console.returncode == 2
@@ -484,7 +474,7 @@ def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
     assert "attached to a fake" in out
     assert "vLLM waits here" in out
     assert "(forced: not lossless)" in out
-    one.vllm.thread.join(20)
+    one.vllm.thread.join(HANG_SECONDS)
     assert len(one.vllm.contexts["r0"]) == 201
 
 
@@ -503,7 +493,7 @@ def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
             console.stdin.flush()
             assert client.recv(100) == b'{"line": "continue"}\n'
             client.close()
-            _, said = console.communicate(timeout=20)
+            _, said = console.communicate(timeout=HANG_SECONDS)
             assert said.count("vLLM has ended") == 1
             assert console.returncode == 0
 

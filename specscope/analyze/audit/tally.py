@@ -83,11 +83,14 @@ class Tally:
     differs: list[bool] = field(default_factory=list)
     examples: list[Difference] = field(default_factory=list)
     excused: int = 0  # items that rounding could have made either way
+    gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is none
+    judged: list[float] = field(default_factory=list)  # what the model says of each
 
     def add(self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "") -> None:
         """One more item."""
         self.items.append(where)
         self.differs.append(differs)
+        self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
             self.examples.append(Difference(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
 
@@ -104,6 +107,7 @@ class Tally:
             example=self.examples[0].where if self.examples else None,
             detail=self.examples[0].text if self.examples else "",
             note=note,
+            unit=self.noun,
         )
         if not failed:
             return Finding(check, self.noun)
@@ -118,6 +122,8 @@ class Tally:
         what began it. So the condition is looked for with and without them, and the clearer one taken.
         """
         facts = facts_table(history, self.items)
+        if self.gives:
+            facts = {self.gives: [int(value) for value in self.judged], **facts}
         steps = [(item.request, item.index) for item in self.items]
         numbers = {key: at for at, key in enumerate(dict.fromkeys(steps))}
         clusters = np.array([numbers[key] for key in steps])

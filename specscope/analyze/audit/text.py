@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import Finding
+from specscope.analyze.audit.verdict import verdict
 from specscope.analyze.findings import Exit, Result
+from specscope.analyze.tables import Table, count
+from specscope.analyze.text import table_block
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
 STYLE = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
-VERDICT = {
-    Exit.CONSISTENT: "The run agrees with its models.",
-    Exit.INCONSISTENT: "The run does not agree with its models.",
-    Exit.NOT_JUDGED: "Nothing could be judged.",
-}
+VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
 SHOWN = 3  # examples of each quantity
 
 
@@ -27,20 +25,20 @@ def render_audit(found: Audit, console: Console) -> None:
     console.print(_header(found))
     for note in found.notes:
         console.print(Text(f"! {printable(note)}", style="yellow"))
-    console.print(Text(""))
-    console.print(_table(found))
+    console.print(table_block(_table(found), {result.value: style for result, style in STYLE.items()}))
     for finding in found.findings:
         if finding.check.failed:
             _differences(finding, found, console)
-    style = "bold green" if found.exit is Exit.CONSISTENT else "bold red"
-    console.print(Text(f"\n{VERDICT[found.exit]}", style=style))
+    said = printable(verdict(found.findings, found.audited, found.unjudged))
+    console.print(Text(f"\n{said}", style=VERDICT[found.exit]))
 
 
-def _header(found: Audit) -> Table:
-    grid = Table.grid(padding=(0, 2))
+def _header(found: Audit) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    models = found.target + (f", drafter {found.draft_model}" if found.draft_model else "")
+    drafted = any(one.name.startswith("drafter") and one.tested for one in (f.check for f in found.findings))
+    models = found.target + (f", drafter {found.draft_model}" if found.draft_model and drafted else "")
     steps = plural(found.steps, "decode step")
     audited = steps if found.audited == found.steps else f"{found.audited:,} of {steps}"
     rounding = f"{found.slack:.2g} in the target's log odds" + (
@@ -57,23 +55,13 @@ def _header(found: Audit) -> Table:
 
 
 def _table(found: Audit) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("judged", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("compared", justify="right", no_wrap=True)
-    table.add_column("differ", justify="right", no_wrap=True)
-    table.add_column("what is checked", overflow="fold")
+    rows = []
     for finding in found.findings:
         check = finding.check
-        about = check.about + (f" ({check.note})" if check.note else "")
-        table.add_row(
-            check.name,
-            Text(check.result.value, style=STYLE[check.result]),
-            f"{check.tested:,}",
-            f"{check.failed:,}",
-            Text(printable(about)),
-        )
-    return table
+        about = printable(check.about + (f" ({check.note})" if check.note else ""))
+        rows.append((check.name, check.result.value, count(check.tested), count(check.failed), about))
+    columns = ("judged", "result", "compared", "differ", "what is checked")
+    return Table("", columns, rows, words=frozenset(["result", "what is checked"]))
 
 
 def _differences(finding: Finding, found: Audit, console: Console) -> None:
@@ -81,6 +69,8 @@ def _differences(finding: Finding, found: Audit, console: Console) -> None:
     console.print(Text(f"\n{finding.check.name}", style="bold cyan"))
     if finding.sentence:
         console.print(Text(printable(finding.sentence)))
+    if finding.check.detail and not finding.examples:
+        console.print(Text(f"  {finding.check.example}: {printable(finding.check.detail)}", style="dim"))
     for example in finding.examples[:SHOWN]:
         console.print(Text(f"  {example.where}: {printable(example.text)}", style="dim"))
     if finding.check.example is not None:

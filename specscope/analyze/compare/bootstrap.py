@@ -39,12 +39,16 @@ class Ratio:
 
 def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) -> list[Estimate]:
     """All of them; significant by Holm's correction over the whole list."""
+    return holm(measured(ratios, clusters), alpha)
+
+
+def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
+    """All of them with their intervals; which are significant is still to be judged."""
     if not ratios:
         return []
     sums = np.stack([column for ratio in ratios for column in (*ratio.top, *ratio.bottom)], axis=1)
     drawn = resampled(sums, clusters)
-    found = [_estimate(ratio, drawn[:, 4 * at : 4 * at + 4]) for at, ratio in enumerate(ratios)]
-    return holm(found, alpha)
+    return [_estimate(ratio, drawn[:, 4 * at : 4 * at + 4]) for at, ratio in enumerate(ratios)]
 
 
 def resampled(sums: Doubles, clusters: int) -> Doubles:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specscope.analyze.compare.columns import (
     FED,
@@ -21,11 +22,12 @@ from specscope.analyze.compare.columns import (
     spans,
 )
 from specscope.trace.history import History
-from specscope.trace.method import TEXT
+from specscope.trace.method import TEXT, model_part, text_part
 from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
-from specscope.trace.tree import ROOT
+from specscope.trace.tree import ROOT, Drawn
 from specscope.trace.vocabulary import Vocabulary
 
+OTHERS = "other requests"  # MethodNotes.match_source
 CHUNK = 4096  # rows that are held as Python objects
 _KIND = {kind: at for at, kind in enumerate(KINDS)}
 _PRECEDED = {what: at for at, what in enumerate(PRECEDED)}
@@ -104,7 +106,7 @@ class Collector:
         given = self._add_parents(part) if judged else 0
         fed = self._add_fed(part)
         behind = (*self._counts, given, self._rows_fed, fed)
-        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, *behind))
+        self._rows.append((*row, part.emitted, *final, preceded, *names, forced, _varies(part), *behind))
         self._rows_fed += fed
         self._counts[0] += n if judged else 0
         self._counts[1] += final[0]
@@ -126,7 +128,8 @@ class Collector:
             source[:] = part.method.source
         nodes["source"].append(source)
         nodes["prob"].append(unknown if notes is None else np.where(source == TEXT, np.float32(np.nan), notes.prob))
-        nodes["draw_margin"].append(np.ones(n) if notes is None or not len(notes.draw_margin) else notes.draw_margin)
+        nodes["score"].append(unknown if notes is None else notes.score)
+        nodes["draw_margin"].append(_draw_margins(part))
         if parents is None:
             nodes["raw_p"].append(unknown)
             nodes["gap"].append(unknown)
@@ -144,10 +147,17 @@ class Collector:
         parents = part.parents
         if parents is None or not len(parents.node) or not parents.top.shape[1:] >= (1,):
             return 0
-        for name in ("node", "choice", "choice_p", "entropy", "q_entropy"):
+        for name in ("node", "choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q"):
             self._parents[name].append(getattr(parents, name))
+        for name in ("draft_top", "draft_top_p"):
+            drafters = getattr(parents, name)
+            self._parents[name].append(drafters[:, 0] if drafters.shape[1:] >= (1,) else np.zeros(len(drafters)))
         self._parents["top"].append(parents.top[:, 0])
         self._parents["top_p"].append(parents.top_p[:, 0])
+        two = parents.top_p.shape[1] > 1
+        self._parents["top_gap"].append(
+            parents.top_p[:, 0] - parents.top_p[:, 1] if two else parents.top_p[:, 0] * np.nan
+        )
         return len(parents.node)
 
     def _add_fed(self, part: RequestStep) -> int:
@@ -211,6 +221,23 @@ class Collector:
         parents = {name: whole[f"parent {name}"][parents_at] for name in PARENT}
         fed = {name: whole[f"fed {name}"][fed_at] for name in FED}
         return Side([capture], self.requests, list(self._names), steps, nodes, parents, fed, path, output, vocabulary)
+
+
+def _draw_margins(part: RequestStep) -> NDArray[np.float64]:
+    """How near each draw of the drafter was to another token; NaN where a draw's margin is not recorded."""
+    if part.notes is not None and len(part.notes.draw_margin):
+        return part.notes.draw_margin
+    return np.where(part.tree.drawn == Drawn.DETERMINISTIC, 1.0, np.nan)
+
+
+def _varies(part: RequestStep) -> bool:
+    """Whether costs, load or other requests decide what is drafted as well as the context.
+
+    An adaptive tree has the size that pays at the time; a text and a model together are ranked by what was accepted
+    so far; a shared suffix tree holds what other requests said before.
+    """
+    together = text_part(part.drafter) != "" and model_part(part.drafter) != ""
+    return bool(part.sizing) or together or (part.method is not None and OTHERS in part.method.match_source)
 
 
 def _whole(part: RequestStep) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.verify.arrays import places
+from specscope.trace.loops import in_loops, step_sums
+from specscope.trace.method import MethodNotes
+from specscope.trace.notes import DraftNotes, ParentNotes
 from specscope.trace.records import (
     FinalKind,
     FinishReason,
@@ -53,6 +57,7 @@ STEP = np.dtype(
         ("rule", "i2"),  # its place in Side.names
         ("drafter", "i2"),  # likewise
         ("forced", "?"),  # whether an outcome or the final token was forced
+        ("varies", "?"),  # whether its drafts follow costs, load or other requests too: other ones are to be expected
         ("first_node", "i8"),
         ("first_path", "i8"),
         ("first_output", "i8"),
@@ -76,7 +81,8 @@ NODE = {
     "coin": "f8",
     "residual_mass": "f8",
     "prob": "f4",  # the drafter's probability; NaN where it is no model
-    "draw_margin": "f8",  # of the drafter's draw; 1 where the node is no draw, or nothing is recorded
+    "score": "f4",  # the log probability of its path, by which trees are ranked; NaN where not recorded
+    "draw_margin": "f8",  # of the drafter's draw; 1 where the node is no draw, NaN where it is not recorded
     "source": "i1",  # who drafted it, by method.SOURCES; -1 where one drafter works alone
     "raw_p": "f4",  # the target's before temperature and rules; NaN where not recorded or not tried
     "gap": "f4",  # the target's raw first less its raw second probability at the parent; NaN likewise
@@ -90,6 +96,11 @@ PARENT = {
     "q_entropy": "f4",  # of q; 0 where the children are deterministic
     "top": "i4",  # the target's likeliest token, raw
     "top_p": "f4",
+    "top_gap": "f4",  # less the second one's; NaN where not recorded
+    "choice_rank": "i4",  # of the target's likeliest token, raw, in the drafter's distribution; 0 outside
+    "choice_q": "f4",  # its probability there
+    "draft_top": "i4",  # the drafter's likeliest token
+    "draft_top_p": "f4",  # 0 where it is no model
 }
 # A row of the target's features that a drafter's first pass was fed; none in captures without.
 NORMS = ("norm_1", "norm_2", "norm_3", "norm_4")  # of as many aux layers; NaN where there are fewer
@@ -141,6 +152,14 @@ class Side:
     def node_step(self) -> Longs:
         """[N] the row in `steps` of each node."""
         return np.repeat(np.arange(len(self.steps)), self.steps["nodes"])
+
+    @cached_property
+    def looped(self) -> Longs:
+        """[S] how many of each step's output tokens lie in loops."""
+        request, index = self.steps["request"], self.steps["index"]
+        begins = (np.diff(request, prepend=-1) != 0) | (np.diff(index, prepend=0) > 1)
+        emitted = self.steps["emitted"].astype(np.int64)
+        return step_sums(in_loops(self.output, np.repeat(np.cumsum(begins), emitted)), emitted)
 
     @cached_property
     def parent_step(self) -> Longs:
@@ -231,7 +250,7 @@ class Side:
         return [self.part(row) for row in range(rows.start, rows.stop) if self.steps["judged"][row]]
 
     def part(self, row: int) -> RequestStep:
-        """A row of `steps` as the record that it was, without the notes of drafter and parents."""
+        """A row of `steps` as the record that it was, of the likeliest tokens of its parents only the first."""
         at = self.steps[row]
         span = slice(int(at["first_node"]), int(at["first_node"] + at["nodes"]))
         mine = {name: values[span] for name, values in self.nodes.items()}
@@ -258,19 +277,43 @@ class Side:
             verdict=verdict if at["judged"] else None,
             emitted=int(at["emitted"]),
             preceded=None if at["preceded"] < 0 else PRECEDED[at["preceded"]],
+            notes=_notes(mine),
+            method=MethodNotes(source=mine["source"].astype(np.int32)) if (mine["source"] >= 0).any() else None,
+            parents=self._parents_of(row, mine["raw_p"]),
+        )
+
+    def _parents_of(self, row: int, raw_p: NDArray[Any]) -> ParentNotes | None:
+        """What target and drafter gave at the parents of a step; None where that was not recorded."""
+        at, count = int(self.steps["first_parent"][row]), int(self.steps["parents"][row])
+        if not count:
+            return None
+        mine = {name: values[at : at + count] for name, values in self.parents.items()}
+        n, nothing = len(raw_p), np.zeros(count, np.float32)
+        return ParentNotes(
+            node=mine["node"].astype(np.int32),
+            **{name: mine[name][:, None] for name in ("top", "top_p", "draft_top", "draft_top_p")},
+            **{name: mine[name] for name in ("choice", "choice_p", "entropy", "q_entropy", "choice_rank", "choice_q")},
+            varentropy=nothing,
+            q_varentropy=nothing,
+            outside=nothing,
+            raw_p=np.nan_to_num(raw_p),
+            rank=np.zeros(n, np.int32),
+            q_rank=np.zeros(n, np.int32),
+            final_entropy=float("nan"),
+            final_varentropy=float("nan"),
+            final_target_p=float("nan"),
         )
 
 
+def _notes(nodes: Mapping[str, NDArray[Any]]) -> DraftNotes | None:
+    """What the drafter thought of its nodes; None where it is no model."""
+    if not len(nodes["prob"]) or np.isnan(nodes["prob"]).all():
+        return None
+    none = np.zeros(0, np.int32)
+    return DraftNotes(nodes["prob"], nodes["score"], none, none, np.zeros(0, np.float32))
+
+
 _VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
-
-
-def places(sorted_keys: NDArray[np.generic]) -> Ints:
-    """The place of each element among those that equal it, in an array where equal ones lie together."""
-    n = len(sorted_keys)
-    new = np.ones(n, np.bool_)
-    new[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    at = np.arange(n)
-    return (at - np.maximum.accumulate(np.where(new, at, 0))).astype(np.int32)
 
 
 def spans(first: Longs, count: NDArray[np.integer]) -> Longs:

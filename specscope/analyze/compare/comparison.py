@@ -11,13 +11,14 @@ from specscope.analyze.compare.configuration import differences
 from specscope.analyze.compare.contexts import align
 from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.evidence import fields
+from specscope.analyze.compare.explained import explained
 from specscope.analyze.compare.failif import Limit, judge
 from specscope.analyze.compare.match import match
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.reading import Progress, read_sides
 from specscope.analyze.compare.result import Comparison, Match, Pair, SideFacts
 from specscope.analyze.compare.verdict import verdict
-from specscope.trace.tree import Drawn
+from specscope.trace.tree import Bools, Drawn
 from specscope.trace.vocabulary import printable
 
 TITLE = 200  # characters
@@ -35,26 +36,27 @@ def compare(a: Side, b: Side, limits: Sequence[Limit] = ()) -> Comparison:
     matched = match(a, b)
     aligned = align(a, b, matched)
     counts = clustered(a, b, matched)
-    found = {
-        "pairs": _pairs(a, b, matched),
-        "fields": tuple(fields(aligned)),
-        "figures": tuple(figures(*counts)),
-        "groups": groups(*counts),
-    }
-    answer, summary, reasons = verdict(**found)  # type: ignore[arg-type]
+    pairs, told, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts)
+    other = tuple(differences(a, b, matched))
+    evidence = tuple(explained(fields(aligned), other, alike=aligned.some_alike))
+    judged = verdict(pairs, evidence, told, grouped, other)
     return Comparison(
         a=_facts(a, len(matched)),
         b=_facts(b, len(matched)),
-        answer=answer,
-        summary=summary,
-        reasons=tuple(reasons),
-        differences=tuple(differences(a, b, matched)),
+        answer=judged.answer,
+        summary=judged.summary,
+        headline=judged.headline,
+        reasons=judged.reasons,
+        differences=other,
         missing=tuple(_missing(a, b, matched)),
+        pairs=pairs,
         nodes=len(aligned.given.places[0]),
         steps=len(aligned.steps[0]),
+        fields=evidence,
+        figures=told,
+        groups=grouped,
         calibration=tuple(calibration(a, b)),
-        conditions=tuple(judge(limits, found["figures"])),  # type: ignore[arg-type]
-        **found,  # type: ignore[arg-type]
+        conditions=tuple(judge(limits, told, grouped)),
     )
 
 
@@ -74,6 +76,7 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> tuple
                 match=kind,
                 tokens=(len(a.tokens(mine)), len(b.tokens(theirs))),
                 tau=(_tau(a, mine), _tau(b, theirs)),
+                drafts=(int(_drafts(a, mine).sum()), int(_drafts(b, theirs).sum())),
                 parting=parting,
                 first=earlier,
             )
@@ -86,10 +89,16 @@ def _title(request: Request) -> str:
     return "" if info is None else printable(" ".join((info.title or info.prompt)[: TITLE * 2].split()))[:TITLE]
 
 
-def _tau(side: Side, request: Request) -> float | None:
+def _drafts(side: Side, request: Request) -> Bools:
+    """Which of a request's steps drafted."""
     steps = side.steps[side.rows(request)]
-    drafts = steps["judged"] & (steps["nodes"] > 0)
-    return 1 + float(steps["accepted"][drafts].sum()) / int(drafts.sum()) if drafts.any() else None
+    drafts: Bools = steps["judged"] & (steps["nodes"] > 0)
+    return drafts
+
+
+def _tau(side: Side, request: Request) -> float | None:
+    accepted, drafts = side.steps["accepted"][side.rows(request)], _drafts(side, request)
+    return 1 + float(accepted[drafts].sum()) / int(drafts.sum()) if drafts.any() else None
 
 
 def _facts(side: Side, matched: int) -> SideFacts:
@@ -116,7 +125,9 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
             lines.append(f"{name} has no drafts: acceptance is not compared")
             continue
         if np.isnan(believed(side)).all():
-            lines.append(f"{name} does not record the drafter's probabilities: calibration is not compared")
+            lines.append(
+                f"{name} does not record the drafter's probabilities: calibration is not compared, nor are they"
+            )
         elif (nodes["drawn"] == Drawn.DETERMINISTIC).all():
             lines.append(f"{name} drafts without sampling: its q is the drafter's own probability")
         if not side.has_coins:
@@ -126,6 +137,10 @@ def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, Match]]) -> lis
         if np.isnan(nodes["raw_p"][side.tried]).all():
             lines.append(
                 f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
+            )
+        if side.steps["varies"].any():
+            lines.append(
+                f"{name} has trees that follow costs, load or other requests too: by these alone tau may differ"
             )
         if side.steps["forced"].any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")

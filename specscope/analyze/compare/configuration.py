@@ -20,13 +20,15 @@ from specscope.trace.wording import plural
 
 NONE = "–"
 SHOWN = 4  # values of a side
-_OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens")  # another drafter has none, which is no news
+# Another drafter has none, and a capture of before tells none, which is no news
+_OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens", "draft revision")
 # Of a run: (name, value, what it leads to)
 _RUN: tuple[tuple[str, Callable[[RunInfo], object], str], ...] = (
     ("model", lambda run: run.target, "other probabilities everywhere"),
     ("revision", lambda run: run.revision, "the weights or the configuration of the model differ"),
     ("drafter", lambda run: run.drafter, ""),
     ("draft model", lambda run: run.draft_model, "other drafts"),
+    ("draft revision", lambda run: run.draft_digest, "the weights or the configuration of the draft model differ"),
     ("tree", lambda run: run.tree, "acceptance length depends on it; compare by depth"),
     ("step costs", lambda run: run.costs, "adaptive trees follow from them"),
     ("aux layers", lambda run: ", ".join(run.aux_layers), "the head is fed other hidden states"),
@@ -59,6 +61,10 @@ def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> li
             _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
             for name, value, note in _RUN
         ]
+        if all(run.target_digest for side in runs for run in side):  # what a revision guesses, a digest knows
+            found = [one for one in found if one is None or one.name != "revision"]
+            first, second = ([run.target_digest for run in side] for side in runs)
+            found.insert(1, _unlike("revision", first, second, "the weights or the configuration of the model differ"))
     found = [one for one in found if one is None or one.name not in _OF_HEADS or NONE not in (one.a, one.b)]
     params = _params(a, b, pairs)
     if any(one.name == "seed" for one in params):  # the run's seed says the same

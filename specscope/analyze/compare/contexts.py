@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.columns import Longs, Side
-from specscope.analyze.compare.parting import mix, rounding
+from specscope.analyze.compare.parting import mix, other_rules, rounding
 from specscope.analyze.compare.result import Match
 from specscope.trace.tree import ROOT, Bools
 
@@ -31,6 +31,9 @@ class Aligned:
     steps: tuple[Longs, Longs]  # rows of `steps` whose roots are at the same context
     nodes: tuple[Longs, Longs]  # nodes of the same token at the same context
     same_seed: Bools  # [nodes] whether the coins should be the same
+    exact: Bools  # [requests of A] whether the request's pair has the same parameters and seed
+    some_alike: bool  # whether the same parameters shape p in any pair
+    alike: Bools  # [requests of A] whether they do; True everywhere where they do in no pair
     tolerance: float
     given: Given
     fed: tuple[Longs, Longs]  # rows of Side.fed of the same position in the same text
@@ -63,7 +66,18 @@ def align(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Aligned:
     parents = [_parent_keys(side, *mine[:2]) for side, mine in zip((a, b), keys, strict=True)]
     given = Given(places, drawn, _join(parents[0], parents[1]))
     fed = _join(keys[0][2], keys[1][2])
-    return Aligned(a, b, steps, nodes, exact[request], rounding(*(dtypes or {""})), given, fed)
+    tolerance = rounding(*(dtypes or {""}))
+    alike = _alike(a, b, pairs)
+    every = alike if alike.any() else np.ones(len(alike), np.bool_)
+    return Aligned(a, b, steps, nodes, exact[request], exact, bool(alike.any()), every, tolerance, given, fed)
+
+
+def _alike(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> Bools:
+    """[requests of A] whether the same parameters shape p in its pair: what they shape is compared there alone."""
+    alike = np.zeros(len(a.requests), np.bool_)
+    for first, second, kind in pairs:
+        alike[first] = kind is not Match.PROMPT or not other_rules(a.requests[first], b.requests[second])
+    return alike
 
 
 def _keys(side: Side, requests: Sequence[int]) -> tuple[Hashes, Hashes, Hashes]:

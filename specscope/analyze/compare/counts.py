@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specscope.analyze.tables import NONE, Table, number, percent, told
+from specscope.analyze.tables import NONE, Table, number, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.reading import read_capture
 from specscope.trace.stats import Acceptance
@@ -43,14 +43,15 @@ class CountsComparison:
         rates_a, rates_b = a.per_position, b.per_position
         for at in range(max(len(rates_a), len(rates_b))):
             one, other = (rates[at] if at < len(rates) else None for rates in (rates_a, rates_b))
-            rows.append((f"accepted at depth {at + 1}", percent(one), percent(other), _signed(one, other, share=True)))
+            both = share(one, a.drafts), share(other, b.drafts)
+            rows.append((f"accepted at depth {at + 1}, of the drafts", *both, _signed(one, other, share=True)))
         rows += [(name, told(a.told(name)), told(b.told(name)), "") for name in ("drafts", "drafted", "accepted")]
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         sides = {
-            name: {"sources": list(side.sources), "acceptance": side.acceptance.to_dict()}
+            name: {"source": list(side.sources), "acceptance": side.acceptance.to_dict()}
             for name, side in (("a", self.a), ("b", self.b))
         }
         return {"counts_only": True, "note": NOTE, **sides}

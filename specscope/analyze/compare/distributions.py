@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.bootstrap import LEVEL, Ratio, estimates
+from specscope.analyze.compare.bootstrap import Ratio, estimates, holm, measured
 from specscope.analyze.compare.columns import KINDS, PRECEDED, Side
-from specscope.analyze.compare.result import Bin, Estimate, Match
+from specscope.analyze.compare.failif import LABEL
+from specscope.analyze.compare.result import (
+    LOOPS,
+    PER_STEP,
+    Q_ABOVE,
+    Q_ERROR,
+    RATE,
+    RATES_FROM,
+    TAU,
+    WHOLE_PATHS,
+    WITHOUT_LOOPS,
+    Bin,
+    Estimate,
+    Match,
+    depth_rate,
+)
 from specscope.trace.method import SOURCES
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import Doubles, Drawn
+from specscope.trace.unfinite import sound
 
 FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is left out
 DEEPEST = 16
 MOST_VALUES = 20  # a label with more is an identifier, not a group
 BINS = 10
-# Half of what may be a false alarm goes to the figures, half to the groups.
-ALPHA = (1 - LEVEL) / 2
+# tau is the primary figure: it is judged by the interval that is shown, a false alarm in 1 of 20 runs. So that the
+# others add little to that, all other figures together are given 1 in 100, and all groups together likewise.
+ALPHA = 0.01
 POSITIONS = (0, 16, 64, 256, 1024, 4096)  # lower ends of ranges of output tokens
 CONTEXTS = (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # of tokens in the cache
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # of requests in the step
@@ -66,9 +83,9 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     both = (a, b)
     drafts = [side.drafts for side in both]
     ratios = [
-        _ratio("tau", both, [c.side.steps["accepted"] for c in both], drafts, 1.0),
+        _ratio(TAU, both, [c.side.steps["accepted"] for c in both], drafts, 1.0),
         _ratio(
-            "rate", both, [c.side.steps["accepted"] for c in both], [c.side.steps["nodes"] for c in both], percent=True
+            RATE, both, [c.side.steps["accepted"] for c in both], [c.side.steps["nodes"] for c in both], percent=True
         ),
     ]
     deepest = min(int(c.side.tree_depth.max(initial=0)) for c in both)
@@ -78,15 +95,34 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
             break
         got = [c.side.steps["accepted"] >= depth for c in both]
         ratios.append(
-            _ratio(f"depth {depth} rate", both, [x & y for x, y in zip(here, got, strict=True)], here, percent=True)
+            _ratio(depth_rate(depth), both, [x & y for x, y in zip(here, got, strict=True)], here, percent=True)
         )
     judged = [c.side.steps["judged"] for c in both]
-    ratios.append(_ratio("tokens per step", both, [c.side.steps["emitted"] for c in both], judged))
+    ratios.append(_ratio(PER_STEP, both, [c.side.steps["emitted"] for c in both], judged))
     bonus = [(c.side.steps["kind"] == KINDS.index(FinalKind.BONUS)) & c.drafts for c in both]
-    ratios.append(_ratio("whole paths", both, bonus, drafts, percent=True))
+    ratios.append(_ratio(WHOLE_PATHS, both, bonus, drafts, percent=True))
+    ratios += _looped(both)
     ratios += _by_source(both)
     ratios += _calibrated(both)
-    return estimates([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters, ALPHA)
+    known = measured([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters)
+    tau = [replace(one, significant=one.nonzero) for one in known if one.name == TAU]
+    unjudged = [one for one in known if one.name in (LOOPS, WITHOUT_LOOPS)]
+    return [*tau, *unjudged, *holm([one for one in known if one.name not in (TAU, LOOPS, WITHOUT_LOOPS)], ALPHA)]
+
+
+def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:
+    """How much of the output lies in loops, and the acceptance length of the other steps; nothing without loops.
+
+    They are named beside a difference in tau, and not judged: text may come to loop by rounding.
+    """
+    emitted, looped = [c.side.steps["emitted"] for c in both], [c.side.looped for c in both]
+    if not any(one.any() for one in looped):
+        return []
+    left = [c.drafts & ~((own == size) & (size > 0)) for c, own, size in zip(both, looped, emitted, strict=True)]
+    return [
+        _ratio(LOOPS, both, looped, emitted, percent=True),
+        _ratio(WITHOUT_LOOPS, both, [c.side.steps["accepted"] for c in both], left, 1.0),
+    ]
 
 
 def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
@@ -99,7 +135,7 @@ def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
             (c.total(top, c.side.node_step), c.total(bottom, c.side.node_step))
             for c, top, bottom in zip(both, accepted, drafted, strict=True)
         )
-        found.append(Ratio(f"rate from {name}", (a[0], b[0]), (a[1], b[1]), True, 0.0))
+        found.append(Ratio(RATES_FROM[name], (a[0], b[0]), (a[1], b[1]), True, 0.0))
     return found
 
 
@@ -120,7 +156,7 @@ def _ratio(
 def believed(side: Side) -> NDArray[np.float32]:
     """[N] the drafter's probability of each node: q where it was sampled, else its own; NaN where neither is known."""
     sampled = side.nodes["drawn"] != Drawn.DETERMINISTIC
-    return np.where(sampled, side.nodes["q"], side.nodes["prob"]).astype(np.float32)
+    return sound(np.where(sampled, side.nodes["q"], side.nodes["prob"]).astype(np.float32))
 
 
 def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
@@ -135,7 +171,7 @@ def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
         tops[0].append(c.total(-miss, rows))
         tops[1].append(c.total(miss**2, rows))
         belows.append(c.total(np.ones(len(rows)), rows))
-    names = ("q above acceptance", "squared error of q")
+    names = (Q_ABOVE, Q_ERROR)
     return [Ratio(name, (top[0], top[1]), (belows[0], belows[1])) for name, top in zip(names, tops, strict=True)]
 
 
@@ -224,5 +260,5 @@ def _labels(both: tuple[Counts, Counts]) -> list[Grouping]:
             number = {value: at for at, value in enumerate(values)}
             by_request = [np.array([number.get(value, -1) for value in side], np.int64) for side in of]
             steps = [mine[c.side.steps["request"]] for mine, c in zip(by_request, both, strict=True)]
-            found.append((f"label {name}", values, steps))
+            found.append((f"{LABEL}{name}", values, steps))
     return found

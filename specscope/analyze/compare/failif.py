@@ -1,26 +1,32 @@
 """`--fail-if "tau drops > 2%"`: what a build must not lose.
 
-FIGURE (drops|rises|differs) > X[%], several joined by `or`. FIGURE is tau, rate, or `depth N rate`; X% is of A's
-figure, X alone is in the figure's own unit (tokens for tau, a share from 0 to 1 for rates). It is hit where the 95 %
-interval of the change lies wholly beyond X: noise alone hits it in at most one of forty builds. A change that may or
-may not be larger is said to be so, and does not fail.
+FIGURE (drops|rises|differs) > X[%], several joined by `or`. FIGURE is a row of the table of figures, by its name there
+(tau, rate, depth N rate, tokens per step, ...), or a row `GROUP: VALUE` of the table by group, as `tau where GROUP is
+VALUE` (`tau where label kind is code`; `label ` may be left out). X% is of A's figure, X alone is in the figure's own
+unit (tokens for tau, a share from 0 to 1 for rates). It is hit where the 95 % interval in that row lies wholly beyond
+X: noise alone hits it in at most one of forty builds. A change that may or may not be larger is said to be so, and
+does not fail.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from specscope.analyze.compare.bootstrap import FEWEST
-from specscope.analyze.compare.result import Condition, Estimate
+from specscope.analyze.compare.result import FIGURES, TAU, Condition, Estimate, depth_rate
 from specscope.errors import UserError
 from specscope.trace.checked import short
+from specscope.trace.wording import plural
 
 FORM = 'write FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", "depth 1 rate differs > 0.05"'
-FIGURES = "tau, rate, or depth N rate"
+LABEL = "label "  # before the name of a label that groups requests
+GROUPED = f"{TAU} where "
+KNOWN = f"{', '.join(FIGURES[:2])}, depth N rate, {', '.join(FIGURES[2:])}, or {GROUPED}GROUP is VALUE"
 LARGEST = 1e6
+LONGEST = 400  # characters of a condition
 
 
 class Way(StrEnum):
@@ -35,7 +41,7 @@ class Way(StrEnum):
 class Limit:
     """One condition, read."""
 
-    figure: str  # tau, rate, `depth 3 rate`
+    figure: str  # tau, rate, `depth 3 rate`, `tau where label kind is code`
     way: Way
     size: float  # a share of A's figure where `relative`
     relative: bool
@@ -46,40 +52,57 @@ class Limit:
 
 
 _NUMBER = r"(?P<size>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_CONDITION = re.compile(
-    rf"(?P<figure>[a-z][a-z0-9 ]*?) +(?P<way>drops|rises|differs) *> *{_NUMBER} *(?P<percent>%?)", re.ASCII
-)
+_CONDITION = re.compile(rf"(?P<figure>\S.*?) +(?P<way>drops|rises|differs) *> *{_NUMBER} *(?P<percent>%?)", re.ASCII)
+# A condition ends with its number, so that a label's value may hold the word `or`.
+_NEXT = re.compile(r"(> *[0-9.]+ *%?) *\bor\b")
 
 
 def parse(text: str) -> list[Limit]:
     """The conditions of a text. Raises UserError."""
-    return [_parse_one(part.strip(), text) for part in re.split(r"\bor\b", text)]
+    parts = _NEXT.sub(r"\1\n", text.replace("\n", " ")).split("\n")
+    return [_parse_one(part.strip(), text) for part in parts]
 
 
 def _parse_one(part: str, text: str) -> Limit:
-    found = _CONDITION.fullmatch(part) if len(part) < 200 else None
+    found = _CONDITION.fullmatch(part) if len(part) < LONGEST else None
     if found is None:
         raise UserError(f"--fail-if {short(text)}: {FORM}")
     figure = " ".join(found["figure"].split())
-    if match := re.fullmatch(r"depth ([1-9][0-9]{0,2})( rate)?", figure):
-        figure = f"depth {match[1]} rate"
-    elif figure not in ("tau", "rate"):
-        raise UserError(f"--fail-if {short(text)}: there is no figure {short(figure)}; use {FIGURES}")
+    if match := re.fullmatch(r"depth ([1-9][0-9]{0,2})( rate)?", figure, re.ASCII):
+        figure = depth_rate(int(match[1]))
+    elif figure not in FIGURES and not re.fullmatch(rf"{GROUPED}.+ is .+", figure):
+        raise UserError(f"--fail-if {short(text)}: there is no figure {short(figure)}; use {KNOWN}")
     size = float(found["size"])
     if size > LARGEST:
         raise UserError(f"--fail-if {short(text)}: {found['size'][:40]} is too large")
     return Limit(figure, Way(found["way"]), size / 100 if found["percent"] else size, bool(found["percent"]))
 
 
-def judge(limits: Sequence[Limit], figures: Sequence[Estimate]) -> list[Condition]:
+def named(title: str, one: Estimate) -> str:
+    """What a row of the table by group is called in a condition and in a sentence."""
+    return f"{GROUPED}{title} is {one.name}"
+
+
+def judge(
+    limits: Sequence[Limit], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] | None = None
+) -> list[Condition]:
     """What became of each. Raises UserError where a figure is not known on both sides."""
-    return [_judge(limit, figures) for limit in limits]
+    known = {one.name: one for one in figures}
+    for title, each in (groups or {}).items():
+        mine = {one.name: one for one in each}
+        known |= {named(title, one): one for one in each}
+        if title.startswith(LABEL):
+            short_ones = {named(title.removeprefix(LABEL), one): one for one in mine.values()}
+            known = short_ones | known  # a group of ours goes before a label of its name
+    return [_judge(limit, known, groups or {}) for limit in limits]
 
 
-def _judge(limit: Limit, figures: Sequence[Estimate]) -> Condition:
-    figure = next((one for one in figures if one.name == limit.figure), None)
+def _judge(limit: Limit, known: Mapping[str, Estimate], groups: Mapping[str, Sequence[Estimate]]) -> Condition:
+    # As the table shows it: with the spaces of a label's value made single.
+    figure = next((one for name, one in known.items() if " ".join(name.split()) == limit.figure), None)
     if figure is None or figure.a is None or figure.b is None or figure.difference is None:
-        raise UserError(f"--fail-if {limit}: the captures do not show this figure on both sides")
+        there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
+        raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure on both sides{there}")
     if figure.low is None or figure.high is None:
         raise UserError(
             f"--fail-if {limit}: {figure.clusters} requests are too few for an interval; {FEWEST} or more are needed"
@@ -90,11 +113,22 @@ def _judge(limit: Limit, figures: Sequence[Estimate]) -> Condition:
     hit = {Way.DROPS: drop, Way.RISES: rise, Way.DIFFERS: drop or rise}[limit.way]
     beyond = {Way.DROPS: -low, Way.RISES: high, Way.DIFFERS: max(-low, high)}[limit.way] > least
     said = "hit" if hit else "not shown: the interval reaches beyond it" if beyond else "not hit"
+    alone = " (by its own interval: among all figures of the table it is not starred)"
+    said += alone if hit and not figure.significant else ""
     return Condition(str(limit), hit, f"{said}; {change(figure)}")
 
 
+def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:
+    """What can be asked for instead: the values of the group, where there is one, else the groups."""
+    title = figure.removeprefix(GROUPED).split(" is ")[0]
+    each = groups.get(title) or groups.get(f"{LABEL}{title}")
+    if each:
+        return f"; {title} is one of {', '.join(short(one.name) for one in each)}"
+    return f"; groups: {', '.join(map(short, groups))}" if groups else ""
+
+
 def change(figure: Estimate) -> str:
-    """`3.42 → 3.30, -0.12 (-0.20 to -0.04, 95 %)`"""
+    """`3.42 → 3.30, -0.12 (-0.20 to -0.04, 95 %; 24 requests)`"""
     if figure.a is None or figure.b is None or figure.difference is None:
         return "not known on both sides"
     unit = 100.0 if figure.percent else 1.0
@@ -104,4 +138,5 @@ def change(figure: Estimate) -> str:
     text = f"{a} → {b}, {figure.difference * unit:+.{digits}f}"
     if figure.low is None or figure.high is None:
         return text
-    return f"{text} ({figure.low * unit:+.{digits}f} to {figure.high * unit:+.{digits}f}, 95 %)"
+    low, high = figure.low * unit, figure.high * unit
+    return f"{text} ({low:+.{digits}f} to {high:+.{digits}f}, 95 %; {plural(figure.clusters, 'request')})"

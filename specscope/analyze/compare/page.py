@@ -25,10 +25,11 @@ def render_html(comparison: Comparison) -> str:
         title=printable(" / ".join([*comparison.a.sources[:1], *comparison.b.sources[:1]])),
         header=[(name, printable(value)) for name, value in tables.header(comparison)],
         warnings=[f"{name}: {printable(line)}" for name, side in sides for line in side.warnings],
-        answer=comparison.answer.value,
+        answer=comparison.answer.name.lower(),
         summary=printable(comparison.summary),
         reasons=[printable(line) for line in comparison.reasons],
         missing=[printable(line) for line in comparison.missing],
+        tau=printable(comparison.headline),
         headline=headline(comparison),
         tables=tables.tables(comparison),
         plots=[(title, Markup(drawn)) for title, drawn in plots(comparison)],  # made from figures alone
@@ -37,13 +38,14 @@ def render_html(comparison: Comparison) -> str:
 
 def headline(comparison: Comparison) -> list[tuple[str, str]]:
     """The few figures that people look for first: (name, value) pairs."""
-    tau = next((one for one in comparison.figures if one.name == "tau"), None)
+    tau = comparison.tau
     parted = sum(comparison.partings.values())
     differ = sum(one.suspect for one in comparison.fields)
     return [
         ("acceptance length, B − A", "–" if tau is None else tables.change_text(tau.difference, tau)),
-        ("A", "–" if tau is None else tables.value_text(tau.a, tau)),
-        ("B", "–" if tau is None else tables.value_text(tau.b, tau)),
+        ("95 % of B − A", "–" if tau is None else tables.interval_text(tau)),
+        ("acceptance length of A", "–" if tau is None else tables.value_text(tau.a, tau)),
+        ("acceptance length of B", "–" if tau is None else tables.value_text(tau.b, tau)),
         ("pairs that part", f"{parted:,} of {len(comparison.pairs):,}"),
-        ("kinds of evidence that differ unexplained", f"{differ}"),
+        ("kinds of evidence that differ unexplained", f"{differ} of {len(comparison.fields)}"),
     ]

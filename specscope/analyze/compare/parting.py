@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from specscope.analyze.compare.columns import KINDS, Request, Side
 from specscope.analyze.compare.result import Cause, Decision, Half, Match, Parting
 from specscope.analyze.findings import Reference
+from specscope.trace.at_parent import above, end
 from specscope.trace.params import PARAM_NAMES
 from specscope.trace.records import ROUNDING, Outcome
 from specscope.trace.rules import looks_ahead
@@ -16,7 +17,7 @@ from specscope.trace.tree import ROOT, Drawn
 BEYOND = 3.0  # rounding has no sharp bound: what is further apart than so many times it is not rounding
 ENTROPY = 20.0  # an entropy moves by so much more than a p: -log p of a token near 0, many tokens at once
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-_LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
+LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -65,6 +66,7 @@ class Partings:
     def __init__(self, a: Side, b: Side) -> None:
         self.sides = (a, b)
         self._decided = (decided(a), decided(b))
+        self._other_drafts = _drafting(a) != _drafting(b)  # as configured
 
     def of(self, a: Request, b: Request, match: Match) -> tuple[Parting | None, Parting | None]:
         """(where the outputs part, the first decision before that which differs)."""
@@ -86,7 +88,7 @@ class Partings:
         return Parting(at, self._cause(a, b, first, second, match, tolerance), first, second)
 
     def _cause(self, a: Request, b: Request, x: Half, y: Half, match: Match, tolerance: float) -> Cause:
-        if match is Match.PROMPT and _other_rules(a, b):
+        if match is Match.PROMPT and other_rules(a, b):
             return Cause.PARAMETERS
         if x.token is None or y.token is None:
             return Cause.END
@@ -97,6 +99,9 @@ class Partings:
         certain = _certain(x, y) if match is Match.EXACT and coins else None
         if certain is not None:
             return certain
+        asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
+        if asked is not None:
+            return asked
         if any(one.near_tie for one in (*x.decisions, *y.decisions)):
             return Cause.ROUNDING
         if greedy and x.token != y.token and not any(one.gap is not None for one in (*x.decisions, *y.decisions)):
@@ -107,7 +112,24 @@ class Partings:
             return Cause.TARGET
         if p:
             return Cause.CUT if any(is_cut(one) for one in (a, b)) else Cause.TARGET
-        return _mechanical(x, y, tolerance, coins=coins)
+        return _mechanical(x, y, tolerance, coins=coins, cut=any(is_cut(one) for one in (a, b)))
+
+    def _asked(self, x: Half, y: Half) -> Cause | None:
+        """What was configured otherwise and decides which coins are used: it explains more than rounding does."""
+        if x.rule != y.rule:
+            return Cause.RULE
+        tried = [[one.token for one in half.decisions if one.node is not None] for half in (x, y)]
+        other = x.position != y.position or tried[0] != tried[1]
+        if not self._other_drafts or other:
+            return Cause.DRAFTS if self._other_drafts else None
+        qs = [[one.q for one in half.decisions if one.node is not None] for half in (x, y)]
+        return Cause.DRAFTER if qs[0] != qs[1] else None
+
+
+def _drafting(side: Side) -> set[tuple[str | None, ...]]:
+    """What the runs of a side draft with."""
+    runs = [capture.run for capture in side.captures if capture.run is not None]
+    return {(run.drafter, run.draft_model, run.tree) for run in runs}
 
 
 def _seed(request: Request) -> int | None:
@@ -128,8 +150,8 @@ def _certain(x: Half, y: Half) -> Cause | None:
     return None
 
 
-def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
-    """The target agrees: drafter, drafts, coins or verdict."""
+def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -> Cause:
+    """The target agrees: drafter, drafts, coins or verdict. `cut`: whether top-k, top-p or min-p cut p."""
     shared = list(zip(x.decisions, y.decisions, strict=False))
     qs = [(one.q, two.q) for one, two in shared if one.token == two.token and None not in (one.node, two.node)]
     if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
@@ -149,17 +171,19 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool) -> Cause:
             return Cause.DRAFTS
         if one.coin != two.coin:
             return Cause.COIN
+        if one.node is None and one.what == two.what and one.token != two.token and cut:
+            return Cause.CUT  # one more token at the edge moves the borders of all that are drawn from
         if one.what != two.what or one.token != two.token:
             return Cause.VERDICT
     return Cause.UNKNOWN
 
 
-def _other_rules(a: Request, b: Request) -> bool:
+def other_rules(a: Request, b: Request) -> bool:
     """Whether the parameters shape another distribution; how long an output may be does not."""
     if a.info is None or b.info is None:
         return False
     mine, theirs = a.info.params, b.info.params
-    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - _LENGTH)
+    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - LENGTH)
 
 
 def heat(request: Request) -> float:
@@ -258,7 +282,8 @@ def _gap(value: float) -> float | None:
 def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
     nodes = {name: values[node] for name, values in side.nodes.items()}
     coin, place = float(nodes["coin"]), node - int(side.steps["first_node"][row])
-    verdict = side.part(row).verdict
+    part = side.part(row)
+    verdict, there = part.verdict, above(part, place).of_node(place)
     margin = float(verdict.margin[place]) if verdict is not None and side.has_coins and side.has_p else 1.0
     gap = _gap(nodes["gap"])
     return Decision(
@@ -273,6 +298,9 @@ def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
         margin=margin,
         gap=gap,
         near_tie=_near(side, row, margin, gap, tolerance),
+        raw_p=there.raw_p,
+        draft_p=there.draft_p,
+        greedy=verdict is not None and verdict.is_greedy,
         near_draw=bool(nodes["draw_margin"] < tolerance),
     )
 
@@ -280,6 +308,8 @@ def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
 def _final(side: Side, row: int, tolerance: float) -> Decision:
     step = side.steps[row]
     margin, gap = float(step["final_margin"]), _gap(step["final_gap"])
+    part = side.part(row)
+    there = end(part).of_token(int(step["token"]))
     return Decision(
         node=None,
         token=int(step["token"]),
@@ -292,6 +322,9 @@ def _final(side: Side, row: int, tolerance: float) -> Decision:
         margin=margin,
         gap=gap,
         near_tie=_near(side, row, margin, gap, tolerance),
+        raw_p=there.raw_p,
+        draft_p=there.draft_p,
+        greedy=part.verdict is not None and part.verdict.is_greedy,
     )
 
 

@@ -6,8 +6,9 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from specscope.analyze.compare.changes import is_depth
 from specscope.analyze.compare.result import Comparison, Estimate
-from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg, whole_ticks
+from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg
 from specscope.analyze.tables import one_line
 
 MOST = 24  # rows of a plot
@@ -27,7 +28,7 @@ def plots(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _depths(comparison: Comparison) -> list[Estimate]:
-    return [one for one in comparison.figures if one.name.startswith("depth ")]
+    return [one for one in comparison.figures if is_depth(one)]
 
 
 def _told(comparison: Comparison) -> list[tuple[str, Estimate]]:
@@ -46,9 +47,11 @@ def _by_depth(axes: Axes, comparison: Comparison) -> None:
     axes.bar([at + 0.2 for at in places], heights, 0.36, yerr=reach, label="B", color=ORANGE, error_kw=style)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    whole_ticks(axes)
-    axes.set_xlabel("depth (the line on B: 95 % of B − A)")
-    legend(axes, 2)
+    axes.set_xticks(
+        places, [f"{at}\n{depths[at - 1].weight[0]:,.0f}\n{depths[at - 1].weight[1]:,.0f}" for at in places]
+    )
+    axes.set_xlabel("depth; drafts of A, of B that proposed it (the line on B: 95 % of B − A)")
+    legend(axes)
 
 
 def _differences(axes: Axes, comparison: Comparison) -> None:
@@ -86,7 +89,7 @@ def _calibration(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(0, 1)
     axes.set_xlabel("q")
     axes.set_ylabel("accepted")
-    legend(axes, 2)
+    legend(axes)
 
 
 def _lengths(axes: Axes, comparison: Comparison) -> None:

@@ -8,14 +8,30 @@ from enum import StrEnum
 from typing import Any
 
 from specscope.analyze.findings import Reference
+from specscope.trace.method import SOURCES
 
 
 class Answer(StrEnum):
     """Whether the two sides do the same."""
 
     SAME = "same"
+    CONFIGURED = "as configured"  # it differs where the configuration does, and nowhere else
     DIFFERENT = "different"
     UNKNOWN = "cannot be told"
+
+
+# The table of figures, by name; with the rates by depth.
+TAU = "tau"
+RATE, PER_STEP, WHOLE_PATHS = "rate", "tokens per step", "whole paths"
+LOOPS, WITHOUT_LOOPS = "output in loops", "tau without loops"
+Q_ABOVE, Q_ERROR = "q above acceptance", "squared error of q"
+RATES_FROM = {source: f"rate from {source}" for source in SOURCES}
+FIGURES = (TAU, RATE, PER_STEP, WHOLE_PATHS, LOOPS, WITHOUT_LOOPS, *RATES_FROM.values(), Q_ABOVE, Q_ERROR)
+
+
+def depth_rate(depth: int) -> str:
+    """The figure of one depth."""
+    return f"depth {depth} rate"
 
 
 class Match(StrEnum):
@@ -61,6 +77,7 @@ ABOUT = {
     Cause.UNKNOWN: "the captures do not say why",
 }
 SUSPECT = (Cause.TARGET, Cause.DRAFTER, Cause.COIN, Cause.VERDICT)  # no seed, no text and no rounding explains these
+EXACT = (Cause.COIN,)  # no rounding could: one pair is enough
 HARMLESS = (Cause.PARAMETERS, Cause.END, Cause.SEED, Cause.ROUNDING, Cause.DRAFTS, Cause.RULE)  # to be expected
 
 
@@ -89,6 +106,9 @@ class Decision:
     margin: float  # how far p would have to move for another outcome; 1 where nothing could
     gap: float | None  # the target's raw first less its second probability; None where not recorded
     near_tie: bool
+    raw_p: float | None = None  # the target's probability before temperature and rules; None where not recorded
+    draft_p: float | None = None  # the drafter's own; None where it is no model, or not recorded
+    greedy: bool = False  # whether the step left nothing to chance: then coin and accept_prob decided nothing
     near_draw: bool = False  # whether rounding could make another token of the drafter's draw
 
 
@@ -128,6 +148,7 @@ class Pair:
     match: Match
     tokens: tuple[int, int]
     tau: tuple[float | None, float | None]
+    drafts: tuple[int, int]  # steps with drafts
     parting: Parting | None = None  # None where the outputs are the same
     first: Parting | None = None  # the first decision that differs, where that is before the parting
 
@@ -158,7 +179,10 @@ class Field:
     tolerance: float | None
     example: tuple[Reference, Reference] | None  # of the largest, or the first
     where: tuple[Where, ...] = ()
-    suspect: bool = False  # whether nothing in the configuration explains it
+    suspect: bool = False  # whether no rounding and nothing in the configuration explains it
+    explained: tuple[str, ...] = ()  # what in the configuration does, where no rounding can
+    unsure: bool = False  # whether it is not recorded if rounding explains it
+    judged: bool = False  # whether it may be one of these; else it follows from others, or from the load
     note: str = ""
     condition: str = ""  # the one condition that tells best where it differs, with its counts
 
@@ -179,12 +203,17 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
-    significant: bool = False  # after Holm's correction
+    significant: bool = False  # tau: by its interval; any other: after Holm's correction over its table
     visible: float | None = None  # the least difference that would be seen with 95 % power
     clusters: int = 0  # requests, or pairs of them, behind it
     weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
     standard_error: float | None = None
     percent: bool = False  # whether it is a share
+
+    @property
+    def nonzero(self) -> bool:
+        """Whether its interval leaves 0 out."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 @dataclass(frozen=True)
@@ -230,6 +259,7 @@ class Comparison:
     b: SideFacts
     answer: Answer
     summary: str  # the verdict in a sentence
+    headline: str  # the acceptance length of both sides, its change and what is known of it
     reasons: tuple[str, ...]  # what speaks for it, the strongest first
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]  # what a side lacks, and what was therefore not compared
@@ -241,6 +271,11 @@ class Comparison:
     groups: dict[str, tuple[Estimate, ...]] = field(default_factory=dict)  # acceptance length by group
     calibration: tuple[Bin, ...] = ()
     conditions: tuple[Condition, ...] = ()
+
+    @property
+    def tau(self) -> Estimate | None:
+        """The primary figure; None where it is not known on both sides."""
+        return next((one for one in self.figures if one.name == TAU), None)
 
     @property
     def partings(self) -> dict[Cause, int]:
@@ -255,4 +290,6 @@ class Comparison:
         """Plain values for JSON."""
         values = dataclasses.asdict(self)
         values["partings"] = {str(cause): count for cause, count in self.partings.items()}
+        for side in ("a", "b"):
+            values[side]["source"] = list(values[side].pop("sources"))
         return values

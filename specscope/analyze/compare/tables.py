@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 
-from specscope.analyze.compare.result import ABOUT, Comparison, Decision, Estimate, Field, Half, Match, Pair, Parting
-from specscope.analyze.tables import NONE, Table, count, number, one_line, percent
+from specscope.analyze.compare.changes import Change, changed, is_depth
+from specscope.analyze.compare.result import (
+    ABOUT,
+    HARMLESS,
+    Cause,
+    Comparison,
+    Decision,
+    Estimate,
+    Field,
+    Half,
+    Match,
+    Pair,
+    Parting,
+)
+from specscope.analyze.compare.verdict import accused
+from specscope.analyze.tables import MOST_SHOWN, NONE, Table, count, number, one_line, percent
+from specscope.trace.loops import LONGEST, TIMES
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
@@ -13,6 +29,7 @@ PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
 WHERE_SHOWN = 12  # lines of where a field differs
 GROUPS_SHOWN = 40
+VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
 
 
 def header(comparison: Comparison) -> list[tuple[str, str]]:
@@ -43,6 +60,7 @@ def tables(comparison: Comparison) -> list[Table]:
         contexts(comparison),
         *where(comparison),
         figures(comparison),
+        changes(comparison),
         groups(comparison),
         calibration(comparison),
         conditions(comparison),
@@ -52,37 +70,52 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def configuration(comparison: Comparison) -> Table:
     """What is not the same before anything ran."""
-    rows = [(one.name, one_line(one.a, 60), one_line(one.b, 60), one.note) for one in comparison.differences]
+    rows = [
+        (one.name, one_line(one.a, VALUE_SHOWN), one_line(one.b, VALUE_SHOWN), one.note)
+        for one in comparison.differences
+    ]
     note = "" if rows else "Nothing differs in the configuration."
     words = ("A", "B", "leads to")
-    return Table("Configuration", ("what differs", *words), rows, note, frozenset(words), frozenset(words))
+    return Table("Configuration", ("what differs", *words), rows, note, frozenset(words))
 
 
 def partings(comparison: Comparison) -> Table:
     """Pairs whose outputs part, and those that only decide otherwise."""
     parted = [pair for pair in comparison.pairs if pair.parting is not None]
     alike = [pair for pair in comparison.pairs if pair.parting is None]
-    rows = [_parting_row(pair) for pair in parted[:PARTINGS_SHOWN]]
+    marked = accused(comparison.pairs, comparison.differences)
+    listed = [*parted, *(pair for pair in alike if _is_accused(pair, marked))]
+    listed.sort(key=lambda pair: not _is_accused(pair, marked))
+    rows = [_parting_row(pair, marked) for pair in listed[:PARTINGS_SHOWN]]
     causes = ", ".join(f"{n:,} {cause.value}" for cause, n in comparison.partings.items())
     note = f"{len(parted):,} of {plural(len(comparison.pairs), 'pair')} part" + (f": {causes}." if causes else ".")
     otherwise = sum(pair.first is not None for pair in alike)
+    note += " !: nothing in seed, text, rounding or configuration explains it." if marked else ""
     note += f" The other {len(alike):,} have the same output"
     note += f", {otherwise:,} of them by other decisions." if otherwise else "."
-    note += f" {len(parted) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(parted) > PARTINGS_SHOWN else ""
+    note += f" {len(listed) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(listed) > PARTINGS_SHOWN else ""
     columns = ("request", "in B", "at token", "A", "B", "cause", "first other decision")
     return Table(
         "Where outputs part", columns, rows, note, frozenset(["in B", "A", "B", "cause", "first other decision"])
     )
 
 
-def _parting_row(pair: Pair) -> tuple[str, ...]:
-    assert pair.parting is not None
-    first = NONE
+def _is_accused(pair: Pair, marked: Container[Cause]) -> bool:
+    return any(one is not None and one.cause in marked for one in (pair.first, pair.parting))
+
+
+def _parting_row(pair: Pair, marked: Container[Cause]) -> tuple[str, ...]:
+    first, names = NONE, (one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN))
     if pair.first is not None:
-        first = f"token {pair.first.position:,}: {pair.first.cause.value}"
+        first = f"token {pair.first.position:,}: {_cause(pair.first, marked)}"
+    if pair.parting is None:
+        return (*names, NONE, NONE, NONE, "same output", first)
     a, b = pair.parting.a, pair.parting.b
-    names = one_line(pair.id_a, 16), one_line(pair.id_b, 16)
-    return (*names, count(pair.parting.position), came_out(a), came_out(b), pair.parting.cause.value, first)
+    return (*names, count(pair.parting.position), came_out(a), came_out(b), _cause(pair.parting, marked), first)
+
+
+def _cause(parting: Parting, marked: Container[Cause]) -> str:
+    return ("! " if parting.cause in marked else "") + parting.cause.value
 
 
 def came_out(half: Half) -> str:
@@ -95,9 +128,8 @@ def came_out(half: Half) -> str:
 
 def details(comparison: Comparison) -> list[Table]:
     """The first partings, decision by decision; those that nothing harmless explains before the others."""
-    harmless = ("seed", "rounding", "parameters", "drafts", "end")
     chosen = [(pair, pair.parting) for pair in comparison.pairs if pair.parting is not None]
-    chosen.sort(key=lambda item: item[1].cause.value in harmless)
+    chosen.sort(key=lambda item: item[1].cause in HARMLESS)
     return [_detail(pair, parting) for pair, parting in chosen[:DETAILED]]
 
 
@@ -105,9 +137,9 @@ def _detail(pair: Pair, parting: Parting) -> Table:
     rows = []
     for name, half in (("A", parting.a), ("B", parting.b)):
         rows += [(name if not at else "", *_decision_row(one)) for at, one in enumerate(half.decisions)]
-    columns = ("", "token", "node", "what", "p", "q", "coin", "a", "margin")
+    columns = ("", "token", "node", "what", "raw p", "draft p", "p", "q", "coin", "a", "margin")
     where = ", ".join(f"{name} {half.at}" for name, half in (("A", parting.a), ("B", parting.b)) if half.at is not None)
-    title = f"{one_line(pair.id_a, 16)} parts at output token {parting.position:,}"
+    title = f"{one_line(pair.id_a, MOST_SHOWN)} parts at output token {parting.position:,}"
     note = f"{ABOUT[parting.cause]} ({where}). margin: how far p would have to move for another outcome. ≈: a near tie."
     return Table(title, columns, rows, note, frozenset(["token", "what"]))
 
@@ -120,10 +152,12 @@ def _decision_row(one: Decision) -> tuple[str, ...]:
         one_line(one.text, 20),
         NONE if one.node is None else str(one.node),
         one.what,
-        number(one.p, 4),
+        number(one.raw_p, 4),
+        number(one.draft_p, 4),
+        NONE if one.greedy else number(one.p, 4),
         number(one.q, 4) + (" ≈" if one.near_draw else ""),
-        number(one.coin, 4),
-        number(one.accept_prob, 4),
+        NONE if one.greedy else number(one.coin, 4),
+        NONE if one.greedy else number(one.accept_prob, 4),
         margin + (" ≈" if one.near_tie else ""),
     )
 
@@ -138,18 +172,25 @@ def contexts(comparison: Comparison) -> Table:
             percent(one.share) if one.compared else NONE,
             NONE if one.largest is None else f"{one.largest:.2g}",
             NONE if one.example is None else f"{one.example[0]} / {one.example[1]}",
-            ("! " if one.suspect else "") + (one.condition or one.note),
+            _mark(one) + (one.condition or one.note),
         )
         for one in comparison.fields
         if one.compared
     ]
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
-        "context: the same request, output so far and path. !: nothing in seed, text or rounding explains it."
+        "context: the same request, output so far and path. !: nothing in seed, text, rounding or configuration "
+        "explains it. ?: whether rounding does is not recorded."
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
     words = frozenset(["example A / B", ""])
-    return Table("At equal contexts", columns, rows, note, words, words)
+    return Table("At equal contexts", columns, rows, note, words)
+
+
+def _mark(one: Field) -> str:
+    if one.explained:
+        return f"as configured ({', '.join(one.explained)}): "
+    return "! " if one.suspect else "? " if one.unsure else ""
 
 
 def where(comparison: Comparison) -> list[Table]:
@@ -179,25 +220,39 @@ def figures(comparison: Comparison) -> Table:
     rows = [_estimate(one) for one in comparison.figures]
     note = (
         "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
-        "requests show with 95 % power. n: requests, or pairs of them. *: differs, after Holm's correction over the "
-        "table. Rates by depth: of drafts that went so deep. whole paths: drafts accepted down to a leaf."
+        "requests show with 95 % power. n: requests, or pairs of them. *: differs; tau, the primary figure, where its "
+        "interval leaves 0 out, the others after Holm's correction over them. Rates by depth: of drafts that went so "
+        f"deep{_drafts_by_depth(comparison)}. whole paths: drafts accepted down to a leaf. output in loops: the share "
+        f"that lies in a cycle of up to {LONGEST} tokens that comes {TIMES} times or more in a row; it and tau "
+        "without it are not judged. --fail-if takes each by its name."
     )
     columns = ("figure", "A", "B", "B − A", "95 %", "would see", "n", "")
     return Table("Figures", columns, rows, note if rows else "", frozenset([""]))
 
 
+def _drafts_by_depth(comparison: Comparison) -> str:
+    """The n of the rates by depth."""
+    weights = [one.weight for one in comparison.figures if is_depth(one)]
+    sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
+    return f" ({sides[0]} of A; {sides[1]} of B)" if weights else ""
+
+
 def _estimate(one: Estimate) -> tuple[str, ...]:
-    interval = NONE if one.low is None else f"{change_text(one.low, one)} to {change_text(one.high, one)}"
     return (
         one.name,
         value_text(one.a, one),
         value_text(one.b, one),
         change_text(one.difference, one),
-        interval,
+        interval_text(one),
         value_text(one.visible, one),
         count(one.clusters),
         "*" if one.significant else "",
     )
+
+
+def interval_text(one: Estimate) -> str:
+    """The 95 % interval of the difference."""
+    return NONE if one.low is None else f"{change_text(one.low, one)} to {change_text(one.high, one)}"
 
 
 def value_text(value: float | None, one: Estimate) -> str:
@@ -212,17 +267,48 @@ def change_text(value: float | None, one: Estimate) -> str:
     return f"{value * 100:+.1f}%" if one.percent else f"{value:+.3f}"
 
 
+def changes(comparison: Comparison) -> Table:
+    """The requests, labels and depths that changed most."""
+    rows = []
+    for one in changed(comparison):
+        interval = NONE if one.low is None else f"{_signed(one.low, one)} to {_signed(one.high, one)}"
+        values = _value(one.a, one), _value(one.b, one), _signed(one.difference, one)
+        drafts = " / ".join(dict.fromkeys(map(count, one.drafts)))
+        rows.append(
+            (f"{one.kind} {one_line(one.name, MOST_SHOWN)}", *values, interval, drafts, "*" if one.significant else "")
+        )
+    note = (
+        "Requests and labels by acceptance length in tokens a draft, depths by what was accepted of the drafts that "
+        "went so deep; the largest change first. drafts: of A / of B. A request alone has no interval. *: as in the "
+        "tables of figures and groups."
+    )
+    columns = ("what changed most", "A", "B", "B − A", "95 %", "drafts", "")
+    return Table("What changed most", columns, rows, note if rows else "", frozenset([""]))
+
+
+def _value(value: float, one: Change) -> str:
+    return percent(value) if one.percent else number(value, 2)
+
+
+def _signed(value: float | None, one: Change) -> str:
+    if value is None:
+        return NONE
+    return f"{value * 100:+.1f}%" if one.percent else f"{value:+.2f}"
+
+
 def groups(comparison: Comparison) -> Table:
     """The acceptance length by group."""
     rows = [
-        (one_line(f"{title}: {one.name}", 48), *_estimate(one)[1:])
+        (one_line(f"{title}: {one.name}", MOST_SHOWN), *_estimate(one)[1:])
         for title, each in comparison.groups.items()
         for one in each
     ]
     columns = ("acceptance length by", "A", "B", "B − A", "95 %", "would see", "n", "")
-    left = len(rows) - GROUPS_SHOWN
-    note = f"{left:,} more; the JSON has them all." if left > 0 else ""
-    return Table("Acceptance length by group", columns, rows[:GROUPS_SHOWN], note, frozenset([""]))
+    starred = [row for row in rows if row[-1]]
+    shown = [*starred, *(row for row in rows if not row[-1])][:GROUPS_SHOWN] if len(rows) > GROUPS_SHOWN else rows
+    note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
+    note += f" {len(rows) - len(shown):,} more; the JSON has them all." if len(rows) > len(shown) else ""
+    return Table("Acceptance length by group", columns, shown, note if rows else "", frozenset([""]))
 
 
 def calibration(comparison: Comparison) -> Table:

@@ -11,7 +11,7 @@ from specscope.analyze.compare.result import Answer, Comparison
 from specscope.analyze.text import table_block
 from specscope.trace.vocabulary import printable
 
-STYLES = {Answer.SAME: "bold green", Answer.DIFFERENT: "bold red", Answer.UNKNOWN: "bold yellow"}
+STYLES = {Answer.SAME: "bold green", Answer.DIFFERENT: "bold red"}
 
 
 def render_text(comparison: Comparison, console: Console) -> None:
@@ -26,7 +26,8 @@ def render_text(comparison: Comparison, console: Console) -> None:
         for warning in side.warnings:
             console.print(Text(f"! {name}: {printable(warning)}", style="yellow"))
     console.print()
-    console.print(Text(f"{comparison.summary}", style=STYLES[comparison.answer]))
+    console.print(Text(f"{comparison.summary}", style=STYLES.get(comparison.answer, "bold yellow")))
+    console.print(Text(printable(comparison.headline), style="bold"))
     for reason in comparison.reasons:
         console.print(Text(f"  • {printable(reason)}"))
     for line in comparison.missing:

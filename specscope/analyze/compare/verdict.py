@@ -1,44 +1,100 @@
-"""The plain verdict: same, different or not to be told, what speaks for it, and the size that would have been seen."""
+"""The plain verdict: same, different or not to be told, what speaks for it, and the size that would have been seen.
+
+Everything that a table marks is a reason here, and what no table marks is none: `! ` before a field or a cause, `*`
+behind a figure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from specscope.analyze.compare.failif import change
-from specscope.analyze.compare.result import ABOUT, SUSPECT, Answer, Cause, Estimate, Field, Pair
+from specscope.analyze.compare.bootstrap import FEWEST
+from specscope.analyze.compare.explained import of_cause
+from specscope.analyze.compare.failif import change, named
+from specscope.analyze.compare.result import (
+    ABOUT,
+    EXACT,
+    LOOPS,
+    SUSPECT,
+    TAU,
+    WITHOUT_LOOPS,
+    Answer,
+    Cause,
+    Difference,
+    Estimate,
+    Field,
+    Pair,
+)
 from specscope.trace.wording import plural
 
 RARE = 0.01  # of the pairs: rounding has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where a smaller change would have been seen, no difference means the same
+LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
+NAMED = 6  # kinds of evidence that a verdict names
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, in a sentence, what speaks for it, and the acceptance length."""
+
+    answer: Answer
+    summary: str
+    reasons: tuple[str, ...]
+    headline: str
 
 
 def verdict(
     pairs: Sequence[Pair],
-    fields: Iterable[Field],
+    fields: Sequence[Field],
     figures: Sequence[Estimate],
     groups: Mapping[str, Sequence[Estimate]],
-) -> tuple[Answer, str, list[str]]:
-    """(the answer, in a sentence, what speaks for it)."""
-    reasons = [*_evidence(fields), *_partings(pairs), *_figures(figures, groups)]
-    tau = next((one for one in figures if one.name == "tau"), None)
+    differences: Sequence[Difference],
+) -> Verdict:
+    """All of it."""
+    tau = next((one for one in figures if one.name == TAU), None)
+    reasons = [*_evidence(fields), *_partings(pairs, differences), *_figures(figures, groups)]
+    loops = _loops(figures)  # before anything else is blamed
     if reasons:
-        return Answer.DIFFERENT, _different(tau), reasons
+        return Verdict(Answer.DIFFERENT, _different(tau), (*loops, *reasons), headline(tau))
+    answer, summary, told = _without_reasons(pairs, fields, differences, tau)
+    return Verdict(answer, summary, (*loops, *told), headline(tau))
+
+
+def _without_reasons(
+    pairs: Sequence[Pair], fields: Sequence[Field], differences: Sequence[Difference], tau: Estimate | None
+) -> tuple[Answer, str, list[str]]:
+    configured = [*_configured(fields), *_asked(pairs, differences)]
+    untold = [*_untold(pairs), *_unsure(fields)]
+    if untold:
+        return Answer.UNKNOWN, f"cannot be told: {untold[0]}", [*untold[1:], *configured]
+    if configured:
+        rest = "nothing else differs beyond error in"
+        return Answer.CONFIGURED, f"different as configured; {rest} {_covered(fields, tau)}", configured
     if pairs and all(pair.same and pair.first is None for pair in pairs):
         return Answer.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
-    seen = _visible(tau)
-    untold = [pair for pair in pairs if _cause(pair) in (Cause.CHOICE, Cause.UNKNOWN)]
-    if untold:
-        cause = ABOUT[Cause.CHOICE if any(_cause(pair) is Cause.CHOICE for pair in untold) else Cause.UNKNOWN]
-        return Answer.UNKNOWN, f"cannot be told: {_parted(len(untold), len(pairs))}: {cause}", []
     if tau is None or tau.a is None or tau.visible is None:
         return Answer.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
     if tau.visible <= ENOUGH * tau.a:
-        return Answer.SAME, f"no difference beyond error; {seen}", []
-    return Answer.UNKNOWN, f"cannot be told: no difference beyond error, but only {seen}", []
+        return Answer.SAME, f"no difference beyond error in {_covered(fields, tau)}", []
+    unseen = f"a change of tau below {100 * tau.visible / tau.a:.1f} % would not have been seen"
+    return Answer.UNKNOWN, f"cannot be told: no difference beyond error in {_covered(fields, tau)}; {unseen}", []
 
 
-def _cause(pair: Pair) -> Cause | None:
-    return None if pair.parting is None else pair.parting.cause
+def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[Cause, list[Pair]]:
+    """Pairs by a cause that nothing harmless explains, where there are more of them than rounding makes."""
+    told = tuple(differences)
+    found = {}
+    for cause in SUSPECT:
+        mine = [pair for pair in pairs if cause in _causes(pair)]
+        if mine and not of_cause(cause, told) and (cause in EXACT or len(mine) > RARE * len(pairs)):
+            found[cause] = mine
+    return found
+
+
+def _causes(pair: Pair) -> list[Cause]:
+    """Of its first other decision, and of where its outputs part."""
+    return [parting.cause for parting in (pair.first, pair.parting) if parting is not None]
 
 
 def _evidence(fields: Iterable[Field]) -> list[str]:
@@ -51,14 +107,12 @@ def _evidence(fields: Iterable[Field]) -> list[str]:
     ]
 
 
-def _partings(pairs: Sequence[Pair]) -> list[str]:
+def _partings(pairs: Sequence[Pair], differences: Iterable[Difference]) -> list[str]:
     found = []
-    for cause in SUSPECT:
-        mine = [one for one in pairs if one.parting is not None and one.parting.cause is cause]
-        if len(mine) > RARE * len(pairs):
-            first = mine[0]
-            where = "" if first.parting is None else f"; first {first.id_a} at output token {first.parting.position:,}"
-            found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}{where}")
+    for cause, mine in accused(pairs, differences).items():
+        first = next(one for one in (mine[0].first, mine[0].parting) if one is not None and one.cause is cause)
+        at = f"first {mine[0].id_a} at output token {first.position:,}"
+        found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}; {at}")
     return found
 
 
@@ -66,42 +120,96 @@ def _parted(count: int, of: int) -> str:
     return f"{count:,} of {plural(of, 'pair')} {'parts' if count == 1 else 'part'}"
 
 
+def _loops(figures: Sequence[Estimate]) -> list[str]:
+    """A difference in how much of the output lies in loops, with the acceptance length that is left without."""
+    known = {one.name: one for one in figures}
+    loops, without = known.get(LOOPS), known.get(WITHOUT_LOOPS)
+    if loops is None or abs(loops.difference or 0.0) < LOOPS_DIFFER:
+        return []
+    left = f"; {WITHOUT_LOOPS} {change(without)}" if without is not None else ""
+    return [f"{LOOPS} {change(loops)}: acceptance on text that loops says little of the drafter{left}"]
+
+
 def _figures(figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]]) -> list[str]:
     found = [f"{one.name} {change(one)}" for one in figures if one.significant]
-    for title, each in () if _tau_differs(figures) else groups.items():  # then every group differs
-        found += [f"tau where {title} is {one.name}: {change(one)}" for one in each if one.significant]
+    tau = any(one.significant for one in figures if one.name == TAU)
+    for title, each in () if tau else groups.items():  # then every group differs
+        found += [f"{named(title, one)} {change(one)}" for one in each if one.significant]
     return found
 
 
-def _tau_differs(figures: Sequence[Estimate]) -> bool:
-    return any(one.significant for one in figures if one.name == "tau")
+def _configured(fields: Iterable[Field]) -> list[str]:
+    return [
+        f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts, "
+        f"as configured: {', '.join(one.explained)}"
+        for one in fields
+        if one.explained
+    ]
+
+
+def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str]:
+    """Partings that the configuration explains."""
+    found = []
+    for cause in (*SUSPECT, Cause.PARAMETERS, Cause.RULE):
+        mine = [pair for pair in pairs if cause in _causes(pair)]
+        names = of_cause(cause, differences)
+        if mine and names:
+            found.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}, as configured: {', '.join(names)}")
+    return found
+
+
+def _untold(pairs: Sequence[Pair]) -> list[str]:
+    found = []
+    for cause in (Cause.CHOICE, Cause.UNKNOWN):
+        mine = [pair for pair in pairs if cause in _causes(pair)]
+        found += [f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}"] if mine else []
+    return found
+
+
+def _unsure(fields: Iterable[Field]) -> list[str]:
+    return [
+        f"{one.name} differs at {one.differ:,} of {one.compared:,} equal contexts, {one.note}"
+        for one in fields
+        if one.unsure
+    ]
+
+
+def _covered(fields: Iterable[Field], tau: Estimate | None) -> str:
+    """What was judged and does not differ, with its n and unit."""
+    judged = [one for one in fields if one.judged and one.compared and not one.explained]
+    names = [f"{one.name} at {one.compared:,}" for one in judged[:NAMED]]
+    names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
+    acceptance = [] if tau is None else [f"acceptance over {plural(tau.clusters, 'request')}"]
+    contexts = f"{', '.join(names)} equal contexts" if names else "nothing at equal contexts"
+    return " and ".join([*acceptance, contexts])
 
 
 def _different(tau: Estimate | None) -> str:
-    if tau is None or tau.difference is None:
+    if tau is None or tau.difference is None or not tau.significant:
         return "different"
-    if tau.significant:
-        way = "lower" if tau.difference < 0 else "higher"
-        share = "" if not tau.a else f", {100 * tau.difference / tau.a:+.1f} %"
-        return f"different: acceptance length is {way} in B{share}"
-    size = (
-        "" if tau.visible is None or not tau.a else f" ({100 * tau.visible / tau.a:.1f} % or more would have been seen)"
-    )
-    return f"different; no change of the acceptance length is shown{size}"
+    return f"different: acceptance length is {'lower' if tau.difference < 0 else 'higher'} in B"
 
 
-def _visible(tau: Estimate | None) -> str:
-    if tau is None or tau.visible is None or not tau.a:
-        return "no interval"
-    return f"a change in acceptance length of {100 * tau.visible / tau.a:.1f} % or more would have been seen"
+def headline(tau: Estimate | None) -> str:
+    """`tau 2.42 → 2.32, -4.3 % (95 %: -6.9 to -1.6 %) over 24 requests`, and what is known of it."""
+    if tau is None or tau.a is None or tau.b is None or tau.difference is None:
+        return "tau is not known on both sides"
+    both = f"{TAU} {tau.a:.2f} → {tau.b:.2f}, {100 * tau.difference / tau.a:+.1f} %"
+    if tau.low is None or tau.high is None or tau.visible is None:
+        return f"{both}; {_too_little(tau)}"
+    low, high, seen = (100 * value / tau.a for value in (tau.low, tau.high, tau.visible))
+    told = f"{both} (95 %: {low:+.1f} to {high:+.1f} %) over {plural(tau.clusters, 'request')}"
+    return told if tau.significant else f"{told}: no change is shown, {seen:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:
     if tau is None or tau.difference is None:
         return "one side has no drafts"
-    return f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval"
+    return (
+        f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval ({FEWEST} at least)"
+    )
 
 
 def exit_code(answer: Answer, conditions: Sequence[object], hit: bool) -> int:
-    """0 where nothing differs beyond error, 1 where something does; with --fail-if that alone decides."""
+    """0 where nothing differs beyond error or as configured, 1 where something else does; --fail-if alone decides."""
     return int(hit) if conditions else int(answer is Answer.DIFFERENT)

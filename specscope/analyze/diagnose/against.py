@@ -9,7 +9,15 @@ from specscope.analyze.compare.result import Answer, Comparison, Field
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CONDITION, RERUN, STATISTICAL, Suspect
 
-CONFIGURED = ("model", "revision", "drafter", "draft model", "aux layers", "tree")  # other figures follow from these
+CONFIGURED = (
+    "model",
+    "revision",
+    "drafter",
+    "draft model",
+    "draft revision",
+    "aux layers",
+    "tree",
+)  # other figures follow from these
 BY_CONFIGURATION = {"aux layers": Cause.FEATURES_LAYERS, "draft vocabulary": Cause.VOCABULARY_MAP}
 
 
@@ -20,9 +28,9 @@ def from_comparison(found: Comparison) -> list[Suspect]:
         cause = BY_CONFIGURATION.get(one.name)
         said = f"beside the good capture: {one.name} {one.b}, there {one.a}"
         if cause is not None:
-            suspects.append(Suspect(cause, CONDITION, (said,)))
+            suspects.append(Suspect(cause, CONDITION, (said,), rerun=True))
         elif one.name == "q" and "sampled" in one.a and "sampled" not in one.b:
-            suspects.append(Suspect(Cause.Q_DROPPED, STATISTICAL + 0.1, (said,)))
+            suspects.append(Suspect(Cause.Q_DROPPED, STATISTICAL + 0.1, (said,), rerun=True))
     return suspects
 
 
@@ -61,7 +69,7 @@ PARTS = (  # what comes first can make what follows differ
     Part("the target's p after the sampling parameters", ("target p",), (Cause.RULES_WRONG, Cause.RULES_OFF_PATH)),
     Part(
         "the drafter's probabilities",
-        ("drafter probability", "drafter q"),
+        ("draft p", "drafter q"),
         (
             Cause.DRAFTER_KV_FULL,
             Cause.DRAFTER_KV_NOT_MOVED,

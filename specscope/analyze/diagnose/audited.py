@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import Finding
 from specscope.analyze.conditions import log_fisher, phi
+from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference, Result
 from specscope.trace.method import model_part
@@ -24,12 +26,13 @@ from specscope.trace.wording import plural
 
 Facts = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]
+NEAR = 8  # positions: so far apart trees reach beyond the end of a table for the first time
+BEFORE = 3  # steps of a request that agree before the end of a table
 LEAST = 0.35  # of the correlation between a prediction and the differences
-CHANCE = math.log(1e-4)  # that noise agrees as well
 
 TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p")
 FINAL = ("final token", "final p")
-DRAFTER = ("drafter top tokens", "drafter p", "drafter tokens", "drafter tree")
+DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Prediction:
 
 def _eq(name: str, value: object) -> Callable[[Facts], Bools]:
     return lambda facts: np.asarray(facts[name] == value)
+
+
+def _in(name: str, *values: str) -> Callable[[Facts], Bools]:
+    return lambda facts: np.isin(facts[name], values)
 
 
 def _over(name: str, least: float) -> Callable[[Facts], Bools]:
@@ -61,6 +68,15 @@ MOVED = ("the path of the step before was moved", _eq("the path of the step befo
 OF_DRAFTER = (
     Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
     Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(
+        Cause.DRAFTER_KV_REWOUND, "the step before rejected a draft", _in("the step before", "nothing", "partial")
+    ),
+    Prediction(
+        Cause.DRAFTER_KV_PREFIX,
+        "the beginning of the prompt was found in the prefix cache",
+        _over("tokens found in the prefix cache", 0),
+    ),
+    Prediction(Cause.DRAFTER_CHUNKS, "the prompt came in several chunks", _over("prefill chunks", 1)),
 )
 OF_HEAD = (
     Prediction(Cause.FEATURES_STALE, *MOVED),
@@ -89,13 +105,18 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         predictions = OF_HEAD if eagle else OF_DRAFT_MODEL
         found += [_predicted(drafter, one, facts, differs, items, "drafter") for one in predictions]
         found.append(_beyond(case, drafter))
-        found.append(_other_q(audit))
+        found += [_odd_token(case, drafter), _at_another_place(case, drafter)]
+    found.append(_embedding(audit))
     return [one for one in found if one is not None]
 
 
-def conditions(audit: Audit) -> list[str]:
-    """What the audit found, in its own words."""
-    return [finding.sentence for finding in audit.findings if finding.check.result is Result.FAILED]
+def _embedding(audit: Audit) -> Suspect | None:
+    """A head's embedding that has nothing of the target's: it was not loaded, or is another model's."""
+    finding = audit.finding("head's embedding")
+    if finding is None or finding.check.result is not Result.FAILED:
+        return None
+    said = f"the head's embedding and the target's have {finding.check.detail}"
+    return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (said,))
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
@@ -136,14 +157,15 @@ def _predicted(
     a, b = int((held & differs).sum()), int((held & ~differs).sum())
     c, d = int((~held & differs).sum()), int((~held & ~differs).sum())
     agree = float(phi(np.array([a]), np.array([a + b]), a + c, a + b + c + d)[0])
-    if agree < LEAST or log_fisher(a, b, c, d) > CHANCE:
+    chance = log_fisher(a, b, c, d)
+    if chance > LOG_CHANCE or (agree < LEAST and c):  # what comes and goes may be at work in few of the steps that fit
         return None
     said = (
         f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {one.where}, "
         f"in {c:,} of {c + d:,} others"
     )
     example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
-    return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example)
+    return Suspect(one.cause, CONDITION + 0.25 * agree, (said,), example=example, chance=math.exp(chance))
 
 
 def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
@@ -186,7 +208,15 @@ def _final(case: Case, audit: Audit) -> Suspect | None:
     above = sum(step is not None and step.part.parents is not None and _is_choice(step) for step in wrong)
     if above > 1:
         said.append(f"it is the target's choice at another node that was tried in {above:,} of these")
+    if not above and all(step is not None and _is_off_its_path(step) for step in wrong):
+        said.append("it comes behind accepted drafts there, in requests whose rules look at the output")
+        return Suspect(Cause.RULES_OFF_PATH, CONDITION + 0.1, tuple(said), example=found.check.example)
     return Suspect(Cause.FINAL_OTHER_NODE, CONDITION + 0.15, tuple(said), example=found.check.example)
+
+
+def _is_off_its_path(step: Step) -> bool:
+    """Whether rules of a final token must count accepted drafts of its own step."""
+    return step.params is not None and (step.params.penalised or step.params.limited) and len(step.verdict.path) > 0
 
 
 def _is_choice(step: Step) -> bool:
@@ -196,16 +226,57 @@ def _is_choice(step: Step) -> bool:
     return notes is not None and bool(((notes.choice == step.verdict.token) & (notes.node != leaf)).any())
 
 
-def _other_q(audit: Audit) -> Suspect | None:
-    """q is wrong where the drafter's raw probabilities are right: then what lies between them is."""
-    raw, q = audit.finding("drafter top tokens"), audit.finding("drafter p")
-    if raw is None or raw.check.result is not Result.PASSED or q is None or q.check.result is not Result.FAILED:
+def _drafted(case: Case, finding: Finding, *, wrong: bool) -> list[tuple[Step, int]]:
+    """The nodes that differ, or that agree; of steps that differ as a whole, all their nodes."""
+    parts = {(step.request, step.part.index): step for step in case.steps}
+    nodes = []
+    for item, differs in zip(finding.items, finding.differs, strict=True):
+        step = parts.get((item.request, item.index))
+        if step is not None and differs == wrong:
+            nodes += [(step, node) for node in (range(len(step.tree)) if item.node is None else (item.node,))]
+    return nodes
+
+
+def _odd_token(case: Case, finding: Finding) -> Suspect | None:
+    """One token at the nodes that differ, which is in no text: padding."""
+    nodes = _drafted(case, finding, wrong=True)
+    texts = {token for step in case.steps for token in step.text}
+    odd = Counter(int(step.tree.token[node]) for step, node in nodes if int(step.tree.token[node]) not in texts)
+    if not odd:
         return None
-    said = (
-        f"the recorded q is not the drafter's at {q.check.failed:,} of {plural(q.check.tested, 'node')}, its raw "
-        f"probabilities are at all of {raw.check.tested:,}"
+    token, count = odd.most_common(1)[0]
+    if count < 5 or count < 0.9 * odd.total():
+        return None
+    said = f"token {token}, which is in no text, is {count:,} of {plural(len(nodes), 'drafted token')} that differ"
+    example = next(step.reference(node) for step, node in nodes if int(step.tree.token[node]) == token)
+    return Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (said,), example=example)
+
+
+def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
+    """Nodes that differ, and are the text's token one place on or before: more often than those that agree are."""
+    wrong, right = _drafted(case, finding, wrong=True), _drafted(case, finding, wrong=False)
+    best: Suspect | None = None
+    for shift in (1, -1, 2, -2):
+        hits, total = _there(wrong, shift), len(wrong)
+        share = (_there(right, shift) + 1) / (len(right) + 2)
+        if hits < 5 or hits < 0.4 * total or hits < 2 * _there(wrong, 0):
+            continue
+        chance = tail_of_binomial(hits, total, min(share, 0.99))
+        where = f"{abs(shift)} {'further on' if shift > 0 else 'before'}"
+        said = (
+            f"drafted tokens that differ are the text's token {where} at {hits:,} of {total:,}, others at {share:.0%}"
+        )
+        score = CONDITION + 0.25 * hits / total
+        if best is None or score > best.score:
+            best = Suspect(Cause.DRAFT_POSITION, score, (said,), example=wrong[0][0].reference(), chance=chance)
+    return best
+
+
+def _there(nodes: Sequence[tuple[Step, int]], shift: int) -> int:
+    """How many drafted tokens are the text's at their own depth and so many places on."""
+    return sum(
+        step.token_after(int(step.tree.depth[node]) + shift) == int(step.tree.token[node]) for step, node in nodes
     )
-    return Suspect(Cause.Q_TEMPERATURE, CONDITION, (said,), example=q.check.example)
 
 
 def _beyond(case: Case, finding: Finding) -> Suspect | None:
@@ -228,7 +299,7 @@ def _beyond(case: Case, finding: Finding) -> Suspect | None:
     c, d = int((~held & wrongs).sum()), int((~held).sum())
     in_time, _, as_well = _edge(np.array(records), wrongs)
     requests = len({item.request for item, yes in zip(items, held & wrongs, strict=True) if yes})
-    if requests < 3 or d < 30 or agree < 0.8:
+    if requests < 3 or d < 30 or agree < 0.8 or not _begins_at_one_place(items, at, wrongs):
         return None
     against = (f"it differs from engine step {in_time:,} on as clearly",) if as_well > agree - 0.05 else ()
     said = (
@@ -238,6 +309,22 @@ def _beyond(case: Case, finding: Finding) -> Suspect | None:
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
     score = CONDITION - 0.1 if against else CERTAIN - 0.03
     return Suspect(Cause.DRAFTER_ROTARY, score, (said,), against, example)
+
+
+def _begins_at_one_place(items: Sequence[Reference], at: NDArray[np.int_], wrong: Bools) -> bool:
+    """Whether requests that agree at first differ from the same position on, and not each from one of its own.
+
+    Prompts of one length let every first step end at one position: fewer than `BEFORE` steps that agree tell nothing.
+    """
+    first: dict[str, int] = {}
+    agreed: dict[str, set[int]] = {}
+    for item, position, differs in zip(items, at.tolist(), wrong.tolist(), strict=True):
+        if differs:
+            first[item.request] = min(first.get(item.request, position), position)
+        else:
+            agreed.setdefault(item.request, set()).add(item.index)
+    begins = [position for request, position in first.items() if len(agreed.get(request, ())) >= BEFORE]
+    return len(begins) >= 3 and max(begins) - min(begins) <= NEAR
 
 
 def _edge(at: NDArray[np.int_], wrong: Bools) -> tuple[int, Bools, float]:
@@ -267,11 +354,12 @@ def _decay(case: Case, finding: Finding) -> Suspect | None:
         return None
     edge = int(bad.argmax())
     a, b, d = int(bad[edge:].sum()), int((~bad[edge:]).sum()), edge
-    if d < 3 or log_fisher(a, b, 0, d) > math.log(1e-3):
+    if d < 3 or log_fisher(a, b, 0, d) > LOG_CHANCE:
         return None
     step = began[names[edge]]
     said = (
         f"{d:,} requests that began before engine step {step:,} agree with the model, {a:,} of {a + b:,} that began "
         "later do not"
     )
-    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=first[names[edge]])
+    chance = math.exp(log_fisher(a, b, 0, d))
+    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (said,), example=first[names[edge]], chance=chance)

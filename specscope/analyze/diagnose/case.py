@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.findings import Check, Reference
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.trial import Trial, judge
 from specscope.analyze.walk import Visit, visits
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
-from specscope.trace.plan import StaticPlan, TreePlan, parse_plan
+from specscope.trace.plan import TreePlan, read_plan
 from specscope.trace.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
-from specscope.trace.rules import MATCH, STANDARD
 from specscope.trace.tree import ROOT, DraftTree
 
 
@@ -115,13 +116,32 @@ class Case:
     history: History
     visits: tuple[Visit, ...]
     steps: tuple[Step, ...]  # decode steps whose outcome was judged and not forced, in the engine's order
-    checks: dict[str, Check] = field(default_factory=dict)  # of verify, by name
+    trial: Trial  # verify's
 
     @staticmethod
-    def of(history: History, checks: Sequence[Check] = ()) -> Case:
-        """Lay a run out."""
+    def of(history: History, trial: Trial | None = None) -> Case:
+        """Lay a run out. `trial`: verify's, where it has been made."""
         every = tuple(visits(history))
-        return Case(history, every, tuple(_steps(history, every)), {check.name: check for check in checks})
+        return Case(history, every, tuple(_steps(history, every)), trial or judge(history, source=""))
+
+    @property
+    def evidence(self) -> Columns:
+        """The decode steps as arrays: what `Check.wrong` numbers."""
+        return self.trial.evidence
+
+    @cached_property
+    def checks(self) -> dict[str, Check]:
+        """Of verify, by name."""
+        return {check.name: check for check in self.trial.checks}
+
+    def at(self, step: int) -> Step | None:
+        """The decode step of that number in the evidence; None where its outcome was forced."""
+        where = self.evidence.at_step(step)
+        return self._by_place.get((where.request, where.index))
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, int], Step]:
+        return {(step.request, step.part.index): step for step in self.steps}
 
     @property
     def drafting(self) -> list[Step]:
@@ -129,38 +149,20 @@ class Case:
         return [step for step in self.steps if len(step.tree)]
 
     @property
-    def standard(self) -> list[Step]:
-        """Those of them that the standard rule judged."""
-        return [step for step in self.drafting if step.part.rule == STANDARD]
-
-    @property
-    def tossed(self) -> list[Step]:
-        """Steps in which each node has a coin of its own, and the final token another."""
-        return [step for step in self.steps if step.part.rule != MATCH]
-
-    @property
     def plan(self) -> TreePlan | None:
         """The tree that the run was to draft; None where it is not known or read."""
         text = "" if self.history.run is None else self.history.run.tree
-        try:
-            return parse_plan(text) if text else None
-        except ValueError:
-            return None
+        return read_plan(text)
+
+    @property
+    def dtype(self) -> str:
+        """That the run computed in; empty where it is not known."""
+        return "" if self.history.run is None else self.history.run.dtype
 
     @property
     def is_model(self) -> bool:
         """Whether the drafter is a model."""
         return self.history.run is not None and bool(self.history.run.draft_model)
-
-    @property
-    def wants_samples(self) -> bool:
-        """Whether the plan asks for sampled drafts of requests that are sampled."""
-        return self.is_model and isinstance(self.plan, StaticPlan) and not self.plan.top
-
-    def failed(self, *names: str) -> list[Check]:
-        """Checks of verify that failed, of these or of all."""
-        chosen = self.checks.values() if not names else [self.checks[name] for name in names if name in self.checks]
-        return [check for check in chosen if check.result is Result.FAILED]
 
 
 def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:

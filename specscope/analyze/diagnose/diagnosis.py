@@ -1,20 +1,24 @@
-"""What diagnose finds: suspects, the best first."""
+"""What diagnose finds, in three lists: faults, the likeliest first; what no fault explains; remarks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit, Reference
+from specscope.trace.vocabulary import shell_word
 
-# How sure a suspect is. In between, the share of the evidence that it explains decides.
+# How sure a suspect is by itself. How much of what failed it explains then moves it up or down.
 CERTAIN = 0.95  # a right engine cannot do this, and nothing else does
 RERUN = 0.85  # computed again with this mistake, the recorded figures come out
 CONDITION = 0.7  # what differs, differs where this cause would make it differ
 STATISTICAL = 0.5  # more than chance allows
 REMARK = 0.2  # an explanation in which nothing is wrong
+CHANCE = 1e-3 / len(Cause)  # evidence that chance gives more often than this names nothing: 1 in 1,000 over all causes
+LOG_CHANCE = math.log(CHANCE)
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,18 @@ class Suspect:
     for_: tuple[str, ...]  # the figures that speak for it, in lines
     against: tuple[str, ...] = ()
     example: Reference | None = None
+    explained: int | None = None  # of the check that it explains, how many of those that failed; None: all
+    explains: Mapping[str, float] = field(default_factory=dict)  # by check, the share that it explains where not all
+    chance: float | None = None  # how often chance gives such evidence; None where chance has no part in it
+    rerun: bool = False  # whether something was computed again under this very mistake, and came out as recorded
 
     def command(self, source: str) -> str:
         """The command that shows one example; of the whole run where there is none."""
-        return f"specscope report {source}" if self.example is None else self.example.command(source)
+        return f"specscope report {shell_word(source)}" if self.example is None else self.example.command(source)
+
+    def covers(self, check: str) -> float:
+        """Which share of a failed check it explains."""
+        return self.explains.get(check, 1.0) if check in self.cause.follows else 0.0
 
     def to_dict(self, source: str) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -41,6 +53,7 @@ class Suspect:
             "score": round(self.score, 3),
             "for": list(self.for_),
             "against": list(self.against),
+            "chance": self.chance,
             "example": None if self.example is None else str(self.example),
             "command": self.command(source),
         }
@@ -48,35 +61,38 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The suspects of a run, the most likely first; explanations without a fault come last."""
+    """The faults of a run, the most likely first; what is wrong and no fault explains; and remarks."""
 
-    suspects: tuple[Suspect, ...]
-    unexplained: tuple[str, ...] = ()  # what is wrong by verify or audit and fits none of the causes
+    suspects: tuple[Suspect, ...]  # faults
+    unexplained: tuple[str, ...] = ()  # what is wrong by verify, audit or compare and follows from none of them
     looked_at: tuple[str, ...] = ()  # what could be run: the capture, verify, audit, ...
-    left_out: tuple[str, ...] = field(default=())  # what could not, and why
+    left_out: tuple[str, ...] = field(default=())  # what was asked for and could not be judged, and why
     steps: int = 0  # decode steps that were looked at
     beside: tuple[str, ...] = ()  # what differs from a good capture, where there is one
+    remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and what acceptance alone speaks for
+    declined: tuple[str, ...] = ()  # what the user told it to leave out
 
     @property
-    def faults(self) -> Sequence[Suspect]:
+    def faults(self) -> tuple[Suspect, ...]:
         """Those in which something is wrong."""
-        return [one for one in self.suspects if one.cause.is_fault]
+        return tuple(suspect for suspect in self.suspects if suspect.cause.is_fault)
 
     @property
     def exit(self) -> Exit:
-        """0: nothing wrong was found; 1: something was; 2: there was nothing to judge."""
-        if self.faults or self.unexplained:
-            return Exit.INCONSISTENT
-        return Exit.CONSISTENT if self.steps else Exit.NOT_JUDGED
+        """1: something is wrong; else 2: something that was asked for could not be judged; else 0."""
+        unjudged = bool(self.left_out) or not self.steps
+        return Exit.of(wrong=bool(self.faults or self.unexplained), unjudged=unjudged)
 
     def to_dict(self, source: str) -> dict[str, Any]:
         """As plain values, for --json."""
         return {
             "source": source,
+            "exit": int(self.exit),
             "steps": self.steps,
-            "suspects": [one.to_dict(source) for one in self.suspects],
+            "suspects": [suspect.to_dict(source) for suspect in self.suspects],
             "unexplained": list(self.unexplained),
+            "remarks": [remark.to_dict(source) for remark in self.remarks],
             "looked_at": list(self.looked_at),
-            "left_out": list(self.left_out),
+            "left_out": [*self.left_out, *self.declined],
             "beside": list(self.beside),
         }

@@ -2,55 +2,90 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import REMARK, Suspect
+from specscope.trace.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
 HARD = 1.0  # nats: as unsure as between three tokens
 EASY = 0.75  # conditional acceptance at the deepest level: one more would gain as much of a token
+FEWEST = 20  # drafts, or trials at a depth
 
 
 def weak_drafter(case: Case) -> Suspect | None:
     """Most first drafts are rejected, and nothing says why."""
     figures = case.history.acceptance
-    if figures.drafts < 20 or not figures.conditional or figures.conditional[0] is None:
+    if figures.drafts < FEWEST or not figures.conditional or figures.conditional[0] is None:
         return None
     first = figures.conditional[0]
     entropy = _entropy(case)
-    if first >= WEAK or (entropy is not None and entropy > HARD):
+    if first >= WEAK or (entropy is not None and entropy[0] > HARD):
         return None
-    said = [f"the first drafted level is accepted in {first:.0%} of {figures.drafts:,} drafts"]
+    lines = [f"the first drafted level is accepted in {first:.0%} of {figures.drafts:,} drafts"]
     if entropy is not None:
-        said.append(f"the target itself is sure there: its entropy is {entropy:.2f} nats")
-    return Suspect(Cause.WEAK_DRAFTER, REMARK * (1 - first), tuple(said))
+        nats, bound, roots = entropy
+        lines.append(
+            f"the target itself is sure there: its own entropy is {bound}{nats:.2f} nats (n = {plural(roots, 'root')})"
+        )
+    return Suspect(Cause.WEAK_DRAFTER, REMARK * (1 - first), tuple(lines))
 
 
 def hard_text(case: Case) -> Suspect | None:
     """The target's own distribution is wide: no drafter could guess it."""
     entropy = _entropy(case)
-    if entropy is None or entropy <= HARD:
+    if entropy is None or entropy[0] <= HARD:
         return None
-    said = f"the entropy of the target's distribution is {entropy:.2f} nats on average where drafts are tried"
-    return Suspect(Cause.HARD_TEXT, REMARK * min(entropy / 4, 1.0), (said,))
+    nats, bound, roots = entropy
+    said = f"the entropy of the target's own distribution is {bound}{nats:.2f} nats where drafts are tried "
+    said += f"(n = {plural(roots, 'root')})"
+    return Suspect(Cause.HARD_TEXT, REMARK * min(nats / 4, 1.0), (said,))
 
 
 def tree_too_small(case: Case) -> Suspect | None:
     """The deepest level is accepted nearly as often as the first."""
     figures = case.history.acceptance
-    deep = [(d, c) for d, c in enumerate(figures.conditional, 1) if c is not None and figures.tried_at[d - 1] >= 20]
+    reached = len(figures.conditional)
+    deep = [
+        (depth, rate)
+        for depth, rate in enumerate(figures.conditional, 1)
+        if rate is not None and figures.tried_at[depth - 1] >= FEWEST
+    ]
     if not deep or deep[-1][1] < EASY:
         return None
     depth, rate = deep[-1]
-    said = f"depth {depth}, the last, is accepted in {rate:.0%} of the drafts that reach it"
+    trials = figures.tried_at[depth - 1]
+    last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
+    said = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
     return Suspect(Cause.TREE_TOO_SMALL, REMARK * rate / 2, (said,))
 
 
-def _entropy(case: Case) -> float | None:
-    """Mean entropy of p at the roots that were tried; None where the capture does not say."""
-    values = []
-    for step in case.drafting:
-        place = step.top_of(-1)
-        if place is not None and step.part.parents is not None:
-            values.append(float(step.part.parents.entropy[place]))
-    return sum(values) / len(values) if len(values) >= 20 else None
+def _entropy(case: Case) -> tuple[float, str, int] | None:
+    """Mean entropy of the target's raw distribution at the roots that were tried, in nats, with "" or "at least ".
+
+    At temperature 1 without rules it is recorded. Else the likeliest raw tokens bound it from below: they count as they
+    are, and all that they leave as one token. None where the capture does not say.
+    """
+    c = case.evidence
+    e = c.parents
+    if not len(e):
+        return None
+    roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
+    if len(roots) < FEWEST:
+        return None
+    params = [c.params[step] for step in e.step[roots].tolist()]
+    plain = np.array(
+        [p.temperature == 1 and not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_
+    )
+    if plain.all():
+        return float(e.entropy[roots].mean()), "", len(roots)
+    if not e.top_p.shape[1]:
+        return None
+    top = np.clip(e.top_p[roots], 0, 1)
+    rest = np.clip(1 - top.sum(axis=1, keepdims=True), 0, 1)
+    shares = np.concatenate([top, rest], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = -np.where(shares > 0, shares * np.log(shares), 0).sum(axis=1)
+    return float(np.where(plain, e.entropy[roots], least).mean()), "at least ", len(roots)

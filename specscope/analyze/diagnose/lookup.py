@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rule
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
@@ -11,8 +13,9 @@ from specscope.trace.tree import ROOT
 from specscope.trace.wording import plural
 
 SHIFTS = (1, -1, 2, -2, 3)
-MOST = 400  # steps that are looked up again
-ENOUGH = 4  # drafts that a mistake must explain
+MOST = 2000  # steps that are looked up again
+FEW = 100  # of them, which tell the rule
+ENOUGH = 8  # drafted tokens that a mistake must explain
 
 Paths = frozenset[tuple[int, ...]]
 
@@ -25,31 +28,38 @@ def shifted_lookup(case: Case) -> Suspect | None:
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
     every = [step for step in case.drafting if step.after > 0]
     steps = every[:: max(1, len(every) // MOST)]
-    recorded = [_paths(step) for step in steps]
-    if len(steps) < ENOUGH:
+    if not steps:
         return None
+    recorded = {id(step): _paths(step) for step in steps}
+
+    def fits(some: Sequence[Step], rule: Rule, shift: int) -> list[Step]:
+        """Steps whose tree is what the text gives; with a shift, the end may be missing."""
+        drafted = ((step, frozenset(lookup(step.text[: step.after], depth, width, rule, shift))) for step in some)
+        pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
+        return [step for step, there, paths in pairs if (bool(there) and there <= paths if shift else there == paths)]
 
     told = told_rule(run.speculation)
     rules = [Rule(*sizes) for sizes in SIZES] if told is None else [told]
-
-    def fits(shift: int, rule: Rule) -> int:
-        """Steps whose tree is what the text gives; with a shift, the end may be missing."""
-        drafted = (frozenset(lookup(step.text[: step.after], depth, width, rule, shift)) for step in steps)
-        pairs = zip(drafted, recorded, strict=True)
-        return sum(bool(b) and b <= a if shift else a == b for a, b in pairs)
-
-    right = max(fits(0, rule) for rule in rules)
-    if right > 0.5 * len(steps):
+    few = steps[:: max(1, len(steps) // FEW)]
+    right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
+    alike = {id(step) for step in fits(steps, right, 0)}
+    wrong = [step for step in steps if id(step) not in alike and recorded[id(step)]]
+    if not wrong:
         return None
-    count, shift = max((fits(shift, rule), shift) for shift in SHIFTS for rule in rules)
-    if count < max(ENOUGH, 0.5 * len(steps)) or count < 2 * right:
+    explained, shift = max(((fits(wrong, rule, shift), shift) for shift in SHIFTS for rule in rules), key=_drafted)
+    if len(explained) <= 0.8 * len(wrong) or sum(len(step.tree) for step in explained) < ENOUGH:
         return None
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
     said = (
-        f"prompt lookup that continues {late} drafts the recorded tree in {count:,} of {len(steps):,} steps; "
-        f"without the shift, in {right:,}"
+        f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
+        f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
     )
-    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (said,), example=steps[0].reference())
+    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (said,), example=explained[0].reference(), rerun=True)
+
+
+def _drafted(found: tuple[list[Step], int]) -> int:
+    """Tokens that are explained."""
+    return sum(len(step.tree) for step in found[0])
 
 
 def _paths(step: Step) -> Paths:

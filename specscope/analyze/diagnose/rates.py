@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-Z95 = 1.96
+import numpy as np
+
+from specscope.analyze.verify.sums import Z95, share_of
 
 
 @dataclass
@@ -39,19 +41,9 @@ class Rate:
 
     @property
     def variance(self) -> float:
-        """Of the share, the larger of two: by request (the ratio estimator's), and that of independent trials.
-
-        The trials' is Wilson's, so that it is not 0 where all or nothing was a hit.
-        """
-        total, share, count = self.total, self.share, len(self.by_request)
-        if not total:
-            return math.inf
-        around = (self.hits + Z95**2 / 2) / (total + Z95**2)
-        alone = around * (1 - around) / total
-        if count < 2:
-            return alone
-        spread = sum((hits - share * own) ** 2 for hits, own in self.by_request.values())
-        return max(spread * count / (count - 1) / total**2, alone)
+        """Of the share; infinite of nothing."""
+        pairs = np.array([*self.by_request.values()], np.float64).reshape(-1, 2)
+        return share_of(pairs[:, 0], pairs[:, 1])[1]
 
     def __str__(self) -> str:
         """`0.63 ± 0.04 of 210`."""
@@ -94,3 +86,8 @@ def share(flags: Iterable[bool]) -> float:
     """The share of True; 0 of nothing."""
     some = list(flags)
     return sum(some) / len(some) if some else 0.0
+
+
+def chance_of(z: float) -> float:
+    """How often chance lies so many standard errors off, on either side."""
+    return math.erfc(abs(z) / math.sqrt(2))

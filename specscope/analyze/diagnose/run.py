@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
@@ -10,10 +10,10 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.hypotheses import diagnose
+from specscope.analyze.diagnose.naming import diagnose
 from specscope.analyze.findings import Result
-from specscope.analyze.verify.trial import judge
-from specscope.errors import UserError
+from specscope.analyze.verify.trial import Trial, judge
+from specscope.errors import UserError, first_line
 from specscope.trace.history import History
 
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
@@ -25,42 +25,60 @@ def examine(
     options: Options | None = None,
     *,
     good: History | None = None,
-    why_no_models: str = "",
+    left_out: Sequence[str] = (),
+    declined: Sequence[str] = (),
     warnings: Sequence[str] = (),
     progress: Progress = lambda *_: None,
 ) -> Diagnosis:
-    """Verify, audit where models are at hand, ask the models again, compare with a good run, and rank the causes."""
+    """Verify, audit where models are at hand, ask the models again, compare with a good run, and rank the causes.
+
+    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out.
+    """
+    progress("verify", 0, 1)
     trial = judge(history, source=source, warnings=warnings)
     audited: Audit | None = None
-    left_out = [why_no_models] if why_no_models else []
+    problems = list(left_out)
     again: list[Suspect] = []
     if options is not None:
         try:
             audited = audit(history, source, options, progress)
         except UserError as error:
-            left_out.append(f"audit: {error}")
+            problems.append(f"audit: {error}")
         else:
-            again = rerun(history, audited, options, progress)
+            problems += [f"audit: {sentence}" for sentence in audited.unjudged]
+            again = rerun(history, trial, audited, options, progress, problems)
     beside = None if good is None else compare(from_history(good, "good"), from_history(history, source))
-    return diagnose(history, verify=trial, audit=audited, compare=beside, again=again, left_out=left_out)
+    return diagnose(
+        history, verify=trial, audit=audited, compare=beside, again=again, left_out=problems, declined=declined
+    )
 
 
-def rerun(history: History, audited: Audit, options: Options, progress: Progress) -> list[Suspect]:
-    """The models again under named mistakes, where the audit found that they disagree."""
-    from specscope.analyze.diagnose.rerun.draws import shared_noise
-
-    case = Case.of(history)
-    failed = {one.check.name.split()[0] for one in audited.findings if one.check.result is Result.FAILED}
-    if not failed & {"target", "drafter", "final"}:
-        progress("the final draws again", 0, 1)
-        return shared_noise(case, options)
+def rerun(
+    history: History, trial: Trial, audited: Audit, options: Options, progress: Progress, problems: list[str]
+) -> list[Suspect]:
+    """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
     from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, target_mistakes
+    from specscope.analyze.diagnose.rerun.decisions import CHECKS, other_decisions
+    from specscope.analyze.diagnose.rerun.draws import shared_noise
+    from specscope.analyze.diagnose.rerun.models import Models
+    from specscope.analyze.diagnose.rerun.rows import of_model
 
-    found = list[Suspect]()
+    case, models = Case.of(history, trial), Models(options)
+    failed = {finding.check.name.split()[0] for finding in audited.findings if finding.check.result is Result.FAILED}
+    asked: list[tuple[str, Callable[[], list[Suspect]]]] = []
     if failed & {"target", "final"}:
-        progress("the target under named mistakes", 0, 1)
-        found += target_mistakes(case, options, audited)
+        asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))
     if "drafter" in failed and options.draft is not None:
-        progress("the drafter under named mistakes", 0, 1)
-        found += drafter_mistakes(case, options, audited)
-    return found
+        asked.append(("the drafter under named mistakes", lambda: drafter_mistakes(case, models, audited)))
+    if any(case.checks[name].failed for name in CHECKS if name in case.checks):
+        asked.append(("the decisions by other rows", lambda: other_decisions(case, of_model(models.target))))
+    if not failed & {"target", "drafter", "final"}:
+        asked.append(("the final draws again", lambda: shared_noise(case, models)))
+    suspects: list[Suspect] = []
+    for number, (what, ask) in enumerate(asked):
+        progress(what, number, len(asked))
+        try:
+            suspects += ask()
+        except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError, RuntimeError, UserError) as error:
+            problems.append(f"{what}: could not be asked ({type(error).__name__}: {first_line(error)})")
+    return suspects

@@ -1,4 +1,4 @@
-"""A diagnosis in the terminal."""
+"""A diagnosis in the terminal: faults, what is unexplained, remarks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.findings import Exit
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
 
 SHOWN = 5  # suspects in full
-VERDICT = {
-    Exit.CONSISTENT: "No fault found.",
-    Exit.NOT_JUDGED: "Nothing to judge: the capture has no decode step.",
-}
+UNKNOWN = "Something is wrong that fits no known cause"
 
 
 def render_diagnosis(found: Diagnosis, source: str, console: Console) -> None:
@@ -24,39 +20,66 @@ def render_diagnosis(found: Diagnosis, source: str, console: Console) -> None:
     console.print(
         Text(f"{plural(found.steps, 'decode step')} of {printable(source)}; looked at: {looked}", style="dim")
     )
-    for line in found.left_out:
-        console.print(Text(f"! left out: {printable(line)}", style="yellow"))
-    for place, one in enumerate(found.suspects[:SHOWN], 1):
-        _suspect(place, one, source, console)
-    if len(found.suspects) > SHOWN:
-        others = ", ".join(one.cause.label for one in found.suspects[SHOWN:])
+    for line in (*found.left_out, *found.declined):
+        console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
+    for place, fault in enumerate(found.faults[:SHOWN], 1):
+        _fault(place, fault, source, console)
+    if len(found.faults) > SHOWN:
+        others = ", ".join(fault.cause.label for fault in found.faults[SHOWN:])
         console.print(Text(f"\nless likely: {others}", style="dim"))
     if found.unexplained:
-        console.print(Text("\nSomething is wrong that fits no known cause", style="bold red"))
+        title = (
+            "Also wrong, and not explained by these" if found.faults else "Something is wrong that fits no known cause"
+        )
+        console.print(Text(f"\n{title}", style="bold red"))
         for line in found.unexplained:
-            console.print(Padding(Text(printable(line)), (0, 0, 0, 2)))
+            console.print(Padding.indent(Text(printable(line)), 2))
     if found.beside:
         console.print(Text("\nBeside the good capture", style="bold cyan"))
         for line in found.beside:
-            console.print(Padding(Text(printable(line)), (0, 0, 0, 3)))
+            console.print(Padding.indent(Text(printable(line)), 3))
+    if found.remarks:
+        console.print(Text("\nRemarks", style="bold cyan"))
+        for remark in found.remarks:
+            _remark(remark, console)
     console.print(_verdict(found))
 
 
-def _suspect(place: int, one: Suspect, source: str, console: Console) -> None:
+def _fault(place: int, fault: Suspect, source: str, console: Console) -> None:
     """A cause, what speaks for it and against it, where to look, and the command that shows an example."""
-    style = "bold red" if one.cause.is_fault else "bold cyan"
-    head = Text(f"\n{place}. {one.cause.about}", style=style)
-    console.print(head.append(f"  {one.cause.label}, {one.score:.2f}", style="dim"))
-    for sign, lines, style in (("+", one.for_, "green"), ("-", one.against, "yellow")):
+    head = Text(f"\n{place}. {fault.cause.about}", style="bold red")
+    console.print(head.append(f"  {fault.cause.label}, {fault.score:.2f}", style="dim"))
+    _evidence(fault, console)
+    console.print(Padding.indent(Text(f"look at: {fault.cause.look}"), 3))
+    console.print(Padding.indent(Text(fault.command(source), style="dim"), 3), soft_wrap=True)
+
+
+def _remark(remark: Suspect, console: Console) -> None:
+    """What acceptance or the text alone speaks for, or an explanation without a fault."""
+    alone = "; no check says so: `audit` would tell" if remark.cause.is_fault else ""
+    head = Text(f"- {'perhaps ' if remark.cause.is_fault else ''}{remark.cause.about}{alone}", style="cyan")
+    console.print(Padding.indent(head.append(f"  {remark.cause.label}", style="dim"), 2))
+    _evidence(remark, console)
+
+
+def _evidence(suspect: Suspect, console: Console) -> None:
+    for sign, lines, style in (("+", suspect.for_, "green"), ("-", suspect.against, "yellow")):
         for line in lines:
-            console.print(Padding(Text(f"{sign} ", style=style).append(printable(line), style="default"), (0, 0, 0, 3)))
-    console.print(Padding(Text(f"look at: {one.cause.look}"), (0, 0, 0, 3)))
-    console.print(Padding(Text(one.command(source), style="dim"), (0, 0, 0, 3)), soft_wrap=True)
+            console.print(Padding.indent(Text(f"{sign} ", style=style).append(printable(line), style="default"), 3))
+    if suspect.chance is not None:
+        text = f"chance gives this with less than {max(suspect.chance, 1e-300):.2g}"
+        console.print(Padding.indent(Text(f"+ {text}", style="green"), 3))
 
 
 def _verdict(found: Diagnosis) -> Text:
+    """The last line: what is wrong, or what was covered and holds."""
     if found.faults:
         return Text(f"\nMost likely: {found.faults[0].cause.about}.", style="bold red")
     if found.unexplained:
         return Text("\nThe run is not consistent, and no cause is named.", style="bold red")
-    return Text(f"\n{VERDICT[found.exit]}", style="bold green" if found.steps else "bold yellow")
+    if not found.steps:
+        return Text("\nNothing to judge: the capture has no decode step.", style="bold yellow")
+    covered = f"No fault found by {', '.join(found.looked_at[1:])} over {plural(found.steps, 'decode step')}"
+    if found.left_out or found.declined:
+        return Text(f"\n{covered}; what could not be judged is named above.", style="bold yellow")
+    return Text(f"\n{covered}.", style="bold green")

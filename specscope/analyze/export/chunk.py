@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from specscope.analyze.export.nodes import Nodes
 from specscope.analyze.export.schema import NAME, SCHEMAS
 from specscope.analyze.export.writer import Tables
-from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.trace.records import RequestStep, RunInfo, StepRecord, Verdict
+from specscope.trace.undrafted import why_undrafted
 from specscope.trace.vocabulary import Vocabulary
 
 MOST_STEPS, MOST_NODES = 4096, 50_000  # that are held as Python objects
@@ -44,10 +45,10 @@ class Chunk:
     """Takes engine steps of one run; `flush` writes their rows."""
 
     def __init__(
-        self, run: str, capture: str, vocabulary: Vocabulary, prompt_length: Callable[[str], int | None]
+        self, run: RunInfo, capture: str, vocabulary: Vocabulary, prompt_length: Callable[[str], int | None]
     ) -> None:
         """`prompt_length`: tokens of a request's prompt, None where they are not known."""
-        self._of = (run, capture)
+        self._info, self._of = run, (run.run_id, capture)
         self._vocabulary = vocabulary
         self._prompt_length = prompt_length
         self._begin()
@@ -69,13 +70,13 @@ class Chunk:
         engine = _engine_columns(record)
         for part in record.requests:
             self._keys.append((record.step, record.branch, current, clean(part.request), part.index))
-            self._steps.append((*engine, *self._step_columns(part)))
+            self._steps.append((*engine, *self._step_columns(record, part)))
             self._nodes.add(part)
             if part.verdict is not None:
                 self._judged.append(len(self._keys) - 1)
                 self._finals.append(self._final_columns(part, part.verdict))
 
-    def _step_columns(self, part: RequestStep) -> tuple[Any, ...]:
+    def _step_columns(self, record: StepRecord, part: RequestStep) -> tuple[Any, ...]:
         """From `context_len` on, in the order of schema.STEPS."""
         verdict, notes, method = part.verdict, part.notes, part.method
         length = None if verdict is None else self._prompt_length(part.request)
@@ -88,6 +89,7 @@ class Chunk:
             clean(part.drafter),
             clean(part.rule),
             some(part.sizing),
+            why_undrafted(self._info, record, part),
             len(part.tree),
             None if notes is None else len(notes.dropped_token),
             None if notes is None else notes.cached,

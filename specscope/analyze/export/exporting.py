@@ -77,7 +77,7 @@ class _Export:
         if self._begun is None:
             vocabulary = self._history.vocabulary
             requests = Requests(run.run_id, self._name, vocabulary, self._path is not None)
-            self._begun = (Chunk(run.run_id, self._name, vocabulary, requests.prompt_length), requests)
+            self._begun = (Chunk(run, self._name, vocabulary, requests.prompt_length), requests)
         return run, *self._begun
 
     def _take(self, record: StepRecord) -> None:
@@ -110,7 +110,7 @@ class _Export:
                 for token in sorted(vocabulary.pieces)
             ],
         )
-        told = (self._steps, self._history.dropped, [clean(text) for text in self.warnings])
+        told = (self._steps, self._history.lost, [clean(text) for text in self.warnings])
         self._tables.add_rows("runs", [(*of, *_run(run), *told)])
 
 

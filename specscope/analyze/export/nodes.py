@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from specscope.analyze.verify.arrays import places
 from specscope.trace.method import SOURCES
 from specscope.trace.records import Outcome, ParentNotes, RequestStep
 from specscope.trace.tree import MAX_NODES, Bools, Drawn, Ints
@@ -18,9 +19,11 @@ TREE = ("token", "parent", "q", "drawn")
 VERDICT = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
 PER_NODE = ("raw_p", "rank", "q_rank")
 OF_PARENT = ("choice", "choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+LISTS = ("top", "top_p", "draft_top", "draft_top_p")  # of a parent: its likeliest tokens
 OF_DRAFTER = ("choice_rank", "choice_q", "outside")  # of a parent too, where the drafter is a model
 TYPES = {
     **dict.fromkeys(("token", "parent", "rank", "q_rank", "choice", "choice_rank", "module", "source"), np.int32),
+    **dict.fromkeys(("top", "draft_top"), np.int32),
     **dict.fromkeys(("drawn", "outcome"), np.uint8),
     "judged": np.bool_,
     **dict.fromkeys(("accept_prob", "coin", "residual_mass", "margin"), np.float64),
@@ -39,6 +42,7 @@ class Nodes:
         self._has: dict[str, list[bool]] = {name: [] for name in ("p", "notes", "confidence", "module", "source")}
         self._forced: list[Array] = []  # nodes, counted over all steps
         self._parents: list[Array] = []  # where each parent stands, see _place
+        self._widths: dict[str, list[Array]] = {name: [] for name in LISTS}  # of each parent: how long its list is
         self._has_drafter: list[Array] = []  # of each parent: whether the drafter is a model that looked there
 
     def add(self, part: RequestStep) -> None:
@@ -57,7 +61,7 @@ class Nodes:
         self._hold("margin", verdict.margin)
         if len(verdict.forced):
             self._forced.append(verdict.forced[verdict.forced < n].astype(np.int64) + self.count)
-        self._has["p"].append(verdict.final_p != 0 or n in verdict.forced)
+        self._has["p"].append(verdict.tells_p)
         notes, method = part.notes, part.method
         self._maybe("notes", None if notes is None else {"prob": notes.prob, "score": notes.score}, n)
         for name in ("confidence", "module", "source"):
@@ -75,6 +79,10 @@ class Nodes:
             self._hold(name, getattr(parents, name))
         for name in (*OF_PARENT, *OF_DRAFTER):
             self._hold(name, getattr(parents, name))
+        for name in LISTS:
+            rows = getattr(parents, name)
+            self._hold(name, rows.reshape(-1))
+            self._widths[name].append(np.full(len(rows), rows.shape[1]))
         self._parents.append(_place(len(self._sizes) - 1, parents.node))
         looked = np.any(parents.draft_top_p > 0, axis=1, keepdims=True)[:, 0]  # beside a text it may not have
         self._has_drafter.append(looked)
@@ -122,6 +130,7 @@ class Nodes:
             pa.array(number.astype(np.int32)),
             pa.array(a["parent"]),
             pa.array(depth),
+            pa.array(siblings(_place(step, a["parent"])) + 1),
             pa.array(a["token"]),
             pieces(a["token"]),
             _coded(DRAWN, a["drawn"]),
@@ -134,7 +143,8 @@ class Nodes:
             _where(a["coin"] != 0, a["coin"]),
             _where(has_p & (a["outcome"] == Outcome.REJECTED), a["residual_mass"]),
             _where(judged & has_margin, margin),
-            *(_where(self._known("notes"), self._whole(name)) for name in ("prob", "score")),
+            _where(self._known("notes") & deterministic, self._whole("prob")),
+            _where(self._known("notes"), self._whole("score")),
             *(_where(self._known(name), self._whole(name)) for name in ("confidence", "module")),
             _coded(SOURCES, self._whole("source"), self._known("source")),
             _where(given, a["raw_p"]),
@@ -142,6 +152,8 @@ class Nodes:
             *(self._of_parent(name, at, given) for name in OF_PARENT[:4]),
             *(self._of_parent(name, at, given & ~deterministic) for name in OF_PARENT[4:]),
             *(self._of_parent(name, at, self._of_model(at, given)) for name in OF_DRAFTER),
+            *(self._list(name, at, given) for name in LISTS[:2]),
+            *(self._list(name, at, self._of_model(at, given)) for name in LISTS[2:]),
         ]
         return deepest, columns
 
@@ -160,6 +172,12 @@ class Nodes:
     def _of_parent(self, name: str, at: Array, given: Bools) -> pa.Array:
         values = self._whole(name)
         return _where(given, values[at] if len(values) else np.zeros(len(at), values.dtype))
+
+    def _list(self, name: str, at: Array, given: Bools) -> pa.Array:
+        """[N] lists of the nodes' parents."""
+        widths = np.concatenate([np.zeros(1, np.int64), *self._widths[name]])
+        rows = pa.ListArray.from_arrays(pa.array(np.cumsum(widths).astype(np.int32)), pa.array(self._whole(name)))
+        return rows.take(pa.array(at, mask=~given))
 
     def _of_model(self, at: Array, given: Bools) -> Bools:
         if not given.any():
@@ -183,6 +201,14 @@ def _coded(texts: Sequence[str], codes: Array, known: Bools | None = None) -> pa
     """Texts by their codes; null where not known."""
     indices = pa.array(codes.astype(np.int32), mask=None if known is None else ~known)
     return pa.DictionaryArray.from_arrays(indices, pa.array(texts))
+
+
+def siblings(above: Array) -> Ints:
+    """Place of each node among those that have the same node above them."""
+    order = np.argsort(above, kind="stable")
+    place = np.empty(len(order), np.int32)
+    place[order] = places(above[order])
+    return place
 
 
 def depths(above: Array) -> Ints:

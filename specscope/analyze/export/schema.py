@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from specscope.trace.undrafted import Undrafted
+
 MARK = b"specscope.table"  # in each file's metadata, with the table's name: such a file may be replaced
 
 NAME = pa.dictionary(pa.int32(), pa.string())  # text that comes again and again
 TEXT, BOOL, INT, LONG = pa.string(), pa.bool_(), pa.int32(), pa.int64()
 FLOAT, DOUBLE = pa.float32(), pa.float64()
 LONGS, INTS, TEXTS = pa.list_(pa.int64()), pa.list_(pa.int32()), pa.list_(pa.string())
+FLOATS = pa.list_(pa.float32())
 
 
 def _column(name: str, kind: pa.DataType, about: str, null: str = "") -> pa.Field:
@@ -147,6 +150,7 @@ STEPS = [
     _column("drafter", NAME, "name of the drafter; none where nothing could be drafted"),
     _column("rule", NAME, "rule of verification; lossy:NAME where it is not lossless"),
     _column("sizing", NAME, "why the tree has this size", "where it is not adaptive"),
+    _column("undrafted", NAME, f"why it drafted nothing: {', '.join(Undrafted)}", f"where it did, and {_PREFILL}"),
     _column("nodes", INT, "drafted nodes"),
     _column("depth", INT, "levels of the tree"),
     _column("dropped", INT, "nodes that re-ranking left out (EAGLE-2)", "where the drafter is no model"),
@@ -167,6 +171,7 @@ NODES = [
     _column("node", INT, "number of the node in its tree, in draw order, from 0"),
     _column("parent", INT, "number of its parent; -1 is the root, the last committed token"),
     _column("depth", INT, "depth, 1 for the root's children"),
+    _column("sibling", INT, "place among its siblings in draw order, from 1"),
     _column("token", INT, "drafted token id"),
     _column("piece", NAME, r"its text; bytes that are no UTF-8 as \xNN", "where it is not known"),
     _column("drawn", NAME, "how it was drawn: deterministic, without_replacement or with_replacement"),
@@ -187,10 +192,10 @@ NODES = [
         "where it was not tried, or without a coin",
     ),
     _column(
-        "prob",
+        "draft_p",
         FLOAT,
         "the drafter's own probability of the token at its parent; 0 where the text alone has it",
-        "where it is no model",
+        "where it is no model, and where the node was drawn: q tells of that",
     ),
     _column(
         "score",
@@ -223,6 +228,10 @@ NODES = [
         "the target's raw mass on tokens that the drafter does not know",
         "where no draft model looked, " + _NOT_TRIED,
     ),
+    _column("parent_top", INTS, "token ids that were likeliest for the target at its parent, raw", _NOT_TRIED),
+    _column("parent_top_p", FLOATS, "their raw probabilities", _NOT_TRIED),
+    _column("parent_draft_top", INTS, "likewise for the drafter", "where no draft model looked, " + _NOT_TRIED),
+    _column("parent_draft_top_p", FLOATS, "its probabilities", "where no draft model looked, " + _NOT_TRIED),
 ]
 
 FINALS = [

@@ -11,6 +11,7 @@ from typing import Any
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.acceptance import Bucket, ByCondition, by_condition
 from specscope.analyze.questions.calibration import Calibration, calibration
+from specscope.analyze.questions.cells import TreeCells, by_cell
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import Missed, missed
@@ -20,13 +21,16 @@ from specscope.trace.history import History
 
 @dataclass(frozen=True)
 class Answers:
-    """What is rejected; how well the drafter's probability tells it; when; and where the target's choice was."""
+    """What is rejected; how well the drafter's probability tells it; when; where the target's choice was; and which
+    node of the tree is not worth its row.
+    """
 
     steps: int  # decode steps that were looked at
     rejections: Rejections
     calibration: Calibration
     conditions: ByCondition
     missed: Missed
+    tree: TreeCells
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -38,7 +42,12 @@ def answer(history: History, request: str | None = None) -> Answers:
     """Of all requests on the path, or of one."""
     evidence = Evidence.of(history, request)
     return Answers(
-        len(evidence.columns), rejections(evidence), calibration(evidence), by_condition(evidence), missed(evidence)
+        steps=len(evidence.columns),
+        rejections=rejections(evidence),
+        calibration=calibration(evidence),
+        conditions=by_condition(evidence),
+        missed=missed(evidence),
+        tree=by_cell(evidence),
     )
 
 

@@ -9,14 +9,14 @@ from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.fields import join
 
 
-def among_children(c: Columns, steps: Indices) -> Indices:
-    """Of each of these steps, the child of the last accepted node that has the final token's id; -1: none."""
+def among_children(c: Columns, steps: Indices, token: Indices) -> Indices:
+    """Of each of these steps, the child of the last accepted node that has this token [steps]; -1: none."""
     span = _span(c)
-    return _find(c.row * span + c.token, c.final_row[steps] * span + c.final[steps])
+    return _find(c.row * span + c.token, c.final_row[steps] * span + token)
 
 
-def on_branches(c: Columns, steps: Indices) -> Indices:
-    """Of each of these steps, the first node whose whole path is the accepted tokens and the final one; -1: none.
+def on_branches(c: Columns, steps: Indices, token: Indices) -> Indices:
+    """Of each of these steps, the first node whose whole path is the accepted tokens and this one; -1: none.
 
     Two branches of a tree may begin with the same tokens. Nodes with the same path get the same number, level by level.
     """
@@ -31,25 +31,26 @@ def on_branches(c: Columns, steps: Indices) -> Indices:
         path[nodes] = count + place.reshape(-1)
         count += len(found)
     last = c.last[steps]
-    return _find(key, np.where(last < 0, steps, path[last]) * span + c.final[steps])
+    return _find(key, np.where(last < 0, steps, path[last]) * span + token)
 
 
-def among_dropped(c: Columns, steps: Indices) -> Indices:
-    """Of each of these steps, a number of 0 and up where re-ranking dropped the final token there; -1: it did not."""
+def among_dropped(c: Columns, steps: Indices, token: Indices) -> Indices:
+    """Of each of these steps, a number of 0 and up where re-ranking dropped this token there; -1: it did not."""
     drafted = [(step, notes) for step, visit in enumerate(c.visits) if (notes := visit.part.notes) is not None]
     sizes = [len(notes.dropped_token) for _, notes in drafted]
     step = np.repeat(np.array([step for step, _ in drafted], np.int64), sizes)
-    token = join([notes.dropped_token for _, notes in drafted], np.int64)
+    dropped = join([notes.dropped_token for _, notes in drafted], np.int64)
     parent = join([notes.dropped_parent for _, notes in drafted], np.int64)
     below = parent < np.diff(c.start)[step]  # a node, and not another dropped one
-    rows, token = c.root_row[step[below]] + 1 + parent[below], token[below]
-    span = max(_span(c), int(token.max(initial=0)) + 1)
-    return _find(rows * span + token, c.final_row[steps] * span + c.final[steps])
+    rows, dropped = c.root_row[step[below]] + 1 + parent[below], dropped[below]
+    span = max(_span(c), int(dropped.max(initial=0)) + 1)
+    return _find(rows * span + dropped, c.final_row[steps] * span + token)
 
 
 def _span(c: Columns) -> int:
     """More than any token's id."""
-    return 1 + max(int(c.token.max(initial=0)), int(c.final.max(initial=0)))
+    choice = int(c.parents.choice.max(initial=0))
+    return 1 + max(int(c.token.max(initial=0)), int(c.final.max(initial=0)), choice)
 
 
 def _find(keys: Indices, wanted: Indices) -> Indices:

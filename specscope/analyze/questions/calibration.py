@@ -27,7 +27,7 @@ class Plotted(StrEnum):
     """Which probability of the drafter's."""
 
     Q = "q"
-    OWN = "drafter"
+    OWN = "draft p"
 
 
 ABOUT = {Plotted.Q: "q of sampled nodes", Plotted.OWN: "the drafter's probability of deterministic nodes, whose q is 1"}
@@ -69,16 +69,20 @@ def calibration(evidence: Evidence) -> Calibration:
     """The answer."""
     if told := evidence.lacking(evidence.judged):
         return Calibration((), told)
-    judged, sampled = evidence.judged, evidence.columns.sampled
+    odd = evidence.judged & ~evidence.sound
+    judged, sampled = evidence.judged & ~odd, evidence.columns.sampled
     unknown = judged & np.isnan(evidence.confidence)
     notes: list[str] = []
+    if odd.any():
+        left_out = plural(int(odd.sum()), "node")
+        notes.append(f"left out: {left_out} whose numbers are no probabilities (specscope verify names them)")
     if unknown.any():
         left_out = plural(int(unknown.sum()), "deterministic node")
         notes.append(f"left out: {left_out} whose drafter gives no probability")
     if not evidence.columns.by_rule.walks[evidence.columns.step[judged]].all():
         notes.append("expected acceptance is known for standard and match only: other rules look at more than one node")
     curves = []
-    for plotted, chosen in ((Plotted.Q, judged & sampled), (Plotted.OWN, judged & ~sampled & ~unknown)):
+    for plotted, chosen in ((Plotted.Q, judged & sampled & ~unknown), (Plotted.OWN, judged & ~sampled & ~unknown)):
         if chosen.any():
             curves.append(_curve(evidence, plotted, np.flatnonzero(chosen)))
     return Calibration(tuple(curves), tuple(notes))

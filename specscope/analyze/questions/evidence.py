@@ -15,6 +15,7 @@ from specscope.analyze.walk import visits
 from specscope.trace.history import History
 from specscope.trace.records import RunInfo
 from specscope.trace.tree import Bools, Doubles
+from specscope.trace.unfinite import sound
 from specscope.trace.wording import plural
 
 POSITIONS = doubling(16)  # of the output
@@ -79,6 +80,14 @@ class Evidence:
     def confidence(self) -> Doubles:
         """[N] the drafter's probability of the node: q of a sampled one, else its own; NaN where it has none."""
         return np.where(self.columns.sampled, self.columns.q, self.columns.draft_prob)
+
+    @cached_property
+    def sound(self) -> Bools:
+        """[N] whether p, q, what it was accepted by and the drafter's own number can all be probabilities."""
+        c = self.columns
+        told = np.stack([c.p, c.q, c.accept_prob, np.where(np.isnan(c.draft_prob), 0, c.draft_prob)])
+        found: Bools = ~np.isnan(sound(told)).any(axis=0)
+        return found
 
     @cached_property
     def noted(self) -> Bools:

@@ -15,6 +15,7 @@ from specscope.analyze.questions.acceptance import Bucket
 from specscope.analyze.questions.answers import Answers
 from specscope.analyze.questions.calibration import ABOUT as PLOTTED
 from specscope.analyze.questions.calibration import Bin
+from specscope.analyze.questions.cells import TreeCell
 from specscope.analyze.questions.groups import Examples, Share
 from specscope.analyze.questions.missed import ABOUT as PLACES
 from specscope.analyze.questions.missed import Choice
@@ -55,6 +56,7 @@ class Grid:
     about: str  # what the columns mean
     notes: tuple[str, ...]  # what is missing
     summary: str  # the answer in a line; "" where there is none
+    ranked: bool = False  # the rows that matter come first: a report prints so many of them
 
 
 Cell = tuple[str, float | str | None]
@@ -68,6 +70,7 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Grid, ...]:
         _calibration(answers),
         _conditions(answers),
         _missed(answers),
+        _cells(answers),
     )
 
 
@@ -115,7 +118,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Grid:
     )
     title = "Drafted tokens rejected most, and what the target took"
     rows = tuple(map(row, found.tokens))
-    return Grid(title, columns, rows, about, found.notes, _rejected(answers))
+    return Grid(title, columns, rows, about, found.notes, _rejected(answers), ranked=True)
 
 
 def _rejected(answers: Answers) -> str:
@@ -191,7 +194,7 @@ def _calibration(answers: Answers) -> Grid:
         Column("of", 1, words=True),
         Column("bin", words=True),
         Column("nodes", 2),
-        Column("mean"),
+        Column("q, draft p"),
         Column("p", 5),
         Column("accepted"),
         Column("interval", 6),
@@ -199,10 +202,12 @@ def _calibration(answers: Answers) -> Grid:
         Column("bar", 3, words=True),
     )
     about = (
-        f"of: {PLOTTED[found.curves[0].plotted]}. " if len(found.curves) == 1 else "of: q, or the drafter's own p. "
+        f"of: {PLOTTED[found.curves[0].plotted]}. "
+        if len(found.curves) == 1
+        else "of: q of sampled nodes, else draft p. "
     ) + (
-        "mean: of the drafter's probability; p: of the target's. expected: mean acceptance probability. Error: how far "
-        "the two means are apart, averaged over the bins. bar: the accepted share."
+        "q, draft p, p: means. expected: mean acceptance probability. Error: how far the two "
+        "means are apart, averaged over the bins. bar: the accepted share."
     )
     lines = [
         f"{one.plotted.value}: expected calibration error {one.error:.3f}, accepted {one.accepted.value or 0:.1%}"
@@ -275,14 +280,61 @@ def _missed(answers: Answers) -> Grid:
         Column("share"),
         Column("interval", 4),
         Column("per draft", 2),
-        Column("drafter's p", 3),
+        Column("draft p", 3),
     )
     about = (
         "Each token that a draft's step commits is a decision. per draft: what τ would gain by one more accepted token "
-        "at each. drafter's p: mean of its probability of the token, where it is known."
+        "at each. draft p: mean of the drafter's probability of the token, where it is known."
     )
     title = "Where the target's choice was"
     return Grid(title, columns, tuple(map(row, found.choices)), about, found.notes, "")
+
+
+def _cells(answers: Answers) -> Grid:
+    found = answers.tree
+
+    def row(cell: TreeCell) -> GridRow:
+        tried = Share(cell.accepted.count, cell.tried)
+        return _row(
+            (
+                _count(cell.depth),
+                _count(cell.sibling),
+                _count(cell.accepted.total),
+                _count(cell.tried),
+                _count(cell.accepted.count),
+                *_share(cell.accepted),
+                (NONE if tried.value is None else f"{tried.value:.1%}", tried.value),
+                (_p(cell.draft_p), cell.draft_p),
+                (_bar(cell.accepted.value or 0), cell.accepted.value),
+            ),
+            cell.examples,
+        )
+
+    columns = (
+        Column("depth"),
+        Column("sibling"),
+        Column("drafted"),
+        Column("tried", 4),
+        Column("accepted"),
+        Column("per row"),
+        Column("interval", 1),
+        Column("of tried", 2),
+        Column("draft p", 3),
+        Column("bar", 5, words=True),
+    )
+    about = (
+        "sibling: place among its siblings in draw order, from 1. per row: accepted / drafted, the tokens that a row "
+        "of the target's pass brought there. of tried: accepted / tried. draft p: mean of the drafter's probability. "
+        "The least worth first, by the upper end of the interval; a node goes with all below it."
+    )
+    title = "Nodes by depth and sibling: which is not worth its row"
+    named = [
+        f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
+        for cell in found.worst
+    ]
+    few = "too few rows to name the least worth" if len(found.cells) > 1 else ""
+    summary = f"least worth their rows: {', '.join(named)}" if named else few
+    return Grid(title, columns, tuple(map(row, found.cells)), about, found.notes, summary, ranked=True)
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[GridRow], width: int, gap: int) -> list[tuple[int, int]]:

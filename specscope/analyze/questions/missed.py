@@ -59,7 +59,7 @@ ABOUT = {
     Place.DROPPED: "drafted, and left out by re-ranking",
     Place.TOP: "in the drafter's top 4, not in the tree",
     Place.RANKED: f"ranked 5 to {RANKED} by the drafter",
-    Place.LOWER: "ranked lower by the drafter",
+    Place.LOWER: f"ranked below {RANKED} by the drafter",
     Place.OUTSIDE: "outside the drafter's vocabulary",
     Place.UNKNOWN: "not known: no drafter's distribution",
 }
@@ -91,7 +91,7 @@ def missed(evidence: Evidence) -> Missed:
         return Missed(0, (), told)
     steps = np.flatnonzero(evidence.drafts)
     kept = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
-    ends = _Ends(evidence, steps)
+    ends = Ends(evidence, steps)
     choices = [_accepted(evidence, kept, len(steps))] if len(kept) else []
     choices += [ends.choice(at, len(kept)) for at in np.unique(ends.place).tolist()]
     return Missed(len(steps), tuple(choices), evidence.notes())
@@ -106,14 +106,15 @@ def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
     return Choice(Place.ACCEPTED, share, len(nodes) / drafts, groups.means(confidence)[0], examples)
 
 
-class _Ends:
-    """Where the final token of each of these steps was."""
+class Ends:
+    """Where a token of each of these steps was, at the place where its path ended: `place` [steps], of PLACES."""
 
-    def __init__(self, evidence: Evidence, steps: Indices) -> None:
+    def __init__(self, evidence: Evidence, steps: Indices, token: Indices | None = None) -> None:
+        """`token` [steps]: the final ones by default."""
         self.evidence, self.steps = evidence, steps
         c, parents = evidence.columns, evidence.columns.parents
-        row, token = c.final_row[steps], c.final[steps]
-        child, branch, dropped = (find(c, steps) for find in (among_children, on_branches, among_dropped))
+        row, token = c.final_row[steps], c.final[steps] if token is None else token
+        child, branch, dropped = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
         self.node = np.where(child >= 0, child, branch)  # that has the token; -1 where none has
         at = parents.at_row[row]
         in_top, top_p = _likeliest(parents, at, token)

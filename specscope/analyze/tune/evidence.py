@@ -34,6 +34,7 @@ from specscope.trace.plan import MAX_DEPTH
 from specscope.trace.records import Outcome, RequestStep
 from specscope.trace.rules import MATCH, looks_ahead
 from specscope.trace.tree import ROOT, Bools, Doubles, Ints
+from specscope.trace.unfinite import ROUNDING, sound
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # of them all: with huge trees fewer steps are judged
@@ -138,7 +139,11 @@ def evidence(histories: Sequence[History]) -> Evidence:
 
 def _usable(step: RequestStep) -> bool:
     verdict = step.verdict
-    return verdict is not None and len(step.tree) > 0 and not step.lossy and not len(verdict.forced)
+    if verdict is None or not len(step.tree) or step.lossy or len(verdict.forced):
+        return False
+    scores = [] if step.notes is None else [*step.notes.score.tolist(), *step.notes.dropped_score.tolist()]
+    wrong = np.isnan(sound(verdict.p)).any() or any(not score <= ROUNDING for score in scores)
+    return not wrong  # what is no probability tells nothing of other trees
 
 
 def _looked_at(step: RequestStep) -> int:
@@ -150,7 +155,10 @@ def _why_nothing(histories: Sequence[History]) -> str:
     steps = [step for history in histories for one in history.requests.values() for step in one.steps]
     if not any(len(step.tree) for step in steps):
         return "the capture has no drafts: record with a drafter, such as --drafter eagle --tree dynamic:32"
-    return "every draft of the capture was judged by a lossy rule or forced, so its acceptance is no drafter's"
+    return (
+        "every draft of the capture was judged by a lossy rule or forced, or by numbers that are no probabilities, so "
+        "its acceptance is no drafter's"
+    )
 
 
 @dataclass

@@ -11,7 +11,7 @@ from specscope.analyze.tune.tuning import Tuning, trees
 from specscope.errors import UserError
 from specscope.trace.costs import StepCosts
 from specscope.trace.history import History
-from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
+from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan, read_plan
 from specscope.trace.records import RunInfo
 from specscope.trace.rules import BLOCK
 from specscope.trace.stats import Acceptance
@@ -43,10 +43,7 @@ class Recorded:
 
     def plan(self) -> TreePlan | None:
         """The tree that was recorded; None where its string is not one of ours."""
-        try:
-            return parse_plan(self.run.tree) if self.run.tree else None
-        except UserError:
-            return None
+        return read_plan(self.run.tree)
 
 
 def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specscope.analyze.tables import NONE, Table, number, one_line, percent
+from specscope.analyze.tables import NONE, Table, number, percent
 from specscope.analyze.text import table_block
 from specscope.analyze.tune.lengths import Length
 from specscope.analyze.tune.tuning import TOLD, Row, Tuning
@@ -15,7 +15,6 @@ from specscope.trace.wording import plural
 
 NAMED = "Trees"
 BAR = 24  # characters
-LONGEST = 30  # of a tree's string; the JSON has them whole
 WIDE = 118  # columns from which there is room for all
 NARROW = 94  # and below which there is none for the intervals of tokens/s
 
@@ -60,12 +59,11 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
         note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
     if tuning.checked:
         note += f" Measured on {tuning.checked['prompts']}; expected: at what steps cost meanwhile."
-    families = {family: tuning.family(family) for family in ("static", "dynamic")}
-    return [_table(NAMED, named, tuning, width, note)] + [
-        _table(f"The best {family} tree of each size", rows, tuning, width, "")
-        for family, rows in families.items()
-        if rows
-    ]
+    groups = [(NAMED, named)]
+    groups += [(f"The best {family} tree of each size", tuning.family(family)) for family in ("static", "dynamic")]
+    groups = [(title, rows) for title, rows in groups if rows]  # the recorded tree may be none that can be read
+    notes = [note, *[""] * len(groups)]
+    return [_table(title, rows, tuning, width, said) for (title, rows), said in zip(groups, notes, strict=False)]
 
 
 def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -> Table:
@@ -75,7 +73,7 @@ def _table(title: str, rows: list[Row], tuning: Tuning, width: int, note: str) -
     if width >= WIDE and not checked:
         made = [cells | {"": "▇" * round(BAR * _value(row) / most)} for cells, row in zip(made, rows, strict=True)]
     values = [tuple(cells.values()) for cells in made]
-    return Table(title, tuple(made[0]), values, note, words=frozenset({""}), narrowed=frozenset({""}))
+    return Table(title, tuple(made[0]), values, note, words=frozenset({""}))
 
 
 def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
@@ -98,7 +96,7 @@ def _cells(row: Row, tuning: Tuning, width: int, *, checked: bool) -> dict[str, 
 
 
 def _title(row: Row) -> str:
-    name = one_line(row.tree or "no drafting", LONGEST)
+    name = printable(row.tree or "no drafting")
     return f"{name}  {', '.join(row.names)}" if row.names and row.tree else name
 
 

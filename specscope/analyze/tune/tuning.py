@@ -94,7 +94,6 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "sources": list(self.sources),
             "run": dict(self.run),
             "steps": self.steps,
             "judged": self.judged,
@@ -130,6 +129,11 @@ def trees(
                 raise
         plans.setdefault(str(plan), []).extend(own)
     found = [*first, *candidates(judge, space, costs)]
+    if not found:
+        raise UserError(
+            "the capture tells of no tree: not of the recorded one, and its drafts have too little to judge others by; "
+            "record with --tree dynamic:32, or name one with --tree"
+        )
     each = lengths(evidence, [one.judged.accepted for one in found])
     rows = [_row(one, length, evidence, costs) for one, length in zip(found, each, strict=True)]
     rows = [replace(row, names=tuple(plans[row.tree])) if row.family == "asked" else row for row in rows]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.findings import Check, Result
-from specscope.analyze.verify.blocks import blocks_kept, blocks_shared
+from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
 from specscope.analyze.walk import Visit
 from specscope.trace.history import History
-from specscope.trace.records import FinishReason, Preceded, RequestEnd, followed_by
+from specscope.trace.records import FinishReason, RequestEnd
 
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
 
@@ -37,7 +37,7 @@ class Account:
     @property
     def gaps(self) -> bool:
         """Whether steps are known to be missing: then a jump says nothing."""
-        return bool(self.history.dropped)
+        return bool(self.history.lost)
 
     def pairs(self) -> Iterator[tuple[Visit | None, Visit]]:
         """Each step with the one before it; None for the first, and after a gap."""
@@ -53,28 +53,31 @@ def accounting_checks(history: History, every: Sequence[Visit], *, ours: bool) -
     by_request: dict[str, list[Visit]] = {}
     for visit in every:
         by_request.setdefault(visit.part.request, []).append(visit)
-    accounts = [Account(found, history, ours) for found in by_request.values()]
-    return [_check(*what, accounts) for what in CHECKS] + [
+    accounts = [Account(visits, history, ours) for visits in by_request.values()]
+    number = {id(visit): place for place, visit in enumerate(every)}
+    return [_check(*what, accounts, number) for what in CHECKS] + [
         *(blocks_shared(history), blocks_kept(history)),
     ]
 
 
-def _check(name: str, about: str, look: Callable[[Account], Looked], accounts: Sequence[Account]) -> Check:
-    tested, wrong = 0, 0
-    first: Visit | None = None
-    detail = ""
+def _check(
+    name: str, about: str, look: Callable[[Account], Looked], accounts: Sequence[Account], number: dict[int, int]
+) -> Check:
+    """`number`: of each visit, by its id."""
+    unit = "request" if name in OF_REQUESTS else UNIT
+    tested, problems = 0, dict[int, tuple[Visit, str]]()
     for account in accounts:
         for visit, problem in look(account):
             tested += 1
             if problem:
-                wrong += 1
-                if first is None or visit.record.step < first.record.step:
-                    first, detail = visit, problem
+                problems[number[id(visit)]] = visit, problem
     if not tested:
-        return Check(name, Result.SKIPPED, about, note="nothing to test")
-    if first is None:
-        return Check(name, Result.PASSED, about, tested)
-    return Check(name, Result.FAILED, about, tested, wrong, first.reference(), detail)
+        return Check(name, Result.SKIPPED, about, note="nothing to test", unit=unit)
+    if not problems:
+        return Check(name, Result.PASSED, about, tested, unit=unit)
+    wrong = np.array(sorted(problems), np.int64)
+    first, detail = problems[int(wrong[0])]
+    return Check(name, Result.FAILED, about, tested, len(wrong), first.reference(), detail, unit=unit, wrong=wrong)
 
 
 def step_numbers(account: Account) -> Looked:
@@ -207,24 +210,15 @@ def prefill(account: Account) -> Looked:
 
 def preceded(account: Account) -> Looked:
     """Each step says what its request did before."""
-    last: Visit | None = None  # its last decode step
-    lost = gap = False
+    gap = False  # steps before are not known
     for before, visit in account.pairs():
-        lost |= visit.preempted
         gap |= before is None and visit.part.index > 0
         if visit.part.verdict is None:
             continue
         if visit.part.preceded is not None and not gap:
-            due = _preceded(last, lost)
-            yield visit, "" if visit.part.preceded is due else f"says `{visit.part.preceded}`, it was `{due}`"
-        last, lost, gap = visit, False, False
-
-
-def _preceded(last: Visit | None, lost: bool) -> Preceded:
-    if lost:
-        return Preceded.PREEMPTION
-    verdict = None if last is None else last.part.verdict
-    return Preceded.PREFILL if verdict is None else followed_by(verdict)
+            right = visit.part.preceded is visit.due
+            yield visit, "" if right else f"says `{visit.part.preceded}`, it was `{visit.due}`"
+        gap = False
 
 
 def moved(account: Account) -> Looked:
@@ -241,6 +235,7 @@ def moved(account: Account) -> Looked:
             yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
 
 
+OF_REQUESTS = ("prompt fed", "outputs", "ends")  # one look at each request; what is wrong is numbered by its step
 CHECKS = (
     ("step numbers", "a request's steps are numbered one by one", step_numbers),
     ("requests in a batch", "a request has one part in a step", once_in_a_batch),

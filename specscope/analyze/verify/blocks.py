@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from specscope.analyze.findings import Check, Reference, Result
 from specscope.trace.history import History
 
 LACKING = "the capture does not tell which blocks were written"
+UNIT = "request step"  # prefill chunks among them, numbered as `walk.visits` gives them
+Looked = Iterator[tuple[int, Reference, str]]  # number, where it is, and what is wrong there: "" for nothing
 
 
 def blocks_shared(history: History) -> Check:
@@ -15,14 +21,16 @@ def blocks_shared(history: History) -> Check:
     return _check("blocks written", "no block is written by two requests in one step", history, _twice(history))
 
 
-def _twice(history: History) -> Iterator[tuple[Reference, str]]:
+def _twice(history: History) -> Looked:
+    number = -1
     for record in history.steps:
         owner: dict[int, str] = {}
         for part in record.requests:
+            number += 1
             shared = [block for block in part.blocks.tolist() if owner.setdefault(block, part.request) != part.request]
             if len(part.blocks):
                 where = Reference(part.request, part.index, record.step)
-                yield where, f"block {shared[0]} is written by {owner[shared[0]]} too" if shared else ""
+                yield number, where, f"block {shared[0]} is written by {owner[shared[0]]} too" if shared else ""
 
 
 def blocks_kept(history: History) -> Check:
@@ -31,55 +39,84 @@ def blocks_kept(history: History) -> Check:
     return _check("blocks kept", about, history, _moved_or_taken(history))
 
 
-def _moved_or_taken(history: History) -> Iterator[tuple[Reference, str]]:
+def _moved_or_taken(history: History) -> Looked:
+    number = -1
     size = history.run.block_size if history.run is not None else 0
-    tables: dict[str, list[int]] = {}  # of each request: its blocks with committed tokens, -1 where not known
+    tables: dict[str, _Table] = {}
     owner: dict[int, str] = {}  # of each block in them
     for record in history.steps if size else ():
         if record.after is not None or record.rewound:  # what lies where is not known any more
             tables, owner = {}, {}
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
-            _release(tables.pop(name, []), owner)
+            _release(tables.pop(name, _Table()).block, owner)
         for part in record.requests:
+            number += 1
             blocks = part.blocks.tolist()
-            first, table = part.context_len // size, tables.setdefault(part.request, [])
+            first, table = part.context_len // size, tables.setdefault(part.request, _Table())
+            behind = table.cut(first)
             if blocks:
-                table += [-1] * (first - len(table))
-                problem = _problem(part.request, blocks, first, table, owner)
-                yield Reference(part.request, part.index, record.step), problem
+                problem = _problem(part.request, blocks, first, behind, table, owner)
+                yield number, Reference(part.request, part.index, record.step), problem
             kept = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
-            _release(table[first:], owner)
-            table[first:] = blocks[: max(-(-kept // size) - first, 0)]
-            owner.update((block, part.request) for block in table[first:])
+            _release(behind.values(), owner)
+            held = blocks[: max(-(-kept // size) - first, 0)]
+            table.extend(first, held)
+            owner.update((block, part.request) for block in held)
         for end in record.finished:
-            _release(tables.pop(end.info.id, []), owner)
+            _release(tables.pop(end.info.id, _Table()).block, owner)
 
 
-def _problem(request: str, blocks: list[int], first: int, table: list[int], owner: dict[int, str]) -> str:
+@dataclass(frozen=True)
+class _Table:
+    """A request's blocks with committed tokens, and which entries of its block table they are: some are not known."""
+
+    entry: list[int] = field(default_factory=list)  # rising
+    block: list[int] = field(default_factory=list)  # of each
+
+    def cut(self, first: int) -> dict[int, int]:
+        """Take out the entries from `first` on: their blocks."""
+        start = bisect_left(self.entry, first)
+        behind = dict(zip(self.entry[start:], self.block[start:], strict=True))
+        del self.entry[start:], self.block[start:]
+        return behind
+
+    def extend(self, first: int, blocks: list[int]) -> None:
+        """Blocks behind all that it has, the first at entry `first`."""
+        self.entry.extend(range(first, first + len(blocks)))
+        self.block.extend(blocks)
+
+
+def _problem(
+    request: str, blocks: list[int], first: int, behind: dict[int, int], table: _Table, owner: dict[int, str]
+) -> str:
+    """`behind`: what the table held from entry `first` on; `table`: what it holds before."""
     for at, block in enumerate(blocks, first):
         if owner.get(block, request) != request:
             return f"writes to block {block}, which holds tokens of {owner[block]}"
-        if at < len(table) and table[at] not in (-1, block):
-            return f"entry {at} of its block table is block {table[at]}, but it writes to block {block}"
-        if block in table[:first]:
+        if behind.get(at, block) != block:
+            return f"entry {at} of its block table is block {behind[at]}, but it writes to block {block}"
+        if block in table.block:
             return f"block {block} is in its table twice"
     return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"
 
 
-def _release(blocks: list[int], owner: dict[int, str]) -> None:
+def _release(blocks: Iterable[int], owner: dict[int, str]) -> None:
     for block in blocks:
         owner.pop(block, None)
 
 
-def _check(name: str, about: str, history: History, looked: Iterator[tuple[Reference, str]]) -> Check:
-    tested, wrong, example, detail = 0, 0, None, ""
-    for where, problem in looked:
+def _check(name: str, about: str, history: History, looked: Looked) -> Check:
+    tested, example, detail = 0, None, ""
+    wrong: list[int] = []
+    for number, where, problem in looked:
         tested += 1
         if problem:
-            wrong += 1
+            wrong.append(number)
             if example is None:
                 example, detail = where, problem
     if not tested:
-        return Check(name, Result.SKIPPED, about, note=LACKING)
-    return Check(name, Result.FAILED if wrong else Result.PASSED, about, tested, wrong, example, detail)
+        return Check(name, Result.SKIPPED, about, note=LACKING, unit=UNIT)
+    result = Result.FAILED if wrong else Result.PASSED
+    numbers = np.array(wrong, np.int64)
+    return Check(name, result, about, tested, len(wrong), example, detail, unit=UNIT, wrong=numbers)

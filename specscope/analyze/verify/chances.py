@@ -137,6 +137,23 @@ class Chances:
             q = c.q[gone]
             sums[:, c.row[gone]] -= np.stack([q * np.log(q), q * np.log(q) ** 2])
 
+    def draw_order(self) -> Sum:
+        """Whether the likelier of two neighbours came first, against its chance of that; numbered by node.
+
+        Of two tokens drawn one after the other without replacement, with q a and b of what was left, a comes first with
+        a b / (1 - a) against a b / (1 - b) for b.
+        """
+        c = self.c
+        nodes = np.flatnonzero((c.elder >= 0) & c.sampled & self.free()[c.step])
+        nodes = nodes[(c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT)]
+        left = np.maximum(c.q_left[c.elder[nodes]], 1e-6)
+        first, second = np.minimum(c.q[c.elder[nodes]] / left, 1.0), np.minimum(c.q[nodes] / left, 1.0)
+        usable = (second > 0) & (first > 0) & (first + second < 1 - 1e-4) & (first != second)
+        nodes, first, second = nodes[usable], first[usable], second[usable]
+        larger, smaller = np.maximum(first, second), np.minimum(first, second)
+        chance = (1 - smaller) / ((1 - larger) + (1 - smaller))
+        return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
+
 
 def _surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
     """Of tokens drawn with these probabilities. The bound is the largest that was seen."""

@@ -33,11 +33,48 @@ def unequal(c: Columns) -> Check:
     single = bool((coin == coin.astype(np.float32)).all())
     expected = pairs * 2.0**-24 if single else 0.0
     if len(same) <= expected + 5 * math.sqrt(expected):
-        return Check(name, Result.PASSED, about, len(c))
+        return Check(name, Result.PASSED, about, len(c), unit="step")
     steps = np.unique(step[order[same]])
     first = order[same[0]]
     detail = f"coin {coin[first]:.6g} came {int(((coin == coin[first]) & (step == step[first])).sum())} times"
-    return Check(name, Result.FAILED, about, len(c), len(steps), c.at_step(int(steps[0])), detail)
+    where = c.at_step(int(steps[0]))
+    return Check(name, Result.FAILED, about, len(c), len(steps), where, detail, unit="step", wrong=steps)
+
+
+def of_requests(c: Columns) -> Check:
+    """No two requests of an engine step have the same coin, but where seed and position give them the same."""
+    name, about = "coins of requests", "no two requests of a step have the same coin, but with one seed and position"
+    if not c.has_coins:
+        return Check(name, Result.SKIPPED, about, note="the capture has no coins", unit="step")
+    record = np.array([visit.record.step for visit in c.visits], np.int64)
+    nodes = np.flatnonzero((c.coin > 0) & ~c.by_rule.match[c.step])
+    order = nodes[np.lexsort((c.coin[nodes], record[c.step[nodes]]))]
+    same = np.flatnonzero((np.diff(c.coin[order]) == 0) & (np.diff(record[c.step[order]]) == 0))
+    pairs = np.stack([c.step[order[same]], c.step[order[same + 1]]], axis=1)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    strange = np.array([not _share_seed(c, int(a), int(b)) for a, b in pairs], np.bool_)
+    pairs = pairs[strange]
+    batch = np.bincount(np.unique(record, return_inverse=True)[1])
+    if not (batch > 1).any():
+        return Check(name, Result.SKIPPED, about, note="no step has two requests", unit="step")
+    # A coin in float32 is one of 2^24: two requests may come by the same one
+    single = bool((c.coin == c.coin.astype(np.float32)).all())
+    expected = len(nodes) * float(np.diff(c.start).max(initial=0)) * float(batch.max()) * 2.0**-24 if single else 0.0
+    if len(pairs) <= expected + 5 * math.sqrt(expected):
+        return Check(name, Result.PASSED, about, len(c), unit="step")
+    wrong = np.unique(pairs)
+    first, second = pairs[0].tolist()
+    detail = f"{c.at_step(first)} and {c.at_step(second)} have a coin in common"
+    return Check(name, Result.FAILED, about, len(c), len(wrong), c.at_step(first), detail, unit="step", wrong=wrong)
+
+
+def _share_seed(c: Columns, one: int, other: int) -> bool:
+    """Whether two steps are known to have the same seed and position."""
+    if not (c.known[one] and c.known[other]) or c.position[one] != c.position[other]:
+        return False
+    infos = [visit.request.info for visit in (c.visits[one], c.visits[other])]
+    seeded = all(info is not None and info.labels.get("seed") != "none" for info in infos)
+    return seeded and c.params[one].seed == c.params[other].seed
 
 
 def of_nodes(c: Columns) -> Bools:
@@ -51,6 +88,11 @@ def of_finals(c: Columns) -> Bools:
     return (c.final_coin > 0) & ~shared
 
 
+def _by_chance(c: Columns) -> Bools:
+    """[S] whether coins are random numbers there: of no earlier step, and numbers at all, which has its own check."""
+    return c.fresh & c.sound
+
+
 def _all(c: Columns) -> tuple[Doubles, Indices]:
     """Every coin with its step: the final one, then the nodes', step after step."""
     coin, step = np.zeros(c.rows), np.zeros(c.rows, np.int64)
@@ -61,14 +103,15 @@ def _all(c: Columns) -> tuple[Doubles, Indices]:
 
 def uniform(c: Columns) -> list[Distance]:
     """Those of nodes, and those that drew final tokens."""
-    finals = c.final_coin[c.fresh & of_finals(c)]
-    return [Distance.of(c.coin[c.fresh[c.step] & of_nodes(c)]), Distance.of(finals)]
+    by_chance = _by_chance(c)
+    finals = c.final_coin[by_chance & of_finals(c)]
+    return [Distance.of(c.coin[by_chance[c.step] & of_nodes(c)]), Distance.of(finals)]
 
 
 def serial(c: Columns) -> Sum:
     """Each coin with the next of its step, as a correlation; numbered by step."""
     coin, step = _all(c)
-    free = c.fresh & ~c.by_rule.match
+    free = _by_chance(c) & ~c.by_rule.match
     pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     product = 12 * (coin[pair] - 0.5) * (coin[pair + 1] - 0.5)
     return Sum.of(product, np.ones(len(pair)), 3.0, step[pair])
@@ -80,8 +123,9 @@ def against_draws(c: Columns) -> list[Sum]:
     A token drawn by inverting a cumulative sum rises with the coin that drew it: where one coin serves twice, its id
     tells. Numbered by step.
     """
-    nodes = np.flatnonzero(c.sampled & c.fresh[c.step] & of_nodes(c))
-    first = np.flatnonzero(c.sampled & (c.sibling == 0) & c.fresh[c.step] & of_finals(c)[c.step])
+    by_chance = _by_chance(c)[c.step]
+    nodes = np.flatnonzero(c.sampled & by_chance & of_nodes(c))
+    first = np.flatnonzero(c.sampled & (c.sibling == 0) & by_chance & of_finals(c)[c.step])
     first = first[c.row[first] == c.final_row[c.step[first]]]
     return [
         _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.findings import Reference
+from specscope.analyze.findings import Reference, Unit
 from specscope.analyze.verify.arrays import Indices, levels
 from specscope.analyze.verify.by_rule import ByRule
 from specscope.analyze.verify.fields import join, of_finals, of_parents, of_their_nodes, of_trees, of_verdicts, stacked
@@ -24,7 +24,19 @@ from specscope.trace.records import FinalKind, Outcome, ParentNotes, Verdict
 from specscope.trace.tree import Bools, Doubles, Drawn, Ints
 
 KINDS = tuple(FinalKind)
+SUMMED = 1e-4  # by which rounding may carry a probability beyond 0 or 1
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
+
+
+def in_range(values: Doubles) -> Bools:
+    """Which are numbers from 0 to 1, by rounding; a comparison with NaN holds nowhere."""
+    return np.asarray((values >= -SUMMED) & (values <= 1 + SUMMED))
+
+
+def rows_in_range(table: Doubles) -> Bools:
+    """[K] of a table [K] or [K, t]: the rows in which all are."""
+    inside = in_range(table)
+    return inside if inside.ndim == 1 else np.all(inside, axis=1)
 
 
 @dataclass(frozen=True)
@@ -93,8 +105,32 @@ class Columns:
 
     @cached_property
     def told(self) -> Bools:
-        """[S] whether its rule is one that can be checked: lossless, with all that it goes by in the evidence."""
-        return self.by_rule.told
+        """[S] whether it can be checked: its rule is lossless, what that goes by is in the evidence, and in range."""
+        return self.by_rule.told & self.sound
+
+    @cached_property
+    def sound(self) -> Bools:
+        """[S] whether all its figures are probabilities: from what is none nothing can be computed."""
+        sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
+        for values in self.figures_of_nodes().values():
+            sound[self.step[~in_range(values)]] = False
+        for values in (self.accept_prob, self.residual_mass):  # which checks of their own hold against p and q
+            sound[self.step[~np.isfinite(values)]] = False
+        e = self.parents
+        for table in e.shares().values():
+            sound[e.step[~rows_in_range(table)]] = False
+        for values in e.nats().values():
+            sound[e.step[~np.isfinite(values)]] = False
+        return sound
+
+    def figures_of_nodes(self) -> dict[str, Doubles]:
+        """[N] each, by name: all that is a probability or a coin."""
+        names = ("p", "q", "p_trial", "q_trial", "coin")
+        return {**{name: getattr(self, name) for name in names}, "raw p": self.parents.raw_p}
+
+    def figures_of_finals(self) -> dict[str, Doubles]:
+        """[S] each, by name: the final token's."""
+        return {"p": self.final_p, "coin": self.final_coin, "target's p": self.parents.final_p}
 
     @cached_property
     def params(self) -> list[SamplingParams]:
@@ -299,6 +335,16 @@ class Columns:
         there = np.array([one is not None for one in notes], np.bool_)
         return Parents(self, [one for one in notes if one is not None], there)
 
+    @property
+    def nodes(self) -> Unit:
+        """What a check over nodes looks at."""
+        return Unit("node", self.at_node)
+
+    @property
+    def steps(self) -> Unit:
+        """What a check over decode steps looks at."""
+        return Unit("step", self.at_step)
+
     def at_node(self, node: int) -> Reference:
         """Where to look at a node."""
         return self.visits[int(self.step[node])].reference(int(self.node[node]))
@@ -358,6 +404,24 @@ class Parents:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def shares(self) -> dict[str, Doubles]:
+        """[K] or [K, t] each, by name: all that is a probability."""
+        return {
+            "p of the likeliest tokens": self.top_p,
+            "p of the choice": self.choice_p,
+            "the drafter's probability of its likeliest tokens": self.draft_top_p,
+            "the drafter's probability of the choice": self.choice_q,
+        }
+
+    def nats(self) -> dict[str, Doubles]:
+        """[K] each, by name: entropies and varentropies."""
+        return {name: getattr(self, name) for name in ("entropy", "varentropy", "q_entropy", "q_varentropy")}
+
+    @property
+    def unit(self) -> Unit:
+        """What a check over parents looks at: each is shown at its step."""
+        return Unit("parent", lambda parent: self.columns.at_step(int(self.step[parent])))
 
     def drafters(self, at: Indices, token: Indices) -> Doubles:
         """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""

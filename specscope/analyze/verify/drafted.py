@@ -1,27 +1,291 @@
-"""Drafted tokens against the drafter's reduced vocabulary: what it does not know it cannot draft."""
+"""What was drafted: from the drafter's vocabulary, as the plan has it, in its own place, and from sound inputs.
+
+A run with such a fault may well be lossless. It is not what it says it is, and its acceptance is lower for it.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from specscope.analyze.findings import Check, Result
+from specscope.analyze.findings import Check, Result, Unit
+from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.exact import found
+from specscope.analyze.verify.follows import Follows
+from specscope.analyze.verify.sums import share_of
 from specscope.trace.draft_vocabulary import draft_tokens
-from specscope.trace.method import TEXT
-from specscope.trace.records import RunInfo
+from specscope.trace.method import TEXT, model_part
+from specscope.trace.plan import StaticPlan, read_plan
+from specscope.trace.records import Preceded, RunInfo
+from specscope.trace.tree import ROOT, Bools, DraftTree
 
-NAME, ABOUT = "draft vocabulary", "every drafted token is one that the drafter knows"
+SHIFTS = (-2, -1, 0, 1, 2)
+FEWEST = 40  # drafted tokens: fewer say little of the text
+SIGMAS = 5.0  # by which the text must speak; over requests, as the tokens of one hang together
+AS_OFTEN = 2.0  # times as often at another place as at its own
+LEFT = 1e-3  # of q: with less, no further sibling could be drawn
+
+
+def draft_checks(c: Columns, run: RunInfo | None) -> list[Check]:
+    """All of them."""
+    follows = Follows.of(c)
+    return [
+        draft_vocabulary(c, run),
+        planned(c, run),
+        likeliest_first(c, run),
+        in_place(c, follows),
+        placeholders(c, run, follows),
+        fed_features(c),
+        drafters_cache(c),
+    ]
 
 
 def draft_vocabulary(c: Columns, run: RunInfo | None) -> Check:
     """Skipped, with the reason, where no token is outside or the capture does not tell."""
+    name, about = "draft vocabulary", "every drafted token is one that the drafter knows"
     known = draft_tokens(run)
     if known is None:
         told = run is not None and bool(run.evidence)
         why = "the drafter's vocabulary is not reduced" if told else "the capture does not tell what the drafter knows"
-        return Check(NAME, Result.SKIPPED, ABOUT, note=why)
+        return Check(name, Result.SKIPPED, about, note=why, unit="node")
     every = c.source != TEXT  # what a text drafts beside a model may be any token
     bad = every & ~np.isin(c.token, known)
     note = f"{len(known):,} tokens of the target"
-    return found(NAME, ABOUT, bad, every, c.at_node, lambda i: f"token {c.token[i]} is not among them", note=note)
+    return found(name, about, bad, every, c.nodes, lambda i: f"token {c.token[i]} is not among them", note=note)
+
+
+def plan_of(run: RunInfo | None) -> StaticPlan | None:
+    """The static tree that a model is to draft; None where it is no such tree."""
+    plan = None if run is None or not run.draft_model else read_plan(run.tree)
+    return plan if isinstance(plan, StaticPlan) else None
+
+
+def planned(c: Columns, run: RunInfo | None) -> Check:
+    """Trees of sampled requests are sampled where the plan says so, and lack no node that q could still give."""
+    name, about = "drafts as planned", "sampled requests' trees are drawn from q, each node of the plan"
+    plan = plan_of(run)
+    if plan is None or plan.top:
+        why = "the drafter is no model with a static tree that is to be sampled"
+        return Check(name, Result.SKIPPED, about, note=why, unit="step")
+    sizes = np.diff(c.start)
+    tested = c.known & ~c.greedy & (sizes > 0)
+    drawn = np.zeros(len(c), np.bool_)
+    drawn[c.step[c.sampled]] = True
+    lacking = np.zeros(len(c), np.int64)
+    children = [plan.shape.children(node) for node in range(-1, len(plan.shape))]
+    for step in np.flatnonzero(tested & drawn & (sizes < len(plan.shape))).tolist():
+        part = c.visits[step].part
+        # Another engine's scheduler may cut a chain: by a form, by a step's budget, where a request is about to end.
+        cut = part.sizing or part.is_ranked_with_text or (run is not None and not run.is_ours)
+        # Behind a node a form may refuse all that the drafter knows.
+        cut = cut or c.params[step].structured_outputs is not None
+        lacking[step] = 0 if cut else _lacking(part.tree, children)
+    return found(
+        name,
+        about,
+        ~drawn | (lacking > 0),
+        tested,
+        c.steps,
+        lambda s: (
+            f"{lacking[s]} nodes of the plan {plan} are missing, though q had tokens left"
+            if drawn[s]
+            else f"drawn as deterministic at temperature {c.params[s].temperature:g}"
+        ),
+    )
+
+
+def _lacking(tree: DraftTree, planned_children: list[list[int]]) -> int:
+    """How many children are missing at nodes whose place in the plan is known, where q had more to give."""
+    missing, place, queue = 0, {ROOT: ROOT}, [ROOT]
+    while queue:
+        node = queue.pop()
+        children, wanted = tree.children(node), planned_children[place[node] + 1]
+        given = sum(float(tree.q[child]) for child in children)
+        if len(children) < len(wanted) and given < 1 - LEFT:
+            missing += len(wanted) - len(children)
+        for child, planned_child in zip(children, wanted, strict=False):
+            place[child] = planned_child
+            queue.append(child)
+    return missing
+
+
+def likeliest_first(c: Columns, run: RunInfo | None) -> Check:
+    """A deterministic first child is the token that its drafter held likeliest; a near tie may be either."""
+    e = c.parents
+    tested = np.zeros(len(c.token), np.bool_)
+    bad = tested
+    if e.draft_top.size:
+        at = e.at_row[c.row]
+        with_text = np.array([visit.part.is_ranked_with_text for visit in c.visits], np.bool_)
+        moved = np.array([params.moved for params in c.params], np.bool_)
+        tested = ~c.sampled & (c.sibling == 0) & (at >= 0) & (c.known & ~moved & ~with_text)[c.step]
+        tested &= (e.draft_top[at, 0] >= 0) & (e.draft_top_p[at, 0] > 0)
+        drafters = np.nan_to_num(e.drafters(at, c.token))
+        bad = (e.draft_top[at, 0] != c.token) & (drafters < e.draft_top_p[at, 0] * (1 - 1e-3) - 1e-6)
+    return found(
+        "likeliest draft first",
+        "a deterministic first child is the token that the drafter held likeliest",
+        bad,
+        tested,
+        c.nodes,
+        lambda i: (
+            f"token {c.token[i]}, but the drafter's likeliest is token {e.draft_top[e.at_row[c.row[i]], 0]} "
+            f"with {e.draft_top_p[e.at_row[c.row[i]], 0]:.4g}"
+        ),
+        note="" if run is None or run.draft_model else "the drafter is no model",
+    )
+
+
+def chains(c: Columns) -> Indices:
+    """The nodes that are first children from the root down: what the drafter believes in most."""
+    first = c.sibling == 0
+    chain = first.copy()
+    for depth in range(2, int(c.depth.max(initial=0)) + 1):
+        nodes = np.flatnonzero(c.depth == depth)
+        chain[nodes] &= chain[c.above[nodes]]
+    return np.flatnonzero(chain)
+
+
+def in_place(c: Columns, follows: Follows) -> Check:
+    """Drafted tokens are the text's at their own depth more often than at another one."""
+    name, about = "drafts in place", "drafted tokens are the text's at their own depth, no more often at another"
+    nodes = chains(c)
+    shares: dict[int, tuple[float, float]] = {}  # by shift: the share that fits, and its variance
+    for shift in SHIFTS:
+        there = follows.at(c.step[nodes], c.depth[nodes] + shift)
+        some = there >= 0
+        shares[shift] = share_of(*follows.by_request(c.token[nodes[some]] == there[some], c.step[nodes[some]]))
+    best = max(shares, key=lambda shift: shares[shift][0])
+    total = int((follows.at(c.step[nodes], c.depth[nodes]) >= 0).sum())
+    if total < FEWEST:
+        return Check(name, Result.SKIPPED, about, note="too few to judge", unit="draft")
+    (own, of_own), (other, of_other) = shares[0], shares[best]
+    z = (other - own) / math.sqrt(of_own + of_other)
+    if best == 0 or z < SIGMAS or other < AS_OFTEN * own or other < 0.1:
+        return Check(name, Result.PASSED, about, total, unit="draft")
+    fits = follows.at(c.step[nodes], c.depth[nodes] + best) == c.token[nodes]
+    where = f"{abs(best)} {'further on' if best > 0 else 'before'}"
+    detail = (
+        f"a drafted token is the text's token {where} in {100 * other:.0f} %, at its own place in {100 * own:.0f} %"
+    )
+    return Check(
+        name,
+        Result.FAILED,
+        about,
+        total,
+        int(fits.sum()),
+        c.at_node(int(nodes[np.argmax(fits)])),
+        f"{detail} (n = {total:,})",
+        unit="draft",
+        wrong=nodes[fits],
+        statistic=z,
+        p_value=math.erfc(z / math.sqrt(2)),
+    )
+
+
+def placeholders(c: Columns, run: RunInfo | None, follows: Follows) -> Check:
+    """No token is drafted over and over that is nobody's choice, in no text, and never accepted."""
+    name, about = "placeholders", "no token that is in no text and nobody's choice is drafted over and over"
+    free = ~np.array([params.limited for params in c.params], np.bool_)[c.step]  # a form has its own likings
+    if free.sum() < FEWEST:
+        return Check(name, Result.SKIPPED, about, note="too few to judge", unit="node")
+    tokens, place, counts = np.unique(c.token, return_inverse=True, return_counts=True)
+    counts = np.bincount(place, free, len(tokens)).astype(np.int64)
+    accepted = np.bincount(place, c.accepted, len(tokens))
+    spoken = np.zeros(len(tokens))
+    known, times = np.unique(follows.text, return_counts=True)
+    spoken[np.isin(tokens, known)] = times[np.isin(known, tokens)]
+    rare = (accepted == 0) & (spoken <= 0.001 * len(follows.text)) & (counts >= max(20, 0.05 * free.sum()))
+    odd = [token for token in np.flatnonzero(rare).tolist() if not _is_chosen(c, run, int(tokens[token]))]
+    bad = np.isin(place, odd)
+    return found(
+        name,
+        about,
+        bad,
+        free,
+        c.nodes,
+        lambda i: f"token {c.token[i]} is {counts[place[i]]:,} of {free.sum():,} drafted tokens, accepted never",
+    )
+
+
+def _is_chosen(c: Columns, run: RunInfo | None, token: int) -> bool:
+    """Whether the drafter's own notes have a token among its likeliest where it was drafted."""
+    e, at = c.parents, c.parents.at_row[c.row]
+    noted = (c.token == token) & (at >= 0)
+    if not e.draft_top.size or not (noted & (e.draft_top_p[at].any(axis=1))).any():
+        return run is not None and bool(run.draft_model) and token > 2  # as far as is known
+    return bool(np.isfinite(e.drafters(at[noted], c.token[noted])).mean() > 0.5)
+
+
+def fed_features(c: Columns) -> Check:
+    """What fed an EAGLE head is no row of zeros, and no copy of the position before: no layer gives these."""
+    rows: list[tuple[int, str]] = []  # the step of each row that was looked at, and what is wrong with it
+    last: dict[str, tuple[int, tuple[float, ...]]] = {}  # of each request: position and norms of its last row
+    for step, visit in enumerate(c.visits):
+        notes = visit.part.notes
+        if notes is None or not notes.fed_norms.size:
+            continue
+        before = last.get(visit.request.id)
+        for position, norms in zip(notes.fed_position.tolist(), map(tuple, notes.fed_norms.tolist()), strict=True):
+            problem = "" if any(norms) else f"the features of position {position} are all zero"
+            if before is not None and position == before[0] + 1 and any(norms) and norms == before[1]:
+                problem = f"position {position} holds the features of the position before"
+            rows.append((step, problem))
+            before = position, norms
+        if before is not None:
+            last[visit.request.id] = before
+    wrong = [row for row, (_, problem) in enumerate(rows) if problem]
+    bad = np.zeros(len(rows), np.bool_)
+    bad[wrong] = True
+    return found(
+        "features fed",
+        "the rows that fed the head hold features, each its own",
+        bad,
+        np.ones(len(rows), np.bool_),
+        Unit("row", lambda row: c.at_step(rows[row][0])),
+        lambda row: rows[row][1],
+        note="the capture tells of no features that fed a head",
+    )
+
+
+def drafters_cache(c: Columns) -> Check:
+    """A draft model's cache holds no more than what its passes have fed: its text, and accepted nodes that it ran."""
+    most = most_cached(c)
+    cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
+    runs_model = np.array([model_part(visit.part.drafter) == "draft_model" for visit in c.visits], np.bool_)
+    tested: Bools = runs_model & (most >= 0) & (cached >= 0)
+    return found(
+        "drafter's cache",
+        "a draft model's cache holds no token that it was not fed",
+        cached > most,
+        tested,
+        c.steps,
+        lambda s: f"counts {cached[s]} tokens as cached, {most[s]} at most were fed and kept",
+        note="" if runs_model.any() else "the drafter is no draft model",
+    )
+
+
+def most_cached(c: Columns) -> Indices:
+    """[S] how many tokens a draft model's cache may hold when each step begins; -1 where that is not known."""
+    most = np.full(len(c), -1, np.int64)
+    last: dict[str, int] = {}  # of each request, its decode step before
+    for step, visit in enumerate(c.visits):
+        part, before = visit.part, last.get(visit.request.id)
+        if part.preceded is Preceded.PREEMPTION and not part.found:
+            most[step] = 0
+        elif before is not None and part.index == c.visits[before].part.index + 1:
+            most[step] = _held_after(c, before)
+        last[visit.request.id] = step
+    return most
+
+
+def _held_after(c: Columns, step: int) -> int:
+    """How many tokens a draft model's cache may hold after a step; -1 where its passes' rows are not recorded."""
+    part = c.visits[step].part
+    if part.notes is None or not len(part.notes.rows) or part.verdict is None:
+        return -1
+    inner = {*part.tree.parent.tolist(), *part.notes.dropped_parent.tolist()}
+    fed = sum(1 for node in part.verdict.path.tolist() if node in inner)
+    return part.position + 1 + (fed if len(part.notes.rows) > 1 else 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.findings import Check, Result, Unit
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.columns import KINDS, Columns
 from specscope.trace.coins import Stream, coins_at
@@ -47,19 +47,20 @@ def found(
     about: str,
     bad: Bools,
     tested: Bools,
-    where: Callable[[int], Reference],
+    unit: Unit,
     detail: Callable[[int], str],
     *,
     note: str = "",
 ) -> Check:
-    """A check over places (nodes, steps, parents), each right or wrong by itself; the first wrong one is shown."""
+    """A check over nodes, steps or parents, each right or wrong by itself; the first wrong one is shown."""
     count, wrong = int(tested.sum()), np.flatnonzero(bad & tested)
     if not count:
-        return Check(name, Result.SKIPPED, about, note=note or "nothing to test")
+        return Check(name, Result.SKIPPED, about, note=note or "nothing to test", unit=unit.name)
     if not len(wrong):
-        return Check(name, Result.PASSED, about, count, note=note)
+        return Check(name, Result.PASSED, about, count, note=note, unit=unit.name)
     first = int(wrong[0])
-    return Check(name, Result.FAILED, about, count, len(wrong), where(first), detail(first), note)
+    where, text = unit.where(first), detail(first)
+    return Check(name, Result.FAILED, about, count, len(wrong), where, text, note, unit.name, wrong)
 
 
 def accept_probability(c: Columns) -> Check:
@@ -74,7 +75,7 @@ def accept_probability(c: Columns) -> Check:
         "a = min(1, p / q), with p and q as tried; under block and traversal what is left of its path's ratio",
         bad,
         np.where(ahead, c.by_rule.judged, c.tried) & _unforced_ratios(c),
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"a = {c.accept_prob[i]:.6g}, but the ratio of its path comes to {expected[i]:.6g}"
             if ahead[i]
@@ -95,7 +96,7 @@ def outcomes(c: Columns) -> Check:
         about,
         bad,
         c.by_rule.judged & ~c.forced & (c.told & ~c.by_rule.match)[c.step],
-        c.at_node,
+        c.nodes,
         lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
     )
 
@@ -112,14 +113,14 @@ def trial_order(c: Columns) -> Check:
         "siblings are tried in draw order until one is accepted, and only below accepted nodes",
         due != c.tried,
         _unforced_ratios(c),
-        c.at_node,
+        c.nodes,
         lambda i: "was not tried when its turn came" if due[i] else "was tried out of turn",
     )
 
 
 def target_at_trial(c: Columns) -> Check:
     """p_1 = p; p_(i+1) = max(p_i - q_i, 0) / mass, or p_i without the token."""
-    expected, error = _residual_p(c)
+    expected, error = residual_p(c)
     clear = error < HOPELESS
     bad = np.abs(c.p_trial - expected) > error + LEAST + RELATIVE * expected
     return found(
@@ -127,12 +128,12 @@ def target_at_trial(c: Columns) -> Check:
         "p as tried follows from p, and after a rejection from the renormalised residual",
         bad,
         c.tried & clear & _unforced_ratios(c),
-        c.at_node,
+        c.nodes,
         lambda i: f"p as tried is {c.p_trial[i]:.6g}, from p and the trials before it {expected[i]:.6g}",
     )
 
 
-def _residual_p(c: Columns) -> tuple[Doubles, Doubles]:
+def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
     """[N] each tried node's p in what its elder siblings left of p, from p itself; and how far rounding may move it."""
     expected, error = c.p.copy(), RELATIVE * c.p
     for rank in range(1, int(c.sibling[c.tried].max(initial=0)) + 1):
@@ -167,7 +168,7 @@ def draft_at_trial(c: Columns) -> Check:
         "q as tried is q over what earlier siblings left of it, and 1 where the draft is deterministic",
         bad,
         c.tried & (error < HOPELESS) & c.told[c.step],
-        c.at_node,
+        c.nodes,
         lambda i: f"q as tried is {c.q_trial[i]:.6g}, from q = {c.q[i]:.6g} and what was left it is {expected[i]:.6g}",
     )
 
@@ -186,7 +187,7 @@ def residual_mass(c: Columns) -> Check:
         "what is left of p after a rejection has the mass that p and q allow",
         bad,
         c.rejected & _unforced_ratios(c),
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"mass {mass[i]:.6g}, but p = {p[i]:.6g} and q = {q[i]:.6g} as tried allow {low[i]:.6g} to {high[i]:.6g}"
         ),
@@ -208,7 +209,7 @@ def siblings(c: Columns) -> Check:
         "siblings are distinct tokens, and the target's probabilities of them sum to at most 1",
         bad,
         c.told[c.step] & distinct,
-        c.at_node,
+        c.nodes,
         lambda i: f"token {c.token[i]} came twice" if again[i] else f"siblings' p sum to {total[c.row[i]]:.6g}",
     )
 
@@ -224,7 +225,7 @@ def paths(c: Columns) -> Check:
         "the path holds every accepted node and no other",
         bad,
         c.told,
-        c.at_step,
+        c.steps,
         lambda s: f"path {c.verdicts[s].path.tolist()}, accepted {np.flatnonzero(c.verdicts[s].outcome == 1).tolist()}",
     )
 
@@ -240,7 +241,7 @@ def final_kinds(c: Columns) -> Check:
         "bonus behind an accepted leaf, recovered behind a rejection, target where nothing was drafted",
         c.kind != expected,
         c.told,
-        c.at_step,
+        c.steps,
         lambda s: f"says {KINDS[c.kind[s]].value}, the verdict makes it {KINDS[expected[s]].value}",
     )
 
@@ -259,7 +260,7 @@ def final_tokens(c: Columns) -> Check:
         "the final token had a probability above 0, and was not rejected at the same place",
         bad | again,
         c.told & ~c.forced_final,
-        c.at_step,
+        c.steps,
         lambda s: (
             f"token {c.final[s]} was rejected at this place but was drawn as the final token"
             if again[s]
@@ -292,7 +293,7 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
         about,
         bad,
         c.known,
-        c.at_step,
+        c.steps,
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
         note="a coin that was set by hand in the debugger also fails this check" if bad.any() else "",
     )

@@ -88,7 +88,7 @@ def top_k(c: Columns, n: Nodes) -> Check:
         "no token beyond the k likeliest has a probability, at any depth",
         bad,
         asked & n.judged,
-        c.at_node,
+        c.nodes,
         lambda i: f"p = {c.p[i]:.6g} at rank {c.parents.rank[i]}, with top_k {n.top_k[i]}, at depth {c.depth[i]}",
         note=_note(c, "top_k", asked),
     )
@@ -103,7 +103,7 @@ def min_p(c: Columns, n: Nodes) -> Check:
         "no token below its share of the likeliest has a probability, at any depth",
         bad,
         asked & n.judged,
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"p = {c.p[i]:.6g} where the likeliest has {n.choice_p[i]:.6g}, with min_p {n.min_p[i]}, "
             f"at depth {c.depth[i]}"
@@ -131,7 +131,7 @@ def top_p(c: Columns, n: Nodes) -> Check:
         "the tokens with a probability are the fewest that reach top_p, at any depth",
         short | beyond,
         asked & n.judged & np.isfinite(kept),
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"the tokens kept have {kept[i]:.6g} of the raw mass, with top_p {n.top_p[i]}, at depth {c.depth[i]}; "
             f"this one has {c.parents.raw_p[i]:.3g}"
@@ -159,7 +159,7 @@ def temperature(c: Columns, n: Nodes) -> Check:
         "p follows from the raw p by temperature, bias and penalties, at any depth",
         bad,
         told,
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"log p / p of the choice, times temperature {n.temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
             f"after bias and penalties {_range(expected[i] + low[i], expected[i] + high[i])}; at depth {c.depth[i]}"
@@ -180,25 +180,41 @@ def draft_temperature(c: Columns, n: Nodes) -> Check:
     told = asked & (raw > FAINT)
     low, high = np.zeros(len(raw)), np.ones(len(raw))
     if told.any():
-        top, power = e.draft_top_p[n.at], 1 / n.temperature
-        listed = (top ** power[:, None]).sum(axis=1)
-        rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
-        cut = (n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0) | n.limited
-        low = np.where(power >= 1, raw**power / (listed + rest), 0)
-        high = np.where(cut, 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
+        low, high = q_bounds(c, n, n.at, c.token, n.temperature, np.arange(len(raw)))
     bad = (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST)
     return found(
         "draft's temperature",
         "q follows from the drafter's raw probability by the request's temperature",
         bad,
         told,
-        c.at_node,
+        c.nodes,
         lambda i: (
             f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {n.temperature[i]:g} allows "
             f"{low[i]:.6g} to {high[i]:.6g}; at depth {c.depth[i]}"
         ),
         note="no draft was sampled from a model" if not asked.any() else "",
     )
+
+
+def q_bounds(
+    c: Columns, n: Nodes, at: Indices, token: Indices, temperature: Doubles, node: Indices
+) -> tuple[Doubles, Doubles]:
+    """Between what q of tokens can be, drawn at these parents and temperatures by the rules of the nodes' requests.
+
+    NaN where a parent does not list the token.
+    """
+    e = c.parents
+    raw, top, power = e.drafters(at, token), e.draft_top_p[at], 1 / temperature
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        listed = (top ** power[:, None]).sum(axis=1)
+        rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
+        cut = ((n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0) | n.limited)[node]
+        # Above temperature 1 the rest weighs most where it is spread evenly over all of the vocabulary
+        size = 1.1 * (1 + max(int(e.draft_top.max(initial=0)), int(e.top.max(initial=0)), int(c.token.max(initial=0))))
+        spread = np.maximum(1 - top.sum(axis=1), 0) ** power * size ** (1 - power)
+        low = raw**power / (listed + np.where(power >= 1, rest, spread))
+        high = np.where(cut, 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
+    return low, high
 
 
 def _range(low: float, high: float) -> str:

@@ -22,6 +22,7 @@ def parent_checks(c: Columns) -> list[Check]:
         raw_probabilities(c),
         drafters_own(c),
         entropies(c),
+        greedy_acceptance(c),
         greedy_tokens(c),
         final_entropies(c),
         final_shares(c),
@@ -41,7 +42,7 @@ def likeliest_tokens(c: Columns) -> Check:
         "no drafted token is likelier than the target's first choice",
         bad,
         told & c.told[c.step],
-        c.at_node,
+        c.nodes,
         lambda i: f"p = {c.p[i]:.6g}, the choice (token {c.parents.choice[at[i]]}) has {choice_p[i]:.6g}",
         note="" if len(c.parents) else LACKING,
     )
@@ -60,7 +61,7 @@ def ranks(c: Columns) -> Check:
         "a token of rank r has at most 1 / r of p, and rank 1 the most",
         bad,
         told & c.told[c.step],
-        c.at_node,
+        c.nodes,
         lambda i: f"rank {rank[i]} with p = {c.p[i]:.6g}; rank {c.parents.q_rank[i]} in q with q = {c.q[i]:.6g}",
         note="" if len(c.parents) else LACKING,
     )
@@ -87,7 +88,7 @@ def raw_probabilities(c: Columns) -> Check:
         "the target's raw probability of a drafted token agrees with its likeliest tokens",
         bad,
         told & c.told[c.step],
-        c.at_node,
+        c.nodes,
         lambda i: f"raw p = {e.raw_p[i]:.6g}, likeliest {_listed(e.top[at[i]], e.top_p[at[i]])}",
         note=note,
     )
@@ -114,7 +115,7 @@ def drafters_own(c: Columns) -> Check:
         "what the drafter gave its tokens and the target's choice agrees with its likeliest tokens",
         bad,
         told & c.told[e.step],
-        lambda k: c.at_step(int(e.step[k])),
+        e.unit,
         lambda k: (
             f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; the target's choice {e.top[k, 0]} has "
             f"{e.choice_q[k]:.4g} at rank {e.choice_rank[k]}"
@@ -137,7 +138,7 @@ def entropies(c: Columns) -> Check:
         "the entropy of p fits the likeliest token's share",
         bad,
         c.told[e.step],
-        lambda k: c.at_step(int(e.step[k])),
+        e.unit,
         lambda k: f"entropy {e.entropy[k]:.6g} nats where the likeliest token has {e.choice_p[k]:.6g}",
         note="" if len(e) else LACKING,
     )
@@ -148,6 +149,23 @@ def least_entropy(p: Doubles) -> Doubles:
     p = np.clip(p, 1e-300, 1.0)
     rest = np.clip(1 - p, 1e-300, 1.0)
     return -(p * np.log(p) + rest * np.log(rest))
+
+
+def greedy_acceptance(c: Columns) -> Check:
+    """At temperature 0 coins decide nothing: the token whose p is 1 is accepted, and nothing else.
+
+    Rules that look ahead reject such a token too, where what is above it is none.
+    """
+    greedy = c.greedy & c.told & c.by_rule.walks
+    return found(
+        "greedy acceptance",
+        "at temperature 0 a draft is accepted where it is the target's first choice, and nowhere else",
+        c.accepted != (c.p == 1),
+        c.tried & greedy[c.step] & ~c.forced,
+        c.nodes,
+        lambda i: f"token {c.token[i]} was {'accepted' if c.accepted[i] else 'rejected'} with p {c.p[i]:g}",
+        note="" if c.greedy.any() else "no request was greedy",
+    )
 
 
 def greedy_tokens(c: Columns) -> Check:
@@ -165,7 +183,7 @@ def greedy_tokens(c: Columns) -> Check:
         "at temperature 0 every p is 0 or 1, and the target's first choice comes out",
         bad,
         c.greedy & c.told,
-        c.at_step,
+        c.steps,
         lambda s: f"final p {c.final_p[s]:.6g}, p {np.round(c.verdicts[s].p, 6).tolist()}",
         note="" if c.greedy.any() else "no request was greedy",
     )
@@ -180,7 +198,7 @@ def final_entropies(c: Columns) -> Check:
         "the entropy of what the final token was drawn from fits that token's share",
         bad,
         e.there & c.told & ~c.forced_final,
-        c.at_step,
+        c.steps,
         lambda s: f"entropy {e.final_entropy[s]:.6g} nats, the token had {c.final_p[s]:.6g}",
         note="" if e.there.any() else LACKING,
     )
@@ -189,35 +207,43 @@ def final_entropies(c: Columns) -> Check:
 def final_shares(c: Columns) -> Check:
     """What the final token was drawn with, from its p: over the mass that rejections left, less what q took."""
     e = c.parents
-    left = np.ones(c.rows)
-    gone = c.rejected & (c.residual_mass > 0) & (c.by_rule.parent > 0)
-    np.multiply.at(left, c.row[gone], c.residual_mass[gone] / c.by_rule.parent[gone])
-    left = left[c.final_row]
+    left = _left(c)
     most = np.where(c.greedy, e.final_p, e.final_p / left)
     exact = ~c.children_at(c.sampled & c.rejected)[c.final_row]
     slack = 1e-4 * most + WHOLE / left
-    bad = (c.final_p > most + slack) | (exact & (c.final_p < most - slack)) | _of_all_p(c, most)
+    whole = of_all_p(c)
+    # By chance one in a million is: few of many may be
+    whole &= whole.sum() > max(3, 0.01 * (e.there & (c.kind == RECOVERED)).sum())
+    bad = (c.final_p > most + slack) | (exact & (c.final_p < most - slack)) | whole
     return found(
         "share of the final token",
         "the final token was drawn with its p, over the mass that rejections left",
         bad,
         e.there & c.told & ~c.forced_final & (slack < HOPELESS),
-        c.at_step,
+        c.steps,
         lambda s: f"drawn with {c.final_p[s]:.6g}, from its p of {e.final_p[s]:.6g} it would be {most[s]:.6g}",
         note="" if e.there.any() else LACKING,
     )
 
 
-def _of_all_p(c: Columns, most: Doubles) -> Bools:
-    """[S] final tokens drawn with their whole p, as if nothing had been rejected. By chance one in a million is.
+def _left(c: Columns) -> Doubles:
+    """[S] the mass that rejections left of the p that the final token was drawn from."""
+    left = np.ones(c.rows)
+    gone = c.rejected & (c.residual_mass > 0) & (c.by_rule.parent > 0)
+    np.multiply.at(left, c.row[gone], c.residual_mass[gone] / c.by_rule.parent[gone])
+    return left[c.final_row]
+
+
+def of_all_p(c: Columns) -> Bools:
+    """[S] final tokens drawn with their whole p, as if nothing had been rejected.
 
     But for tokens that are all of p: they are all of what is left of it too.
     """
     e = c.parents
+    most = np.where(c.greedy, e.final_p, e.final_p / _left(c))
     due = e.there & (c.kind == RECOVERED) & ~c.greedy & ~c.forced_final & (most > 1.01 * e.final_p)
     due &= e.final_p < SURE
-    same: Bools = due & (np.abs(c.final_p - e.final_p) <= 1e-6 * e.final_p)
-    return same if same.sum() > max(3, 0.01 * due.sum()) else np.zeros_like(same)
+    return np.asarray(due & (np.abs(c.final_p - e.final_p) <= 1e-6 * e.final_p))
 
 
 def _at(values: np.ndarray, at: np.ndarray) -> np.ndarray:

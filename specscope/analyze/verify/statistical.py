@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.findings import Check, Reference, Result
+from specscope.analyze.findings import Check, Result, Unit
 from specscope.analyze.verify import coins
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.chances import Chances
@@ -44,7 +44,7 @@ class Family:
     about: str
     cells: Sequence[Cell]
     unit: Scale
-    where: Callable[[int], Reference]
+    of: Unit  # what the sums number
     lacking: str = FEW  # why it is skipped, where it is
 
     @cached_property
@@ -65,7 +65,12 @@ class Family:
 
     def skipped(self) -> Check:
         """As one that could not be judged."""
-        return Check(self.name, Result.SKIPPED, self.about, note=self.lacking)
+        return Check(self.name, Result.SKIPPED, self.about, note=self.lacking, unit=self.counted)
+
+    @property
+    def counted(self) -> str:
+        """What the sums count: coins in themselves, or what chance decided or drew."""
+        return "coin" if self.name.startswith("coins") else "decision" if self.name.startswith("acceptance") else "draw"
 
     def check(self, level: float, *, failed: bool) -> Check:
         """As it was judged. `level`: what its p-value had to be below, in the first place."""
@@ -79,13 +84,14 @@ class Family:
             Result.FAILED if failed else Result.PASSED,
             self.about,
             tested=sum(cell.sum.count for cell in cells),
-            example=self.where(found.worst) if failed and found.worst >= 0 else None,
+            example=self.of.where(found.worst) if failed and found.worst >= 0 else None,
             detail=detail if failed else "",
             note="" if failed else f"would have seen {self.unit(least)} with 95 % power",
             statistic=found.z,
             p_value=self.p_value,
             bias=found.bias,
             least_bias=least,
+            unit=self.counted,
         )
 
 
@@ -140,7 +146,7 @@ def _decisions(c: Columns) -> list[Family]:
         for value in np.unique(of).tolist():
             mine = of == value
             cells.append(Cell(label(value), Sum.of(difference[mine], variance[mine], 1.0, nodes[mine])))
-        return Family(name, about, cells, share, c.at_node, lacking)
+        return Family(name, about, cells, share, c.nodes, lacking)
 
     size = np.minimum((c.accept_prob[nodes] * 10).astype(np.int64), 9)
     return [
@@ -163,7 +169,7 @@ def _draws(c: Columns) -> list[Family]:
     no_draws = lacking if c.sampled.any() else "no draft was sampled"
 
     def family(name: str, about: str, total: Sum, unit: Scale = nats, why: str = lacking) -> Family:
-        return Family(name, about, [Cell("", total)], unit, c.at_node if total in (first, later) else c.at_step, why)
+        return Family(name, about, [Cell("", total)], unit, c.nodes if total in (first, later) else c.steps, why)
 
     return [
         family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
@@ -177,6 +183,14 @@ def _draws(c: Columns) -> list[Family]:
         ),
         family("drafted surprisal", "first siblings follow q", first, why=no_draws),
         family("later siblings", "siblings drawn after the first follow what is left of q", later, why=no_draws),
+        Family(
+            "order of siblings",
+            "of two sampled siblings the likelier one comes first as often as draws give",
+            [Cell("", chances.draw_order())],
+            share,
+            c.nodes,
+            no_draws,
+        ),
     ]
 
 
@@ -185,24 +199,24 @@ def _coins(c: Columns) -> list[Family]:
     if not c.has_coins:
         no_coins = "the capture has no coins"
         names = ("coins uniform", "coins in series", "coins and draws")
-        return [Family(name, "", (), distance, c.at_step, no_coins) for name in names]
+        return [Family(name, "", (), distance, c.steps, no_coins) for name in names]
     uniform = [Cell(name, found) for name, found in zip(OF, coins.uniform(c), strict=True)]
     draws = [Cell(name, found) for name, found in zip(AGAINST, coins.against_draws(c), strict=True)]
     return [
-        Family("coins uniform", "coins are spread evenly over 0 to 1", uniform, distance, c.at_step),
+        Family("coins uniform", "coins are spread evenly over 0 to 1", uniform, distance, c.steps),
         Family(
             "coins in series",
             "a coin is not correlated with the next one",
             [Cell("", coins.serial(c))],
             correlation,
-            c.at_step,
+            c.steps,
         ),
         Family(
             "coins and draws",
             "coins are not correlated with what was drafted",
             draws,
             correlation,
-            c.at_step,
+            c.steps,
             FEW if c.sampled.any() else "no draft was sampled",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Sums that are 0 on average whatever the text was, and what they prove.
+"""Sums that are 0 on average whatever the text was, and what they prove; and shares with their variance, by request.
 
 A martingale difference is a number whose mean is 0 given all that came before it, with a known variance. Sums of them
 are judged by Bernstein's inequality as Freedman has it: for differences below b with a total variance V,
@@ -21,6 +21,7 @@ from specscope.trace.tree import Doubles
 
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
 FEWEST = 20  # differences
+Z95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,20 @@ class Distance:
     def least_bias(self, alpha: float) -> float:
         """The smallest distance that a test at this level would have seen with 95 % power, roughly."""
         return (math.sqrt(math.log(2 / alpha) / 2) + POWER / 2) / math.sqrt(self.count)
+
+
+def share_of(hits: Doubles, total: Doubles) -> tuple[float, float]:
+    """(the share, its variance) of hits [R] of so many: requests are independent, the tokens of one are not.
+
+    The variance is the larger of two: by request (the ratio estimator's), and Wilson's of independent trials, which is
+    not 0 where all or nothing was a hit.
+    """
+    every, count = float(total.sum()), int((total > 0).sum())
+    if not every:
+        return 0.0, math.inf
+    share = float(hits.sum()) / every
+    around = (float(hits.sum()) + Z95**2 / 2) / (every + Z95**2)
+    alone = around * (1 - around) / every
+    if count < 2:
+        return share, alone
+    return share, max(float(((hits - share * total) ** 2).sum()) * count / (count - 1) / every**2, alone)

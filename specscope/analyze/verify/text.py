@@ -24,21 +24,22 @@ def render_trial(trial: Trial, console: Console) -> None:
         console.print(Text(f"\n{group.title}", style="bold cyan"))
         for check in group.checks:
             _check(check, trial.source, console)
-    console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"))
+    console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"), soft_wrap=True)
 
 
 def verdict(trial: Trial) -> str:
-    """The whole in a line."""
+    """The whole in a line: what was found, over how much, and what that does not cover."""
     checks = trial.checks
     passed = sum(check.result is Result.PASSED for check in checks)
     skipped = sum(check.result is Result.SKIPPED for check in checks)
     rest = f"{plural(passed, 'check')} passed, {skipped} skipped"
+    untested = f"; the sampler was not tested: {trial.sampler_untested}" if trial.sampler_untested else ""
     if trial.exit is Exit.INCONSISTENT:
         names = ", ".join(check.name for check in trial.failed)
-        return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}"
+        return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}{untested}"
     if trial.exit is Exit.NOT_JUDGED:
         return f"CANNOT BE JUDGED: {rest}"
-    return f"consistent: {rest}"
+    return f"consistent: {rest}, over {plural(trial.steps, 'decode step')}{untested}"
 
 
 def _check(check: Check, source: str, console: Console) -> None:
@@ -59,8 +60,8 @@ def _figures(check: Check) -> str:
     if check.result is Result.SKIPPED:
         return f"skipped: {check.note}"
     if check.statistic is not None:
-        figures = f"z = {check.statistic:+.2f} over {check.tested:,}"
+        figures = f"z = {check.statistic:+.2f} over {plural(check.tested, check.unit)}"
         return figures + (f"; {check.note}" if check.result is Result.PASSED else f", p = {check.p_value:.2g}")
     if check.failed:
-        return f"{check.failed:,} of {check.tested:,}"
-    return f"{check.tested:,}"
+        return f"{check.failed:,} of {plural(check.tested, check.unit)}"
+    return plural(check.tested, check.unit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import numpy as np
 from specscope.analyze.findings import Check, Exit, Result
 from specscope.analyze.verify.accounting import accounting_checks
 from specscope.analyze.verify.by_rule import left_out
-from specscope.analyze.verify.coins import unequal
+from specscope.analyze.verify.coins import of_requests, unequal
 from specscope.analyze.verify.columns import Columns
-from specscope.analyze.verify.drafted import draft_vocabulary
+from specscope.analyze.verify.drafted import draft_checks
 from specscope.analyze.verify.exact import exact_checks
+from specscope.analyze.verify.figures import probabilities, rule_of_the_run
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
 from specscope.analyze.verify.statistical import statistical_checks
@@ -23,6 +24,8 @@ from specscope.trace.history import History
 from specscope.trace.rules import is_lossy
 from specscope.trace.wording import plural
 
+# What tells whether tokens that were drawn are distributed as the target's
+DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
 
@@ -44,6 +47,7 @@ class Trial:
     tokens: int  # committed
     alpha: float
     notes: tuple[str, ...]  # what a reader must know
+    evidence: Columns = field(compare=False, repr=False)  # what the checks looked at: `Check.wrong` numbers its rows
 
     @property
     def checks(self) -> list[Check]:
@@ -56,22 +60,32 @@ class Trial:
         return [check for check in self.checks if check.result is Result.FAILED]
 
     @property
+    def sampler_untested(self) -> str:
+        """Why nothing tells whether what came out is distributed as it should be; "" where something does."""
+        sums = [check for check in self.checks if check.name in DISTRIBUTION]
+        if any(check.result is not Result.SKIPPED for check in sums):
+            return ""
+        c = self.evidence
+        if len(c) and c.greedy.all():
+            return "every request was greedy"
+        return next((check.note for check in reversed(sums)), "")
+
+    @property
     def exit(self) -> Exit:
         """What the command ends with."""
-        if self.failed:
-            return Exit.INCONSISTENT
         judged = self.steps and any(check.result is Result.PASSED for check in self.checks)
-        return Exit.CONSISTENT if judged else Exit.NOT_JUDGED
+        return Exit.of(wrong=bool(self.failed), unjudged=not judged)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
         return {
             "source": self.source,
             "exit": int(self.exit),
+            "warnings": list(self.notes),
+            "sampler_untested": self.sampler_untested,
             "steps": self.steps,
             "tokens": self.tokens,
             "alpha": self.alpha,
-            "notes": list(self.notes),
             "groups": [
                 {"title": group.title, "checks": [check.to_dict() for check in group.checks]} for group in self.groups
             ],
@@ -90,15 +104,19 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     by_outcome = run is not None and run.by_outcome
     every = list(visits(history))
     columns = Columns.of(every, ours=ours)
+    edited = len(history.branches) > 1
+    sums = statistical_checks(columns, alpha, by_outcome=by_outcome)
     groups = (
-        Group("Each step", (*exact_checks(columns, ours=ours), draft_vocabulary(columns, run))),
+        Group("What was recorded", (probabilities(columns), rule_of_the_run(columns, run, edited=edited))),
+        Group("Each step", tuple(exact_checks(columns, ours=ours))),
         Group("The evidence", tuple(parent_checks(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
+        Group("The drafts", tuple(draft_checks(columns, run))),
         Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
-        Group("Over the run", (unequal(columns), *statistical_checks(columns, alpha, by_outcome=by_outcome))),
+        Group("Over the run", (unequal(columns), of_requests(columns), *sums)),
     )
     tokens = sum(verdict.accepted + 1 for verdict in columns.verdicts)
-    return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)))
+    return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
 
 
 def _notes(history: History, c: Columns) -> list[str]:
@@ -110,12 +128,15 @@ def _notes(history: History, c: Columns) -> list[str]:
             "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
             "made with --evidence lean): much is skipped"
         )
-    others = left_out([visit.part for visit in c.visits], c.told)
+    others = left_out([visit.part for visit in c.visits], c.by_rule.told)
     if others:
-        count, names = int((~c.told).sum()), ", ".join(others)
+        count, names = int((~c.by_rule.told).sum()), ", ".join(others)
         notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
     if any(map(is_lossy, others)):
         notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
+    unsound = int((~c.sound).sum())
+    if unsound:
+        notes.append(f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out")
     forced = int(len(set(c.step[c.forced].tolist())) + (c.forced_final).sum())
     if forced:
         notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")

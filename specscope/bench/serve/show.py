@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from specscope.bench.paired import SLIM
 from specscope.bench.serve.drive import LATE
@@ -61,7 +62,8 @@ def _speculation(run: Figures) -> list[str]:
     parts = [f"acceptance length {run['spec_decode_acceptance_length']:.3f}"]
     parts += [f"draft acceptance rate {rate:.1f} %"] if rate is not None else []
     reached = sum(1 for one in by_position if one)  # drafts may be shorter than the server's limit
-    parts += ["by position " + " ".join(f"{one:.1%}" for one in by_position[:reached])] if reached else []
+    of = "" if run["spec_decode_num_drafts"] is None else f" of {plural(run['spec_decode_num_drafts'], 'draft')}"
+    parts += [f"by position {' '.join(f'{one:.1%}' for one in by_position[:reached])}{of}"] if reached else []
     return [f"speculation, from {run['spec_decode_source']}: {', '.join(parts)}"]
 
 
@@ -121,7 +123,7 @@ def show_comparison(runs: Sequence[Figures], console: Console) -> None:
         numbers = [_number(value, 2) for value in one.values]
         interval = "{:.3f}–{:.3f}".format(*one.interval)
         words = (one.load.name, f"{letters[one.a]} over {letters[one.b]}", COMPARED[one.figure])
-        table.add_row(*words, *numbers, f"[bold]{one.ratio:.3f}[/]", interval)
+        table.add_row(*words, *numbers, Text(f"{one.ratio:.3f}", style="bold"), interval)
     console.print(table)
     console.print(
         "ratios of medians over the rounds; for times, below 1 means that the first server is faster",

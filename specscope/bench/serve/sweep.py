@@ -18,7 +18,9 @@ from specscope.bench.serve.figures import figures
 from specscope.bench.serve.loads import Load
 from specscope.bench.serve.points import Figures, to_json
 from specscope.bench.serve.show import show_comparison, show_run, show_summary
+from specscope.errors import UserError
 from specscope.interrupt import Interrupt, interruptible
+from specscope.terminal import text_console
 from specscope.trace.wording import plural
 
 
@@ -44,7 +46,7 @@ def run_serve(plan: LoadPlan, json_file: str | None, plot: str | None) -> int:
     """Measure, print and write; the exit code. Raises UserError."""
     if plot is not None:
         from specscope.bench.serve.plot import write_plot
-    console = Console()
+    console = text_console()
     dataset = built_in() if plan.dataset is None else read_dataset(plan.dataset)
     asks = dataset.take(plan.requests + plan.warm_up, plan.request.seed)
     console.print(_about(dataset, len(asks)), style="dim", highlight=False)
@@ -53,13 +55,19 @@ def run_serve(plan: LoadPlan, json_file: str | None, plot: str | None) -> int:
             ask.text()  # refuses what is no plain prompt before anything is sent
     with interruptible() as interrupt:
         runs = asyncio.run(_Sweep(plan, asks, console, interrupt).run())
+    code = interrupt.code if interrupt.asked else 0
     show_summary(runs, plan.percentiles, console)
     show_comparison(runs, console)
     if runs:
-        write_figures(json_file, to_json(runs))
-        if plot is not None:
-            write_plot(runs, plan.percentiles, plot)
-    return interrupt.code if interrupt.asked else 0
+        try:
+            if plot is not None:
+                write_plot(runs, plan.percentiles, plot)
+        except UserError:
+            code = 2
+            raise
+        finally:
+            write_figures(json_file, "serve", to_json(runs), source=plan.urls, code=code)
+    return code
 
 
 def _about(dataset: Dataset, taken: int) -> str:

@@ -25,7 +25,7 @@ from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
-NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice")
+NAMES = ("tokens", "rejections", "calibration", "acceptance", "target's choice", "tree nodes")
 LEAST = 3.0  # seconds between two answers while steps come in
 SHARE = 0.1  # of the time that may go into answering
 

@@ -19,7 +19,6 @@ from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.screens.timeline_view import SpansScreen
-from specscope.tui.settings import Settings
 from specscope.tui.widgets.ledger import Ledger
 from specscope.tui.widgets.prompt import DebugPrompt
 
@@ -27,7 +26,6 @@ from specscope.tui.widgets.prompt import DebugPrompt
 class Screens(Questions):
     """The part of ScopeApp that opens them."""
 
-    settings: Settings
     ledger: Ledger
     hit: BreakpointHit | None = None  # that stopped the run last
 
@@ -98,7 +96,7 @@ class Screens(Questions):
         self._lay_over(StepScreen)
         screen = self.get_screen(StepScreen.__name__)
         if isinstance(screen, StepScreen):
-            self.call_after_refresh(screen.pick_node, node)
+            self.call_after_refresh(screen.pick_node, position, node)
 
     async def action_example(self, request: str, position: int, node: int | None) -> None:
         """The decisions of a request's step at a place in the history; a node picked, or the final token."""
@@ -145,8 +143,10 @@ class Screens(Questions):
             self._say(text.splitlines()[0])
 
     def _arrive(self, stop: Stop | None) -> None:
-        """Show what a breakpoint stopped at: its request, and on the step's screen its node."""
+        """Show what a run stopped at: its request, and on the step's screen a breakpoint's node."""
         if stop is None or not stop.hits:
+            if stop is not None and stop.request in self.viewer.history.requests:
+                self._pick(stop.request)
             return
         self.hit = stop.hits[0]
         record = self._look().record
@@ -160,4 +160,4 @@ class Screens(Questions):
         if screen is None or hit is None or hit.node is None or look.record is None:
             return
         if (look.record.step, look.current) == (hit.step, hit.request):
-            screen.pick_node(hit.node)
+            screen.pick_node(look.at, hit.node)

@@ -12,6 +12,7 @@ PAIRS: tuple[Row, ...] = (
     ("↑ ↓", "key", "pick a pair of requests"),
     ("Enter", "key", "open the pair where its outputs part"),
     ("n N", "key", "next, previous pair that parts"),
+    ("c", "key", "what changed most: requests, labels, depths"),
     ("/", "key", "filter the pairs: request, cause or prompt"),
     ("o O", "key", "sort by the next column; reverse"),
 )

@@ -21,10 +21,11 @@ from specscope.tui.widgets.panel import Panel
 
 INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
 NUMBER, TAU = 6, 5
+SHORTEST = 16  # cells of a name in a table, where room is short
 
 
-class VerdictPanel(Panel):
-    """Same, different, or not to be told, and why."""
+class ComparedPanel(Panel):
+    """What does not change once two captures have been compared."""
 
     def __init__(self, compared: Compared, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -34,29 +35,28 @@ class VerdictPanel(Panel):
         """It does not change."""
         return None
 
+
+class VerdictPanel(ComparedPanel):
+    """Same, different, or not to be told, and why."""
+
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The sentence first, then what speaks for it, then the files."""
+        """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
         compared = self._compared
         ink: Ink = INKS.get(compared.answer, "warn")
         lines: list[Line] = [[(text, ink)] for text in folded(compared.summary, width)]
-        for reason in compared.reasons:
-            for at, text in enumerate(folded(reason, width - 2)):
-                lines.append([("  " if at else "• ", "dim"), (text, "text")])
+        lines += [[(text, "strong")] for text in folded(compared.headline, width)]
+        told: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in compared.reasons]
+        told += [("– ", line, "dim") for line in compared.missing]
+        for mark, line, shade in told:
+            for at, text in enumerate(folded(line, width - 2)):
+                lines.append([("  " if at else mark, "dim"), (text, shade)])
         for name, source in zip("AB", compared.sources, strict=True):
             lines.append([(f"{name} ", "accent"), (cut(clean(source), width - 2), "dim")])
         return Sheet(lines, [("Verdict", "strong")])
 
 
-class ConfigurationPanel(Panel):
+class ConfigurationPanel(ComparedPanel):
     """What is not the same before anything ran."""
-
-    def __init__(self, compared: Compared, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._compared = compared
-
-    def key(self, look: Look) -> Hashable:
-        """It does not change."""
-        return None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A line each: what differs, A, B."""
@@ -79,6 +79,62 @@ class ConfigurationPanel(Panel):
                 line += [("   ", "dim"), (cut(note, room), "faint")]
             lines.append(line)
         return Sheet(lines, title)
+
+
+class ChangedPanel(ComparedPanel):
+    """The requests, labels and depths that changed most."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("", "A", "B", "B − A", "95 %", "drafts", "")
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """A line each; what there is no room for is left out from the right, the name gives way first."""
+        rows = self._compared.changed
+        title: Line = [("What changed most", "strong"), (f"  {len(rows)}", "dim")]
+        if not rows:
+            return Sheet([[("nothing changed", "faint")]], title)
+        table = [self.COLUMNS, *rows]
+        wide = [max(len(clean(row[at])) for row in table) for at in range(len(self.COLUMNS))]
+        shown, room = [], width - min(wide[0], SHORTEST)
+        for at in (3, 6, 1, 2, 4, 5):  # what matters most comes first
+            room -= wide[at] + 2
+            if room < 0:
+                break
+            shown.append(at)
+        name = min(wide[0], width - sum(wide[at] + 2 for at in shown))
+        lines: list[Line] = []
+        for number, row in enumerate(table):
+            ink: Ink = "faint" if not number else "text"
+            moved: Ink = "faint" if not number else "rejected" if row[3].startswith("-") else "accepted"
+            line: list[tuple[str, Ink]] = [(left(clean(row[0]), name), ink)]
+            for at in sorted(shown):
+                line += [("  ", "dim"), (right(row[at], wide[at]), moved if at == 3 else ink)]
+            lines.append(line)
+        return Sheet(lines, title, head=1)
+
+
+class ChangedScreen(Over, inherit_bindings=False):
+    """The same over the whole screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,c", "dismiss", "Close", show=False),
+        Binding("ctrl+c", "app.quit", "Quit", show=False),
+        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
+        Binding("question_mark", "app.help", "Help", show=False),
+    ]
+    HINTS = (Hint(0, "Esc", "close", "screen.dismiss"), Hint(1, "?", "help", "app.help"))
+
+    def __init__(self, look: Look, compared: Compared) -> None:
+        super().__init__(look)
+        self._compared = compared
+
+    def parts(self) -> ComposeResult:
+        """One panel."""
+        yield ChangedPanel(self._compared, "all-changed")
+
+    def on_mount(self) -> None:
+        """Arrows scroll it."""
+        super().on_mount()
+        self.query_one(ChangedPanel).focus()
 
 
 class PairsPanel(PickPanel):
@@ -171,17 +227,21 @@ class CompareScreen(Over, inherit_bindings=False):
     SCOPED_CSS = False  # the classes of size are on the screen itself
     DEFAULT_CSS = """
     #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 8 5 1fr; }
-    .-tall #of-compare { grid-rows: 8 11 1fr; }
+    #changed { display: none; }
+    .-tall #changed { display: block; }
+    .-tall #of-compare { grid-rows: 8 7 8 1fr; }
     .-wide #of-compare { grid-size: 2; grid-columns: 1fr 1fr; grid-rows: 11 1fr; }
-    .-wide #pairs { column-span: 2; }
+    .-wide.-tall #of-compare { grid-rows: 11 9 1fr; }
+    .-wide #pairs, .-wide #changed { column-span: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "go", "Open", show=False),
         Binding("q,ctrl+c", "app.quit", "Quit", show=False),  # the app's own do not reach a modal screen
-        Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
         Binding("question_mark", "app.help", "Help", show=False),
         Binding("n", "next(1)", "Next parting", show=False),
         Binding("N,upper_n", "next(-1)", "Previous parting", show=False),
+        Binding("c", "changed", "What changed most", show=False),
         Binding("slash", "app.filter", "Filter", show=False),
         Binding("o", "app.sort(1)", "Sort", show=False),
         Binding("O,upper_o", "app.sort(-1)", "Reverse the sorting", show=False),
@@ -192,6 +252,7 @@ class CompareScreen(Over, inherit_bindings=False):
         Hint(0, "⏎", "open", "screen.go"),
         Hint(1, "n", "next parting", "screen.next(1)"),
         Hint(5, "N", "previous", "screen.next(-1)"),
+        Hint(4, "c", "changed most", "screen.changed"),
         Hint(2, "/", "filter", "app.filter"),
         Hint(3, "o", "sort", "app.sort(1)"),
         Hint(6, "O", "reverse", "app.sort(-1)"),
@@ -205,10 +266,11 @@ class CompareScreen(Over, inherit_bindings=False):
         self._compared = compared
 
     def parts(self) -> ComposeResult:
-        """Three panels."""
+        """Four panels; what changed most is among them where there is room, and under its key always."""
         with Container(id="of-compare"):
             yield VerdictPanel(self._compared, "verdict")
             yield ConfigurationPanel(self._compared, "configuration")
+            yield ChangedPanel(self._compared, "changed")
             yield PairsPanel(self._compared, "pairs")
 
     def on_mount(self) -> None:
@@ -225,16 +287,25 @@ class CompareScreen(Over, inherit_bindings=False):
         self._pairs.pick(way)
 
     def action_next(self, way: int) -> bool:
-        """The next pair that parts, as they are listed; False where there is none."""
+        """The next pair that parts, as they are listed, in a ring; False where there is none."""
         panel = self._pairs
-        at = panel.picked + way
-        while 0 <= at < len(panel.shown):
-            if panel.shown[at].at is not None:
-                panel.pick(at - panel.picked)
-                return True
-            at += way
-        self.notify(f"no {'later' if way > 0 else 'earlier'} pair parts")
-        return False
+        count = len(panel.shown)
+        ring = [(panel.picked + way * by) % count for by in range(1, count + 1)]
+        row = next((row for row in ring if panel.shown[row].at is not None), None)
+        if row is None:
+            self.notify("no pair parts")
+            return False
+        if row == panel.picked:
+            self.notify("this is the only pair that parts")
+        elif (row > panel.picked) != (way > 0):
+            later, first = ("later", "first") if way > 0 else ("earlier", "last")
+            self.notify(f"no {later} pair parts: wrapped around to the {first}")
+        panel.pick(row - panel.picked)
+        return True
+
+    def action_changed(self) -> None:
+        """What changed most, over the whole screen."""
+        self.app.push_screen(ChangedScreen(self.last, self._compared))
 
     def action_go(self) -> None:
         """Open the picked pair."""

@@ -5,21 +5,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from textual.app import App
-
 from specscope.debug.answers import News
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.debug.viewer import Control, Viewer
+from specscope.errors import UserError
 from specscope.trace.checked import whole
 from specscope.trace.history import RequestHistory
+from specscope.trace.vocabulary import shell_word
 from specscope.tui.ask import Ask
 from specscope.tui.pending import Pending
+from specscope.tui.shell import Shell
 from specscope.tui.widgets.listing import ListPanel
 from specscope.tui.widgets.prompt import DebugPrompt, Talk
 
 
-class Questions(App[None]):
+class Questions(Shell):
     """The part of ScopeApp that opens other screens and takes their answers."""
 
     viewer: Viewer
@@ -31,9 +32,6 @@ class Questions(App[None]):
 
     def look(self) -> None:
         """Show the viewer as it stands."""
-
-    def _say(self, text: str) -> None:
-        """Show a notice."""
 
     def _goto(self, position: int) -> None:
         """Look at a step."""
@@ -68,16 +66,20 @@ class Questions(App[None]):
 
     def _goto_request(self, text: str) -> bool:
         """Choose the request of that name, and go to the step behind its @; False where it names none."""
-        name, _, index = text.partition("@")
-        request = self.viewer.history.requests.get(name)
-        if request is None:
+        history = self.viewer.history
+        if text not in history.requests and "@" not in text:
             return False
-        at = None if whole(index) is None else request.position_of(int(index))
-        self._pick(name)
-        if at is not None:
-            self._goto(at)
-        elif index:
-            self._say(f"{name} has no step {index}")
+        try:
+            request, place = history.find(text)
+            position = None if place.index is None else request.at(place.index)
+        except UserError as error:
+            self._say(str(error))
+            return True
+        self._pick(request.id)
+        if position is not None:
+            self._goto(position)
+            if place.node is not None:
+                self.run_worker(self.run_action(f"step_at({position}, {place.node})"))
         return True
 
     def _list(self) -> ListPanel | None:
@@ -109,7 +111,7 @@ class Questions(App[None]):
             panel.sort_reverse()
 
     def action_ask_search(self) -> None:
-        """Find a text in the current request's output, after the step that is looked at."""
+        """Find a text in the current request's output: after the step that is looked at, then from the start."""
         request = self.viewer.history.requests.get(self.current or "")
         if request is None:
             self._say("there is no current request")
@@ -118,23 +120,29 @@ class Questions(App[None]):
         def answered(text: str | None) -> None:
             if not text:
                 return
-            at = self._find(request, text)
-            if at is None:
-                self._say(f"no {text!r} in the output of {request.id} after this step")
-            else:
-                self._goto(at)
+            here, matches = self.viewer.position, self._find(request, text)
+            if not matches:
+                self._say(f"no {text!r} in the output of {request.id}")
+                return
+            position = next((at for at in matches if at > here), matches[0])
+            if matches == [here]:
+                self._say(f"this is the only {text!r} in the output of {request.id}")
+            elif position <= here:
+                self._say(f"no later {text!r}: wrapped around to the first of {request.id}")
+            self._goto(position)
 
-        self.push_screen(Ask(f"Search the output of {request.id}", "text to find after this step"), answered)
+        self.push_screen(Ask(f"Search the output of {request.id}", "text to find, after this step first"), answered)
 
-    def _find(self, request: RequestHistory, text: str) -> int | None:
-        """The position of the first later step with which the text is complete."""
+    def _find(self, request: RequestHistory, text: str) -> list[int]:
+        """The positions of the steps with which the text is complete."""
         vocabulary, out = self.viewer.history.vocabulary, ""
+        matches: list[int] = []
         for step, at in zip(request.steps, request.engine_steps, strict=True):
             before = len(out)
             out += vocabulary.text(step.output())
-            if at > self.viewer.position and text in out[max(before - len(text) + 1, 0) :]:
-                return at
-        return None
+            if text in out[max(before - len(text) + 1, 0) :]:
+                matches.append(at)
+        return matches
 
     def action_copy_reference(self) -> None:
         """Put what `specscope replay` opens at this step into the clipboard."""
@@ -143,6 +151,8 @@ class Questions(App[None]):
             self._say(f"{self.current} has no step yet" if self.current else "there is no step to copy")
             return
         reference = f"{self.reference}#{self.current}@{found[1].index}"
+        plain = reference.replace("#", "")  # which a shell takes as it is inside of a word
+        reference = reference if shell_word(plain) == plain else shell_word(reference)
         self.copy_to_clipboard(reference)
         self._say(f"copied {reference}")
 

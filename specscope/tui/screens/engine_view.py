@@ -20,6 +20,7 @@ from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.kv_map import kv_map
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
+from specscope.tui.widgets.rates import undrafted_lines
 
 NAME, NUMBER, MOST = 12, 10, 12
 OTHER_LINES = 4  # of the screen, beside tables and curves
@@ -59,7 +60,8 @@ class EnginePanel(Panel):
             return Sheet([[("no step has run yet", "faint")]], title)
         if look.aggregate is not None:
             return self._intervals(look, steps, room, height)
-        table = [*_phases(steps, width), *_flights(steps, width)]
+        nothing = undrafted_lines(look, width)
+        table = [*_phases(steps, width), *_flights(steps, width), *([[], *nothing] if nothing else [])]
         blocks = kv_map(steps[-1], look.history.run.block_size if look.history.run else 16, width)
         curves = _values(steps)
         free = height - len(table) - len(blocks) - OTHER_LINES

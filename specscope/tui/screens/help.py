@@ -25,7 +25,7 @@ MARKS: tuple[tuple[str, Ink, str], ...] = (
 )
 COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("accepted", "accepted", "drafted and accepted"),
-    ("recovered", "recovered", "drawn from the residual after a rejection"),
+    ("recovered", "recovered", "after a rejection: from the residual, or the target's choice"),
     ("bonus", "bonus", "drawn after a fully accepted path"),
     ("target", "target", "drawn where nothing was drafted"),
 )
@@ -43,7 +43,7 @@ RATES: tuple[tuple[str, str], ...] = (
     ("τ", "mean acceptance length: 1 + accepted / drafts"),
     ("nodes", "draft acceptance rate: accepted / drafted nodes"),
     ("depth", "accepted depth / depth of the tree"),
-    ("per-pos", "rate by position: accepted / trees this deep"),
+    ("corrected", "accepted at the depth / drafts that proposed it"),
     ("cond", "conditional rate: accepted / tried this deep"),
     ("tokens", "output tokens so far"),
 )

@@ -45,26 +45,32 @@ class Moves(Screens):
         self.look()
 
     def action_rejection(self, way: int) -> None:
-        """The current request's next or previous step that ended in a rejection; then those of the next request."""
+        """The next or previous step that ended in a rejection: the current request's, then the others', in a ring."""
         requests = self.viewer.history.requests
         request = requests.get(self.current or "")
         if request is None:
             self._say("there is no current request")
             return
-        at = next(self._rejections(request, way), None)
-        if at is not None:
-            self._to_rejection(request.id, at)
+        position = next(self._rejections(request, way), None)
+        if position is not None:
+            self._to_rejection(request.id, position)
             return
         names = list(requests)[::way]
-        for name in names[names.index(request.id) + 1 :]:
-            other = requests[name]
-            at = next(self._rejections(other, way, whole=True), None)
-            if at is not None:
-                self._to_rejection(name, at)
-                self._say(f"{request.id} has no {_later(way)} rejection: this is {name}'s {_first(way)}")
-                return
-        last = "" if names[-1] == request.id else f", nor has any request {'after' if way > 0 else 'before'} it"
-        self._say(f"{request.id} has no {_later(way)} rejection{last}")
+        here = names.index(request.id)
+        later, first = ("later", "first") if way > 0 else ("earlier", "last")
+        for name in (*names[here + 1 :], *names[: here + 1]):
+            position = next(self._rejections(requests[name], way, whole=True), None)
+            if position is None:
+                continue
+            if (name, position) == (request.id, self.viewer.position):
+                self._say("this is the only rejection of the run")
+            elif names.index(name) > here:
+                self._say(f"{request.id} has no {later} rejection: this is {name}'s {first}")
+            else:
+                self._say(f"no {later} rejection: wrapped around to {name}'s {first}")
+            self._to_rejection(name, position)
+            return
+        self._say("no step of this run ended in a rejection")
 
     def _rejections(self, request: RequestHistory, way: int, *, whole: bool = False) -> Iterator[int]:
         """Positions of its rejections, from the position on in this direction, or over its whole run."""
@@ -94,11 +100,3 @@ class Moves(Screens):
             return
         at = names.index(self.current) + way if self.current in names else 0
         self._pick(names[min(max(at, 0), len(names) - 1)])
-
-
-def _later(way: int) -> str:
-    return "later" if way > 0 else "earlier"
-
-
-def _first(way: int) -> str:
-    return "first" if way > 0 else "last"

@@ -9,13 +9,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 
+from specscope.trace.decided import ended_by
 from specscope.trace.records import RequestStep
+from specscope.trace.why import Asker, brief
 from specscope.trace.wording import acceptance
 from specscope.tui.compared import Beside, Compared, ComparedPair
 from specscope.tui.look import Look
 from specscope.tui.screens.fork_view import DEPTH, step_cell
 from specscope.tui.screens.over import Over
-from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, right
+from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right
 from specscope.tui.widgets.hints import Hint
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
@@ -131,8 +133,9 @@ class TreePanelOf(Panel):
         where: Line = [(clean(f"{step.request}@{step.index}"), "dim")]
         ended: Line = [("the output has ended" if at == len(steps) - 1 and self._over(at) else "", "warn")]
         title = fit([(0, name), (1, where), (2, told), (3, ended)], width - 2, " · ")
-        why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - 1)
-        return Sheet([head, *lines, *why], title, keep=final + 1, head=1)
+        answer = paragraph(brief(step, ended_by(step), Asker(compared.vocabularies[side])), width, "strong")
+        why = why_lines(step, verdict, compared.vocabularies[side], width, height - len(lines) - len(answer) - 1)
+        return Sheet([*answer, head, *lines, *why], title, keep=final + len(answer) + 1, head=len(answer) + 1)
 
     def _over(self, at: int) -> bool:
         """Whether the picked place lies behind the last token of the side."""
@@ -152,7 +155,7 @@ class PartingScreen(Over, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", show=False),
         Binding("ctrl+c", "app.quit", "Quit", show=False),
-        Binding("t", "app.next_theme", "Theme", show=False),
+        Binding("t", "app.next_theme", "Theme: light or dark", show=False),
         Binding("question_mark", "app.help", "Help", show=False),
         Binding("n", "other(1)", "Next parting", show=False),
         Binding("N,upper_n", "other(-1)", "Previous parting", show=False),

@@ -106,7 +106,7 @@ class TimelinePanel(ListPanel):
         title = _title(look, len(request.steps), width - 2, self.said())
         at = self.places.index(place) + len(head) if place in self.places else -1
         lines = self._drawn if isinstance(self.places, range) else [self._drawn[at] for at in self.places]
-        return Sheet([*head, *lines], title, cursor=at, keep=at, head=len(head))
+        return Sheet([*head, *lines], title, cursor=at, keep=self.kept(at, (look.current, place)), head=len(head))
 
     def on_click(self, event: events.Click) -> None:
         """Go to the step under the pointer, in the list or in the curve; on the head, sort."""
@@ -168,7 +168,8 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
     line: list[tuple[str, Ink]] = [(right(f"{step.index:,}", NUMBER) + "  ", "dim")]
     verdict = step.verdict
     if verdict is None:
-        return [*line, (left("", DEPTH + NODES + 4), "faint"), (acceptance(step), "dim")]
+        lead = NUMBER + 2 + DEPTH + NODES + 4
+        return [*line, (left("", DEPTH + NODES + 4), "faint"), (cut(acceptance(step), max(width - lead, 0)), "dim")]
     depth, accepted = step.tree.max_depth, verdict.accepted
     if depth:
         full, empty = min(accepted, DEEPEST), min(depth, DEEPEST) - min(accepted, DEEPEST)

@@ -12,12 +12,15 @@ from textual.containers import Container
 
 from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
+from specscope.trace.at_parent import above
+from specscope.trace.decided import ended_by
 from specscope.trace.wording import acceptance
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.text import Line, clean, fit, folded
 from specscope.tui.widgets.hints import Hint
+from specscope.tui.widgets.likeliest import likeliest_lines
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.node_facts import node_facts
 from specscope.tui.widgets.node_view import node_view_lines
@@ -25,8 +28,8 @@ from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import nodes, tree_lines
 from specscope.tui.widgets.trials import place_lines
 
-REPLAYED = "distributions need a live engine: specscope debug PROMPT, or specscope run. From the record:"
-ENTER = "Enter shows the distributions here."
+REPLAYED = "Whole distributions need a live engine; the record keeps the likeliest tokens."
+ENTER = "Enter shows the whole distributions."
 
 Place = tuple[int, str | None, int | None, int]  # step, request, node (None: final token); times steps were taken back
 
@@ -44,6 +47,8 @@ class NodesPanel(Panel):
         super().__init__(id=id)
         self.picked = 0  # the line, counted over the nodes
         self.order: list[int] = []  # the node of each line; the number of nodes stands for the final token
+        self._step: Hashable = None  # that the node was picked in
+        self.asked: tuple[int, int] | None = None  # (position, node) to be picked when that step is drawn
 
     @property
     def node(self) -> int | None:
@@ -52,7 +57,7 @@ class NodesPanel(Panel):
 
     def key(self, look: Look) -> Hashable:
         """The step, and what is picked in it."""
-        return look.current, look.at, self.picked
+        return look.current, look.at, self.picked, self.asked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree panel's lines."""
@@ -66,8 +71,17 @@ class NodesPanel(Panel):
             return Sheet([[("a prefill: nothing was judged", "faint")]], title)
         head, lines, _ = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
         self.order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
-        self.picked = min(self.picked, len(lines) - 1)
-        return Sheet([head, *lines], title, cursor=self.picked + 1, keep=self.picked + 1, head=1)
+        shown = (look.current, look.at, look.history.rewinds, id(look.history))
+        keep = self.picked
+        if shown != self._step:  # another step opens where its path ended, with the final token where both fit
+            self._step = shown
+            final = self.order.index(len(step.tree))
+            self.picked = self.order.index(ended_by(step))
+            keep = final if final - self.picked < height - 1 else self.picked
+        if self.asked is not None and self.asked[0] == look.at and self.asked[1] in self.order:
+            keep = self.picked = self.order.index(self.asked[1])
+            self.asked = None
+        return Sheet([head, *lines], title, cursor=self.picked + 1, keep=keep + 1, head=1)
 
     def on_click(self, event: events.Click) -> None:
         """Pick the node under the pointer."""
@@ -107,7 +121,7 @@ class PlacePanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The distributions, or the record's numbers."""
         view = self.answer(look)
-        title: Line = [("Distributions" if view is not None else "Other nodes", "strong")]
+        title: Line = [("Distributions" if view is not None else "At this place", "strong")]
         return Sheet(self.lines(look, width, height), title)
 
     def lines(self, look: Look, width: int, height: int) -> list[Line]:
@@ -122,8 +136,12 @@ class PlacePanel(Panel):
             said, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
         else:
             said, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
+        step, verdict = look.part[1], look.part[1].verdict
         head: list[Line] = [[(line, ink)] for line in folded(said, width)]  # type: ignore[list-item]
-        return [*head, [], *place_lines(look.part[1], look.part[1].verdict, node, look.vocabulary, width)]
+        tops = likeliest_lines(above(step, node), look.vocabulary, width)
+        asked = [*head, []] if self.asked == self.place(look) or not tops else []
+        below = [] if asked else head
+        return [*asked, *tops, *place_lines(step, verdict, node, look.vocabulary, width), *below]
 
 
 class NodePanel(Panel):
@@ -192,12 +210,10 @@ class StepScreen(Over):
         panel.picked = min(max(panel.picked + way, 0), max(len(panel.order) - 1, 0))
         self.show(self.last)
 
-    def pick_node(self, node: int) -> None:
-        """The node of that number; the count of the nodes for the final token."""
-        panel = self.query_one(NodesPanel)
-        panel.show(self.last)
-        if node in panel.order:
-            self.action_pick(panel.order.index(node) - panel.picked)
+    def pick_node(self, position: int, node: int) -> None:
+        """The node of that number, or the final token, of the step at a position, as soon as it is shown."""
+        self.query_one(NodesPanel).asked = position, node
+        self.show(self.last)
 
     def action_distributions(self) -> None:
         """Ask the engine for the whole distributions at the node's place, wherever the engine is."""

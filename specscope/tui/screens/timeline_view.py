@@ -82,7 +82,7 @@ class SpansPanel(PickPanel):
             here = row.position is not None and row.position == look.at
             lines.append(row_line(row, shown, layout, inks, here=here, flat=flat))
         at = head + self.picked
-        return Sheet(lines, self._title(look, width), cursor=at, keep=at, head=head)
+        return Sheet(lines, self._title(look, width), cursor=at, keep=self.kept(at, self._row), head=head)
 
     def _read(self, look: Look) -> Timeline:
         traces = self.traces(look)

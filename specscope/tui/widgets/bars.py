@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from specscope.tui.look import Look
@@ -20,16 +21,17 @@ STATES: dict[str, tuple[str, Ink]] = {
     "replay": ("◂▸ replay", "bonus"),
     "playing": ("▸ playing", "accepted-strong"),
 }
+READING_BAR = 12  # cells
 
 
 class StatusBar(Panel, can_focus=False):
-    """Tokens a second, batch, KV use, dropped records, and why speculation is off where it is."""
+    """Tokens a second, batch, KV use, lost records, and why speculation is off where it is."""
 
     def key(self, look: Look) -> Hashable:
         """The position, the state, and what is counted outside of steps."""
         history = look.history
-        counted = (look.position, look.steps == 0, history.dropped, history.branch, len(history.branches))
-        return *counted, look.status, look.error != "", look.title
+        counted = (look.position, look.steps == 0, history.lost, history.branch, len(history.branches))
+        return *counted, look.status, look.error != "", look.title, look.viewer.read_so_far
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """One line; the least useful goes first where it is narrow."""
@@ -37,6 +39,8 @@ class StatusBar(Panel, can_focus=False):
         if look.error:
             text, ink = "■ failed", "rejected"
         parts: list[tuple[int, Line]] = [(0, [(text, ink)])]
+        if (read := look.viewer.read_so_far) is not None:
+            parts.append((1, progress_line(*read, READING_BAR)))
         record = look.record
         if record is not None:
             told = look.aggregate is None or look.ledger.counts.total.knows("emitted")
@@ -59,10 +63,22 @@ class StatusBar(Panel, can_focus=False):
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))
         if len(look.history.branches) > 1:
             parts.append((2, [("branch ", "dim"), (f"{look.history.branch}/{max(look.history.branches)}", "warn")]))
-        dropped = look.history.dropped
-        parts.append((1 if dropped else 6, [(f"dropped {dropped:,}", "rejected" if dropped else "dim")]))
+        lost = look.history.lost
+        parts.append((1 if lost else 6, [(f"lost {lost:,}", "rejected" if lost else "dim")]))
         line = fit([(rank, part) for rank, part in parts], width - 2, "   ")
         return Sheet([[(" ", "text"), *line, *_right(look.title, width - 2 - line_width(line))]])
+
+
+def progress_line(share: float, left: float | None, room: int) -> Line:
+    """A bar of `room` cells, the share as a percentage, and the time that is left where it is known."""
+    done = round(min(max(share, 0.0), 1.0) * room)
+    line: Line = [("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
+    return [*line, ("" if left is None else f"  {duration(left)} left", "text")]
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `3 min`: never none."""
+    return f"{max(math.ceil(seconds), 1)} s" if seconds < 100 else f"{round(seconds / 60)} min"
 
 
 def _kv(used: int, total: int, width: int) -> Line:

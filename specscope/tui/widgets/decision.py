@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specscope.trace.at_parent import above, end, is_deterministic
 from specscope.trace.decided import BELOW, TOSSED, coin_sign
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.rules import MATCH
-from specscope.trace.tree import ROOT, Drawn
 from specscope.tui.text import Ink, Line, bar, left, line_width, probability
 
 LABEL = 9
@@ -77,7 +77,7 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     """The coin against a, then p and q, a line each, as wide as there is room."""
     room = min(max(width - LABEL - VALUE, SHORTEST), LONGEST)
     lines: list[Line] = []
-    if tried(verdict, node):
+    if tried(verdict, node) and not verdict.is_greedy:  # at temperature 0 the coin decides nothing
         a, coin = float(verdict.accept_prob[node]), float(verdict.coin[node])
         ink, sign = INKS[Outcome(int(verdict.outcome[node]))], coin_sign(verdict, node)
         fell = "below" if sign == BELOW else probability(coin)
@@ -88,17 +88,29 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
 
 
 def _bars(step: RequestStep, verdict: Verdict, node: int) -> list[tuple[str, float, Ink]]:
-    """(name, value, ink) of what there is to be shown of p and q."""
-    rows: list[tuple[str, float, Ink]] = [("p", float(verdict.p[node]), "target")]
-    if int(step.tree.drawn[node]) != Drawn.DETERMINISTIC:
+    """(name, value, ink) of what there is to be shown of p and q; of a greedy step, p before temperature 0."""
+    there, rows = above(step, node).of_node(node), list[tuple[str, float, Ink]]()
+    if verdict.is_greedy and there.raw_p is not None:
+        rows.append(("raw p", there.raw_p, "target"))
+    else:
+        rows.append(("p", float(verdict.p[node]), "target"))
+    if not is_deterministic(step, node):
         rows.append(("q", float(step.tree.q[node]), "bonus"))
-    elif step.notes is not None and (step.method is None or step.method.source_of(node) != "text"):
-        rows.append(("draft", float(step.notes.prob[node]), "bonus"))
+    elif there.draft_p is not None:
+        rows.append(("draft p", there.draft_p, "bonus"))
+    if verdict.is_greedy:
+        return rows
     if p_tried(verdict, node):
         rows.append(("p tried", float(verdict.p_trial[node]), "target"))
     if q_tried(step, verdict, node):
         rows.append(("q tried", float(verdict.q_trial[node]), "bonus"))
     return rows
+
+
+def final_bar(step: RequestStep, verdict: Verdict, room: int) -> Line:
+    """The final token's p; of a greedy step, before temperature 0."""
+    raw = end(step).of_token(verdict.token).raw_p if verdict.is_greedy else None
+    return bar_line("p" if raw is None else "raw p", verdict.final_p if raw is None else raw, verdict.kind.value, room)
 
 
 def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
@@ -110,13 +122,6 @@ def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
         ("·" * (room - len(full)), "rail"),
         (f"  {probability(value)}", "text"),
     ]
-
-
-def deciding(step: RequestStep, verdict: Verdict) -> Sequence[int]:
-    """The nodes whose coins ended the path: the children that all failed, or the last that was accepted."""
-    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
-    failed = [node for node in step.tree.children(end) if tried(verdict, node)]
-    return failed or ([end] if end != ROOT else [])
 
 
 def beside(blocks: Sequence[Sequence[Line]], width: int, gap: int = 2) -> list[Line]:

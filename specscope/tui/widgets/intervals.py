@@ -119,8 +119,10 @@ class _Layout:
         line.append(("  restarted" if told.reset else "", "warn"))
         return line
 
-    def _rate(self, rate: float) -> Line:
-        """A number with a bar where there is room, else a block."""
+    def _rate(self, rate: float | None) -> Line:
+        """A number with a bar where there is room, else a block; blank where nothing was drafted so deep."""
+        if rate is None:
+            return [(" " * self._cell, "text")]
         if self._cell < NARROWEST:
             return [(left(LEVELS[max(1, round(rate * 8))] if rate else "·", self._cell), "bar" if rate else "rail")]
         room = self._cell - NARROWEST - 1

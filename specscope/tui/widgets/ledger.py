@@ -7,7 +7,8 @@ screen that is dragged through ten thousand steps adds up a few hundred at most 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History
 from specscope.trace.records import RequestStep, StepRecord
 from specscope.trace.stats import Acceptance, mean_tau
+from specscope.trace.undrafted import Undrafted, why_undrafted
 
 EVERY = 512  # request steps between two checkpoints
 Part = RequestStep | Aggregate
@@ -35,9 +37,13 @@ class Counts:
     total: Acceptance = field(default_factory=Acceptance)
     marks: list[tuple[int, Acceptance]] = field(default_factory=lambda: [(0, Acceptance())])
     unmarked: int = 0  # request steps since the last checkpoint
+    undrafted: dict[Undrafted, array[int]] = field(default_factory=dict)  # of each such step the item that it is in
 
-    def add(self, parts: Iterable[Part]) -> None:
-        """Take one more item, made of these request steps or sums."""
+    def add(self, parts: Iterable[Part], reasons: Iterable[Undrafted | None] = ()) -> None:
+        """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
+        for reason in reasons:
+            if reason is not None:
+                self.undrafted.setdefault(reason, array("q")).append(len(self.drafts) - 1)
         drafts, accepted, known = self.total.drafts, self.total.accepted, True
         for part in parts:
             self.total.add(part)
@@ -59,6 +65,13 @@ class Counts:
             totals.pop()
         while self.marks[-1][0] >= len(self.drafts):
             self.marks.pop()
+        for items in self.undrafted.values():
+            while items and items[-1] >= len(self.drafts) - 1:
+                items.pop()
+
+    def undrafted_upto(self, count: int) -> Counter[Undrafted]:
+        """Why steps of the first `count` items drafted nothing."""
+        return Counter({reason: bisect_left(items, count) for reason, items in self.undrafted.items()})
 
     def upto(self, count: int, item: Callable[[int], Iterable[Part]]) -> Acceptance:
         """The full counts over the first `count` items; `item(i)` gives what `add` was given."""
@@ -127,14 +140,15 @@ class Ledger:
             self._take(len(seen) - 1, seen[-1])
 
     def _take(self, at: int, record: StepRecord) -> None:
-        self.counts.add(record.counted)
+        reasons = [why_undrafted(self.history.run, record, part) for part in record.requests]
+        self.counts.add(record.counted, reasons)
         before = self._end[-1] if self._end else 0
         self._start.append(record.start_ns if record.phases else before)
         self._end.append(max(record.end_ns, before) if record.phases else before)
         for info in record.admitted:
             self._request(info.id, at)
-        for part in record.requests:
-            self._request(part.request, at).counts.add((part,))
+        for part, reason in zip(record.requests, reasons, strict=True):
+            self._request(part.request, at).counts.add((part,), (reason,))
         for name in record.preempted:
             self._request(name, at).preempted.append(at)
         for end in record.finished:
@@ -171,6 +185,13 @@ class Ledger:
             return Acceptance()
         steps = self.history.requests[request].steps
         return self.requests[request].counts.upto(self.place(request, position), lambda at: (steps[at],))
+
+    def undrafted(self, position: int, request: str | None) -> Counter[Undrafted]:
+        """Why steps up to and with `position` drafted nothing: of one request, or of all."""
+        if request is None:
+            return self.counts.undrafted_upto(position + 1)
+        known = self.requests.get(request)
+        return Counter() if known is None else known.counts.undrafted_upto(self.place(request, position))
 
     def mean_tau(self, position: int) -> tuple[float | None, int]:
         """The mean over requests of each one's tau up to `position`, and how many requests have one."""

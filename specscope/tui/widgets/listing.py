@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
@@ -34,12 +35,19 @@ class ListPanel(Panel):
         super().__init__(id=id)
         self.order = Order()
         self.heads: list[tuple[int, int, str]] = []  # (from, to, column) in the head's line, for the mouse
+        self._item: Hashable = None  # the picked one, when the list was drawn last
 
     def set_order(self, order: Order) -> None:
-        """Show the list in this order."""
+        """Show the list in this order, from its top: that is what it was sorted for."""
         self.order = order
         if self.look is not None:
             self.show(self.look)
+        self.scroll_to(y=0, animate=False, immediate=True, force=True)
+
+    def kept(self, line: int, item: Hashable) -> int:
+        """The line to keep in view: the picked item's. In a list that is sorted, only where another was picked."""
+        same, self._item = item == self._item, item
+        return -1 if same and (self.order.column or self.order.reverse) else line
 
     def columns(self) -> tuple[str, ...]:
         """What it can be sorted by."""
@@ -74,18 +82,31 @@ class ListPanel(Panel):
         return shown
 
     def head(self, cells: Sequence[tuple[str, str]], gap: str = "  ") -> list[tuple[str, Ink]]:
-        """The head's line from (column, its padded name); an arrow on the one that is sorted by, where it has room."""
+        """The head's line from (column, its padded name); an arrow on the one that is sorted by.
+
+        Where a name fills its column, the arrow stands in the gap beside it: no column moves.
+        """
+        texts: list[str] = [cells[0][1], *(text for _, name in cells[1:] for text in (gap, name))]
+        by = next((2 * at for at, (column, _) in enumerate(cells) if column and column == self.order.column), None)
+        if by is not None:
+            arrow = DOWN if self.order.reverse else UP
+            name = texts[by]
+            if name.endswith(" "):
+                texts[by] = (name.rstrip() + arrow).ljust(len(name))
+            elif name.startswith(" "):
+                texts[by] = (arrow + name.lstrip()).rjust(len(name))
+            elif by:
+                texts[by - 1] = texts[by - 1][:-1] + arrow
+            else:
+                texts[1:2] = [arrow + texts[1][1:]] if len(texts) > 1 else []
         line: list[tuple[str, Ink]] = []
-        self.heads, at = [], 0
-        arrow = DOWN if self.order.reverse else UP
-        for column, name in cells:
-            if column and column == self.order.column:
-                end = name[:-1].rstrip() + arrow if name.endswith(" ") else arrow + name.lstrip()
-                name = end.ljust(len(name)) if name.endswith(" ") else end.rjust(len(name))
-            self.heads.append((at, at + len(name), column))
-            line += [(name, "accent" if column and column == self.order.column else "faint"), (gap, "faint")]
-            at += len(name) + len(gap)
-        return line[:-1]
+        self.heads, begin = [], 0
+        for number, text in enumerate(texts):
+            if number % 2 == 0:
+                self.heads.append((begin, begin + cell_len(text), cells[number // 2][0]))
+            line.append((text, "accent" if by is not None and abs(number - by) <= 1 else "faint"))
+            begin += cell_len(text)
+        return line
 
     def said(self) -> Line:
         """The filter, for the title."""
@@ -116,6 +137,11 @@ class PickPanel(ListPanel):
         self.picked = 0
         self.shown: list[Any] = []  # as they are listed
         self.rows: list[int] = []  # of each line below the head, the item's place in `shown`
+
+    def set_order(self, order: Order) -> None:
+        """The first is picked, as its line is the first that is seen."""
+        self.pick(-self.picked)
+        super().set_order(order)
 
     @property
     def item(self) -> Any | None:  # noqa: ANN401

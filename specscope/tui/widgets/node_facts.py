@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from specscope.trace.decided import BELOW, DRAWN, DREW, coin_sign
 from specscope.trace.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.ratios import ratios
 from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.rules import ABOUT, MATCH, looks_ahead
+from specscope.trace.rules import ABOUT
 from specscope.trace.tree import ROOT, Drawn
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import about_draft
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, folded, left, show_token
-from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, decision
+from specscope.tui.text import Ink, Line, folded, left, paragraph, show_token
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, decision, final_bar
 from specscope.tui.widgets.output import feed, feed_prompt, feed_step
 from specscope.tui.widgets.wrap import Wrapper
 
 TAIL = 600  # output tokens of the context that are shown, or a few more; and before them the prompt
 CONTEXT_LINES = 4  # of it at least
 Fact = tuple[str, str, Ink]
-WHY = {
-    "bonus": "every node of the path was accepted: drawn from the target at its end",
-    "recovered": "all children were rejected: drawn from the target's residual distribution",
-    "target": "nothing was drafted: drawn from the target",
-}
 
 
 def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width: int, height: int) -> list[Line]:
-    """The lines for a node, with as much context as there is room for. For the final token `node` is their count."""
+    """Why it was kept or not, then the lines for a node, with as much context as there is room for.
+
+    For the final token `node` is the number of nodes.
+    """
     near = node in look.history.near_ties(step)
+    answer = [line for at, text in enumerate(look.why(step, node)) for line in paragraph(text, width, _ink(at))]
     if node == len(step.tree):
         room = min(max(width - LABEL - VALUE, 8), LONGEST)
-        picture: list[Line] = [bar_line("p", verdict.final_p, verdict.kind.value, room)]
+        picture: list[Line] = [final_bar(step, verdict, room)]
         facts = _final(look, verdict, near)
     else:
         picture = decision(step, verdict, node, width)
         facts = _facts(look, step, verdict, node, near)
-    lines = [*picture, [], *_wrapped(facts, width)]
+    lines = [*answer, [], *picture, [], *_wrapped(facts, width)]
     return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
+
+
+def _ink(place: int) -> Ink:
+    """The headline stands out."""
+    return "strong" if place == 0 else "text"
 
 
 def _final(look: Look, verdict: Verdict, near: bool) -> list[Fact]:
     kind: Ink = verdict.kind.value
-    return [
-        ("token", f"{show_token(look.vocabulary, verdict.token)}  #{verdict.token}", kind),
-        ("kind", f"{kind}: {WHY[kind]}", kind),
-        ("drawn", f"p {verdict.final_p:.6g}, {_final_coin(verdict)}", "text"),
-        *_margin(verdict.final_margin, near),
-    ]
-
-
-def _final_coin(verdict: Verdict) -> str:
-    coin = verdict.final_coin
-    return f"coin {coin:.6g} on the cumulative sum" if coin else "without a coin"
+    token = f"{show_token(look.vocabulary, verdict.token)}  #{verdict.token}"
+    return [("token", token, kind), ("kind", kind, kind), *_margin(verdict.final_margin, near)]
 
 
 def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: bool) -> list[Fact]:
@@ -77,7 +70,8 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
         facts.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", "text"))
     if step.method is not None and (told := about_draft(step.method, node)):
         facts.append(("drafter", ", ".join(told), "text"))
-    facts += _trial(step, verdict, node, outcome, ink)
+    if outcome is Outcome.REJECTED and not verdict.is_greedy:
+        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", "text"))
     if step.rule in ABOUT:
         facts.append(("rule", f"{step.rule}: {ABOUT[step.rule]}", "text"))
     if step.lossy:
@@ -85,43 +79,6 @@ def _facts(look: Look, step: RequestStep, verdict: Verdict, node: int, near: boo
     if outcome is not Outcome.UNTRIED:
         facts += _margin(float(verdict.margin[node]), near)
     return facts
-
-
-def _trial(step: RequestStep, verdict: Verdict, node: int, outcome: Outcome, ink: Ink) -> list[Fact]:
-    """How the coin fell, and against what."""
-    if outcome is Outcome.UNTRIED:
-        return [("verdict", "untried: an ancestor was rejected, or an earlier sibling accepted", ink)]
-    facts: list[Fact] = [
-        ("tried", _made(step, verdict, node), "text"),
-        ("verdict", f"{outcome.name.lower()}: {_fell(verdict, node)}", ink),
-    ]
-    if node in verdict.forced.tolist():
-        facts.append(("forced", "by the user: this step is not lossless", "warn"))
-    if outcome is Outcome.REJECTED:
-        facts.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", "text"))
-    return facts
-
-
-def _made(step: RequestStep, verdict: Verdict, node: int) -> str:
-    """What a comes from."""
-    p, q, a = (float(x[node]) for x in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
-    if step.rule == MATCH:
-        return f"a = {a:.6g}, the target's p of it with its earlier siblings excluded"
-    if not looks_ahead(step.rule):
-        return f"a = min(1, {p:.6g} / {q:.6g}) = {a:.6g}"
-    found = ratios(step.tree, verdict)
-    ratio = f"ratio of its path min(1, {found.parent[node]:.6g} * {p:.6g} / {q:.6g}) = {found.own[node]:.6g}"
-    return ratio if not verdict.judged[node] or a == found.own[node] else f"{ratio}; a = {a:.6g} was left of it"
-
-
-def _fell(verdict: Verdict, node: int) -> str:
-    """How the coin stands to a, by the rule."""
-    sign, coin, a = coin_sign(verdict, node), float(verdict.coin[node]), float(verdict.accept_prob[node])
-    if sign == BELOW:
-        return f"node {int(verdict.path[-1])} below it was accepted"
-    if sign in DRAWN:
-        return f"coin {coin:.6g} drew {'this token' if sign == DREW else 'another token'} from the target's p"
-    return f"coin {coin:.6g} {sign} {a:.6g}"
 
 
 def _margin(margin: float, near: bool) -> list[Fact]:

@@ -7,13 +7,29 @@ from collections.abc import Hashable
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.records import FinalKind
 from specscope.trace.stats import Acceptance
+from specscope.trace.undrafted import ABOUT, shares
 from specscope.trace.wording import plural
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, figure, fit, left, line_width, percent, right
+from specscope.tui.text import (
+    LEVELS,
+    NOTHING,
+    Ink,
+    Line,
+    bar,
+    clean,
+    cut,
+    figure,
+    fit,
+    left,
+    line_width,
+    percent,
+    right,
+)
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 
-ROOMY, WIDE = 40, 56  # cells in which the rate, and the rates by depth, have their whole names
+ROOMY = 40  # cells in which the rate has its whole name, and a depth both its rates
+LEAST = 5  # depths that have a line before anything but the headline has
 
 
 class RatesPanel(Panel):
@@ -32,37 +48,58 @@ class RatesPanel(Panel):
         if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
             title = [("Averages", "strong"), ("  this interval, as reported", "dim")]
             return Sheet(_averages(look.aggregate, width), title)
+        nothing = undrafted_lines(look, width)
         if not counts.drafts:
-            return Sheet([[("nothing drafted yet", "faint")]], title)
+            return Sheet([[("nothing drafted yet", "faint")], *nothing], title)
         bars = _bars(counts, width)
-        spare = height - len(bars) - 1
+        spare = height - min(len(bars), LEAST) - 1
         lines: list[Line] = [_headline(counts, width)]
-        if spare >= 2:
-            lines.append(_means(look, counts, width))
-            spare -= 1
-        if spare >= 3 and counts.kinds:
+        head = [_bar_head(counts, width)] if spare >= 1 and bars else []
+        spare -= len(head)
+        facts = [*nothing[:2], _rate_line(counts, width), *nothing[2:], _means(look, counts, width)]
+        lines += facts[: max(spare, 0)]
+        spare -= len(facts)
+        if spare >= 2 and counts.kinds:
             lines += [*_kinds(counts, width)]
             spare -= 2
-        if spare >= 4:
+        if spare + LEAST >= len(bars) + 1:
             lines.append([])
-            spare -= 1
-        if spare >= 1:
-            lines.append(_bar_head(width))
-        return Sheet([*lines, *bars], title)
+        return Sheet([*lines, *head, *bars], title)
 
 
 def _headline(counts: Acceptance, width: int) -> Line:
+    """tau with its n, and beside it what all steps brought, those without drafts too."""
+    of = f" of {plural(counts.drafts, 'draft') if width >= ROOMY else f'{counts.drafts:,}'}"
+    parts: list[tuple[int, Line]] = [(0, [("τ ", "dim"), (figure(counts.tau), "strong"), (of, "dim")])]
+    if counts.tokens_per_step is not None:
+        parts.append(
+            (1, [(figure(counts.tokens_per_step), "strong"), (" tok/step" if width >= ROOMY else "/step", "dim")])
+        )
+    return fit(parts, width)
+
+
+def undrafted_lines(look: Look, width: int) -> list[Line]:
+    """How many steps drafted nothing, then a line a reason with its share, the commonest first; none where all did."""
+    undrafted, run = look.undrafted, look.history.run
+    total, steps = undrafted.total(), look.counts.steps
+    if not total:
+        return []
+    of = f" of {plural(steps, 'step')}" if width >= ROOMY else f" of {steps:,}"
+    share: Line = [("no draft in ", "dim"), (f"{total:,}", "strong"), (of, "dim")]
+    adaptive: list[tuple[int, Line]] = [(1, [("adaptive", "dim")])] if run is not None and run.adaptive else []
+    lines: list[Line] = [fit([(0, share), *adaptive], width)]
+    for reason, part in shares(undrafted):
+        lines.append([(right(percent(part), 5) + " ", "text"), (cut(ABOUT[reason], max(width - 6, 1)), "dim")])
+    return lines
+
+
+def _rate_line(counts: Acceptance, width: int) -> Line:
     share = percent(counts.rate)
     rate: Line = [(share, "strong"), (" accepted", "dim")]
     if width >= ROOMY:
         rate = [("draft acceptance rate ", "dim"), (share, "strong")]
     return fit(
-        [
-            (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
-            (1, rate),
-            (2, [(f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}", "dim")]),
-        ],
-        width,
+        [(0, rate), (1, [(f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}", "dim")])], width
     )
 
 
@@ -83,19 +120,21 @@ def _means(look: Look, counts: Acceptance, width: int) -> Line:
 
 
 def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
-    """Final tokens by kind, as one stacked bar and in words."""
+    """Final tokens by kind in words, and as one stacked bar that says of how many."""
     total = sum(counts.kinds.values())
+    tail = f" of {plural(total, 'final token')}"
     kinds: list[Ink] = ["recovered", "bonus", "target"]
     strip: list[tuple[str, Ink]] = []
     words: list[tuple[int, Line]] = []
-    left_over = width
+    left_over = span = max(width - len(tail), len(kinds))
     shown = [kind for kind in kinds if counts.kinds[FinalKind(kind)]]
     for kind in shown:
         share = counts.kinds[FinalKind(kind)] / total
-        cells = left_over if kind == shown[-1] else min(left_over, max(1, round(share * width)))
+        cells = left_over if kind == shown[-1] else min(left_over, max(1, round(share * span)))
         left_over -= cells
         strip.append(("▄" * cells, kind))
         words.append((len(words), [(kind, kind), (f" {percent(share)}", "dim")]))
+    strip.append((tail, "dim"))
     if sum(line_width(part) + 2 for _, part in words) - 2 <= width:
         return fit(words, width), strip
     short: list[tuple[int, Line]] = [(i, [("■", part[0][1]), (part[1][0], "dim")]) for i, part in words]
@@ -110,40 +149,52 @@ def _averages(told: Aggregate, width: int) -> list[Line]:
     ]
 
 
-def _rates(counts: Acceptance) -> list[float]:
-    """Accepted at each depth / drafts that reached it; / all drafts where it is not told how many did."""
-    known = zip(counts.per_position_corrected, counts.per_position, strict=True)
-    return [plain if corrected is None else corrected for corrected, plain in known]
+def _bar_head(counts: Acceptance, width: int) -> Line:
+    """The names of the two rates; where it is not told how many drafts went so deep, of the one that all have."""
+    name = "corrected" if counts.knows("proposed_at") else "per-position"
+    if width < ROOMY:
+        return [("depth" + right(name, width - 5), "faint")]
+    others = _cells(counts)[1]
+    return [("depth" + right(name, width - 7 - others) + "  " + right("conditional", others), "faint")]
 
 
-def _bar_head(width: int) -> Line:
-    """The names of the two rates: per position, and given that the depth was tried."""
-    names = ("per-position", "conditional") if width >= WIDE else ("per-pos", "cond")
-    last = _cells(width)[1]
-    return [("depth" + right(names[0], width - 7 - last) + "  " + right(names[1], last), "faint")]
+def _rates(counts: Acceptance) -> list[str]:
+    """`0.163 of 80`: accepted at each depth of the drafts that proposed it; of all where that is not told."""
+    known = counts.knows("proposed_at")
+    rates = counts.per_position_corrected if known else counts.per_position
+    drafts = counts.proposed_at if known else [counts.drafts] * len(rates)
+    return [_rate(*pair) for pair in zip(rates, drafts, strict=True)]
 
 
-def _cells(width: int) -> tuple[int, int]:
+def _conditional(counts: Acceptance) -> list[str]:
+    """The same of the drafts that came to a trial there."""
+    return [_rate(*pair) for pair in zip(counts.conditional, counts.tried_at, strict=True)]
+
+
+def _rate(rate: float | None, of: int) -> str:
+    return NOTHING if rate is None else f"{rate:.3f} of {of:,}"
+
+
+def _cells(counts: Acceptance) -> tuple[int, int]:
     """The widths of the two columns of rates."""
-    return (12, 11) if width >= WIDE else (7, 5)
+    found = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
+    return found[0], max(found[1], len("conditional"))
 
 
 def _bars(counts: Acceptance, width: int) -> list[Line]:
-    """A line a depth: the bar and the corrected rate, then the rate given that its parent was accepted."""
+    """A line a depth: the bar and the rate with its n, then the rate given that its parent was accepted."""
+    first, second = _cells(counts)
+    both = width >= ROOMY
+    room = max(0, width - 3 - 2 - first - (2 + second if both else 0))
     lines: list[Line] = []
-    one, two = _cells(width)
-    room = max(4, width - 3 - 2 - one - 2 - two)
-    for depth, (rate, given) in enumerate(zip(_rates(counts), counts.conditional, strict=True), 1):
-        full = bar(rate, room)
-        lines.append(
-            [
-                (f"{depth:>2} ", "dim"),
-                (full, "bar"),
-                ("·" * (room - len(full)), "rail"),
-                ("  " + right(f"{rate:.3f}", one), "strong"),
-                ("  " + right(figure(given, 3), two), "dim"),
-            ]
-        )
+    shares = counts.per_position_corrected if counts.knows("proposed_at") else counts.per_position
+    columns = zip(shares, _rates(counts), _conditional(counts), strict=True)
+    for depth, (share, rate, given) in enumerate(columns, 1):
+        full = bar(share or 0.0, room)
+        rail = "·" * (room - len(full)) if share is not None else " " * room
+        line: list[tuple[str, Ink]] = [(f"{depth:>2} ", "dim"), (full, "bar"), (rail, "rail")]
+        line.append(("  " + right(rate, first), "strong"))
+        lines.append([*line, ("  " + right(given, second), "dim")] if both else line)
     return lines
 
 
@@ -153,15 +204,16 @@ def _summary(look: Look, counts: Acceptance, width: int) -> Line:
         return fit([(0, part) for part in _averages(look.aggregate, width)], width)
     if not counts.drafts:
         return [(clean(look.scope_name), "dim"), ("  nothing drafted yet", "faint")]
-    rates = _rates(counts)
-    blocks = "".join(LEVELS[max(1, round(rate * 8))] for rate in rates)
+    rates = counts.per_position
+    blocks = "".join(" " if rate is None else LEVELS[max(1, round(rate * 8))] for rate in rates)
+    numbers = " ".join(NOTHING if rate is None else f"{rate:.2f}" for rate in rates)
     return fit(
         [
             (3, [(clean(look.scope_name), "dim")]),
             (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
             (1, [(percent(counts.rate), "strong"), (" accepted", "dim")]),
-            (2, [("by depth ", "dim"), (blocks, "bar")]),
-            (4, [(" ".join(f"{rate:.2f}" for rate in rates), "dim")]),
+            (2, [("by depth ", "dim"), (blocks, "bar"), (f" of {plural(counts.drafts, 'draft')}", "dim")]),
+            (4, [(numbers, "dim")]),
         ],
         width,
     )

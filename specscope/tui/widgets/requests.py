@@ -121,7 +121,7 @@ class RequestsPanel(ListPanel):
             title = [*title, (names[line_width(title) :].rstrip(), "faint")]
         lines += [_line(item, columns, item.name == look.current) for item in [*rows, *queued]]
         current = self.names.index(look.current) + head if look.current in self.names else -1
-        return Sheet(lines, title, cursor=current, keep=current, head=head)
+        return Sheet(lines, title, cursor=current, keep=self.kept(current, look.current), head=head)
 
     def on_click(self, event: events.Click) -> None:
         """Choose the request under the pointer; on the head, sort."""

@@ -9,14 +9,23 @@ from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 
+from specscope.trace.at_parent import above as place_of
+from specscope.trace.decided import ended_by
 from specscope.trace.records import RequestStep, StepRecord, Verdict
+from specscope.trace.why import brief
 from specscope.trace.wording import about_method, acceptance
+from specscope.tui.keys import shown_key
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, show_token
+from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph, show_token
+from specscope.tui.widgets.bars import progress_line
+from specscope.tui.widgets.likeliest import likeliest_lines
 from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.panel import Panel
 from specscope.tui.widgets.tree_lines import how_drawn, nodes, tree_lines
 from specscope.tui.widgets.trials import why_lines
+
+DECISION = 5  # lines of the decisions that ended a path, beside each other
+LOW = 8  # lines below which a panel has room for the tree alone
 
 
 class TreePanel(Panel):
@@ -28,28 +37,37 @@ class TreePanel(Panel):
         """The step shown, whether it is the position's own, and while loading how far that is."""
         control = look.viewer.control
         progress = control.progress if control is not None and look.status == "loading" else None
-        return look.current, look.at, look.at == look.position, progress, look.status == "ended", look.steps == 0
+        status = look.status if not look.steps else "ended" if look.status == "ended" else ""
+        return look.current, look.at, look.at == look.position, progress, status, look.steps == 0
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
         if look.status == "loading" and not look.steps:
             return self._loading(look, width)
         if look.part is None:
-            return Sheet([[(look.absence, "dim")]], [("Draft tree", "strong")])
+            return Sheet(_waiting(look, width), [("Draft tree", "strong")])
         step, record = look.part[1], look.history.steps[look.at]
         title = _title(look, step, record, width - 2)
         if step.verdict is None:
             text = f"{acceptance(step)}; the end of the prompt was not reached"
             return Sheet([_root(look, step, width), [("└─ ", "rail"), (cut(text, width - 3), "dim")]], title)
         head, lines, final = tree_lines(step, step.verdict, look.vocabulary, width, look.history.near_ties(step))
+        answer = paragraph(brief(step, ended_by(step), look.asker), width, "strong") if height >= LOW else []
         blank = line_width(head) - len(head[0][0].lstrip())
-        room = width if height >= len(lines) + 2 else max(blank - 2, 12)
-        root = _root(look, step, room)
-        if room == width:
-            why = why_lines(step, step.verdict, look.vocabulary, width, height - len(lines) - 2)
-            return Sheet([root, head, *lines, *why], title, keep=final + 2, head=2)
-        joined = [*root, (head[0][0][line_width(root) :], head[0][1])]
-        return Sheet([joined, *lines], title, keep=final + 1, head=1)
+        whole = height >= len(answer) + len(lines) + 2
+        root = _root(look, step, width if whole else max(blank - 2, 12))
+        if whole:
+            above = [*answer, root, head]
+            room = height - len(lines) - len(above)
+            tops = likeliest_lines(place_of(step, ended_by(step)), look.vocabulary, width)
+            tops = tops if room - len(tops) >= DECISION else []
+            why = [*why_lines(step, step.verdict, look.vocabulary, width, room - len(tops)), *tops]
+        else:  # the root beside the names of the columns
+            above, why = [*answer, [*root, (head[0][0][line_width(root) :], head[0][1])]], []
+        order = [row.node for row in nodes(step, step.verdict, look.vocabulary)]
+        ended = order.index(ended_by(step))  # the line that the answer is about, and the final token where both fit
+        keep = final if final - ended < height - len(above) else ended
+        return Sheet([*above, *lines, *why], title, keep=keep + len(above), head=len(above))
 
     def on_click(self, event: events.Click) -> None:
         """Open the step's decisions at the node under the pointer."""
@@ -63,15 +81,23 @@ class TreePanel(Panel):
 
     def _loading(self, look: Look, width: int) -> Sheet:
         control = look.viewer.control
-        stage, share = control.progress if control is not None else ("", None)
+        stage, share, left = control.progress if control is not None else ("", None, None)
         lines: list[Line] = [[], [("  " + cut(clean(stage or "starting the engine"), width - 2), "strong")]]
         if share is not None:
-            room = max(8, min(48, width - 12))
-            done = round(min(max(share, 0), 1) * room)
-            lines.append(
-                [("  ", "text"), ("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
-            )
+            lines.append([("  ", "text"), *progress_line(share, left, max(8, min(48, width - 24)))])
         return Sheet(lines, [("Loading", "strong")])
+
+
+def _waiting(look: Look, width: int) -> list[Line]:
+    """What an engine waits for that has run no step: which keys start it."""
+    if not look.asks or look.steps or look.status not in ("paused", "idle"):
+        return [[(look.absence, "dim")]]
+    paused = look.status == "paused"
+    lines: list[Line] = [[], [("  paused before the first step" if paused else "  no prompt yet", "strong")]]
+    starts = (("pause", "starts the run"), ("forward", "runs one step"), ("debugger", "sets a breakpoint first"))
+    for name, what in (*(starts if paused else ()), ("prompt", "gives it a prompt")):
+        lines.append(fit([(0, [(f"  {shown_key(name, look.keymap):<7}", "key"), (what, "text")])], width))
+    return lines
 
 
 def _title(look: Look, step: RequestStep, record: StepRecord, width: int) -> Line:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len
 
+from specscope.trace.at_parent import above, draft_ps, end, raw_ps
 from specscope.trace.decided import coin_sign
 from specscope.trace.draw import MARKS, branches
 from specscope.trace.records import Outcome, RequestStep, Verdict
-from specscope.trace.tree import ROOT, DraftTree, Drawn
+from specscope.trace.tree import DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
 from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, p_tried, q_tried, tried
@@ -42,7 +43,11 @@ def coin_text(coin: float) -> str:
 TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = Column("p", 5, lambda step, v, n: probability(float(v.p[n])))
 Q = Column("q", 5, lambda step, v, n: probability(float(step.tree.q[n])))
-DRAFT = Column("draft", 5, lambda step, v, n: _draft(step, n))
+DRAFT = Column("draft p", 7, lambda step, v, n: _known(draft_ps(step)[n]))
+# Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
+P_UNTRIED = Column("p", 5, lambda step, v, n: probability(float(v.p[n])) if raw_ps(step)[n] is None else "")
+RAW = Column("raw p", 5, lambda step, v, n: _known(raw_ps(step)[n]))
+RANK = Column("raw rank", 8, lambda step, v, n: _rank(above(step, n).raw_rank(int(step.tree.token[n]))))
 SOURCE = Column("from", 5, lambda step, v, n: "" if step.method is None else step.method.source_of(n))
 SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
 P_TRIAL = Column("p tried", 7, lambda step, v, n: p_tried(v, n))
@@ -57,6 +62,7 @@ LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
 FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
+    (3, (RAW, RANK, P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, LINE)),
     (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL)),
@@ -69,6 +75,14 @@ FORMS: tuple[tuple[int, tuple[Column, ...]], ...] = (
     (1, (P, Q, COIN)),
     (1, (P, Q)),
     (1, (P,)),
+    (1, ()),
+)
+# At temperature 0 no coin decides, and p is 0 or 1: the target's p before that tells how near it was.
+GREEDY: tuple[tuple[int, tuple[Column, ...]], ...] = (
+    (3, (RAW, RANK, DRAFT, P_UNTRIED)),
+    *((indent, (RAW, RANK, DRAFT)) for indent in (3, 2, 1)),
+    *((indent, (RAW, DRAFT)) for indent in (2, 1)),
+    (1, (RAW,)),
     (1, ()),
 )
 GAP = 2
@@ -84,10 +98,13 @@ def _accept(v: Verdict, n: int) -> str:
     return f"{coin_sign(v, n)} " + left(probability(float(v.accept_prob[n])), DIGITS)
 
 
-def _draft(step: RequestStep, node: int) -> str:
-    """The drafter's probability of a node's token; nothing where the text alone has it."""
-    from_text = step.method is not None and step.method.source_of(node) == "text"
-    return "" if step.notes is None or from_text else probability(float(step.notes.prob[node]))
+def _known(value: float | None) -> str:
+    """A probability, nothing where it is not recorded."""
+    return "" if value is None else probability(value)
+
+
+def _rank(rank: int | None) -> str:
+    return "" if rank is None else str(rank)
 
 
 @dataclass(frozen=True)
@@ -105,8 +122,7 @@ class Node:
 def nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
     """The lines of a tree depth first, the final token hung where it was drawn, after the children that failed."""
     tree, count = step.tree, len(step.tree)
-    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
-    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), end])
+    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), end(step).parent])
     rows = []
     for node, lead in branches(grown):
         if node == count:
@@ -133,28 +149,39 @@ def _same(step: RequestStep, verdict: Verdict) -> list[Column]:
     ]
 
 
-def _columns(columns: tuple[Column, ...], step: RequestStep, same: Collection[Column]) -> tuple[Column, ...]:
+def _columns(
+    columns: tuple[Column, ...], step: RequestStep, same: Collection[Column], *, greedy: bool
+) -> tuple[Column, ...]:
     """Those of the form that say something. Where q is a point mass, what the drafter thought of the token says more.
 
     Where there is no room for both, p and q as tried stand in the place of p and q only where they are others.
     """
-    given = [column for column in columns if column not in same]
+    model = step.notes is not None and not step.tree.is_sampled
+    source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
+    given = [column for column in columns if column not in same and (step.parents is not None or column is not RANK)]
+    if greedy:
+        shown = (
+            given
+            if step.parents is not None
+            else [P if column is RAW else column for column in given if column is not P_UNTRIED]
+        )
+        return (*source, *(column for column in shown if column is not DRAFT or step.notes is not None))
     for drawn, trial in ((Q, Q_ALL), (P, P_ALL)):
         if drawn not in given and trial not in given:
             given.insert(0, drawn)
+    if step.parents is None:
+        given = [column for column in given if column is not RAW]
     if not len(step.tree):
         return tuple(column for column in given if column in (P, COIN))
-    source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
-    if step.notes is None or step.tree.is_sampled:
-        return (*source, *given)
-    return (*source, *(DRAFT if column is Q else column for column in given))
+    return (*source, *(DRAFT if column is Q and model else column for column in given))
 
 
 def _form(rows: Sequence[Node], step: RequestStep, verdict: Verdict, width: int) -> tuple[int, tuple[Column, ...], int]:
     """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
     same = _same(step, verdict)
-    for indent, form in FORMS:
-        columns = _columns(form, step, same) if form else ()
+    greedy = verdict.is_greedy
+    for indent, form in GREEDY if greedy else FORMS:
+        columns = _columns(form, step, same, greedy=greedy) if form else ()
         room = width - sum(column.width + GAP for column in columns)
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
@@ -186,7 +213,7 @@ def tree_lines(
         line += [(row.mark + " ", row.ink), (left(name if cell_len(name) <= free else row.token, free), row.ink)]
         if row.node == len(step.tree):
             final = len(lines)
-            line.append((_final_cells(verdict, columns), "text"))
+            line.append((_final_cells(step, verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
             rest = columns
@@ -217,10 +244,11 @@ def _cell(text: str, column: Column) -> str:
     return " " * GAP + right(left(text, DIGITS) if len(text) < DIGITS else text, column.width)
 
 
-def _final_cells(verdict: Verdict, columns: Sequence[Column]) -> str:
-    """The final token was drawn, not tried: its p and its coin."""
-    p = probability(verdict.final_p)
+def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[Column]) -> str:
+    """The final token was drawn, not tried: its p and its coin, and what both models thought of it."""
+    p, there = probability(verdict.final_p), end(step).of_token(verdict.token)
     texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}
+    texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)
 
 

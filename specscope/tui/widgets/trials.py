@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specscope.trace.at_parent import above, end
+from specscope.trace.decided import deciding
 from specscope.trace.draw import MARKS
 from specscope.trace.records import Outcome, RequestStep, Verdict
 from specscope.trace.tree import ROOT
 from specscope.trace.vocabulary import Vocabulary
 from specscope.tui.text import Ink, Line, cut, fit, probability, show_token
-from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, bar_line, beside, deciding, decision
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, beside, decision, final_bar
 
 NARROWEST = 36  # cells of a decision beside another
 
@@ -19,18 +21,18 @@ def trial(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary
     outcome = Outcome(int(verdict.outcome[node]))
     token = cut(show_token(vocabulary, int(step.tree.token[node])), max(width - 12, 8))
     residual = f"residual {probability(float(verdict.residual_mass[node]))}"
-    said: Line = [(residual if outcome is Outcome.REJECTED else "", "faint")]
+    said: Line = [(residual if outcome is Outcome.REJECTED and not verdict.is_greedy else "", "faint")]
     name: Line = [(f"{MARKS[outcome]} {token}", INKS[outcome])]
     head = fit([(0, name), (1, [(outcome.name.lower(), "dim")]), (2, said)], width)
     return [head, *decision(step, verdict, node, width), []]
 
 
-def final_trial(verdict: Verdict, vocabulary: Vocabulary, width: int) -> list[Line]:
+def final_trial(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int) -> list[Line]:
     """The final token, with its probability where it was drawn."""
     ink: Ink = verdict.kind.value
     name: Line = [(f"» {cut(show_token(vocabulary, verdict.token), max(width - 14, 8))}", ink)]
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
-    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), bar_line("p", verdict.final_p, ink, room), []]
+    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), final_bar(step, verdict, room), []]
 
 
 def trials(blocks: list[list[Line]], width: int) -> list[Line]:
@@ -52,8 +54,8 @@ def column_width(count: int, width: int) -> int:
 def why_lines(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, width: int, room: int) -> list[Line]:
     """A blank line, the decisions that ended the path, then those on the way: as many as `room` lines hold."""
     if not len(step.tree):
-        return [[], *final_trial(verdict, vocabulary, width)[:-1]] if room >= 3 else []
-    ended = deciding(step, verdict)
+        return [[], *final_trial(step, verdict, vocabulary, width)[:-1]] if room >= 3 else []
+    ended = deciding(step)
     below = [int(node) for node in verdict.path if node not in ended]
     lines: list[Line] = []
     for nodes in (ended, below[::-1]):
@@ -76,14 +78,13 @@ def _fitting(
 def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
     """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
     final = node == len(step.tree)
-    end = int(verdict.path[-1]) if len(verdict.path) else ROOT
-    above = end if final else int(step.tree.parent[node])
-    others = [other for other in step.tree.children(above) if other != node]
-    path = [] if above == ROOT else [int(at) for at in step.tree.path_to(above)]
-    wide = column_width(len(others) + (above == end and not final), width)
+    last, parent = end(step).parent, above(step, node).parent
+    others = [other for other in step.tree.children(parent) if other != node]
+    path = [] if parent == ROOT else [int(at) for at in step.tree.path_to(parent)]
+    wide = column_width(len(others) + (parent == last and not final), width)
     blocks = [trial(step, verdict, other, vocabulary, wide) for other in others]
-    if above == end and not final:
-        blocks.append(final_trial(verdict, vocabulary, wide))
+    if parent == last and not final:
+        blocks.append(final_trial(step, verdict, vocabulary, wide))
     lines: list[Line] = []
     if blocks:
         title = "rejected before it" if final else "siblings"

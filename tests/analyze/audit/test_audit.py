@@ -41,7 +41,7 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
             draws = sum(part.tree.is_sampled for part in parts)  # beside which there is nothing of the text
             assert (tree.result, tree.tested) == (Result.PASSED, found.audited - draws)
         if model_part(engine.config.drafter) and drafted > sources.count(TEXT):
-            p = found.finding("drafter p").check
+            p = found.finding("draft p").check
             assert (p.result, p.tested) == (Result.PASSED, drafted - sources.count(TEXT))
 
 
@@ -120,7 +120,7 @@ def test_the_result_is_plain_data(bench):
     found = bench.audit(engine, run(engine, RULES["temperature"]))
     values = orjson.loads(orjson.dumps(found.to_dict()))
     assert values["exit"] == 0
-    assert {one["name"] for one in values["findings"]} >= {"context", "target p", "final p", "drafter p"}
+    assert {one["name"] for one in values["findings"]} >= {"context", "target p", "final p", "draft p"}
 
 
 def test_a_judge_that_disagrees_with_itself_does_not_judge(bench, monkeypatch):
@@ -176,4 +176,5 @@ def test_without_xgrammar_requests_with_a_form_are_left_out_and_named(bench, mon
     monkeypatch.setattr("specscope.analyze.audit.audit._HAS_GRAMMARS", False)
     found = bench.audit(engine, history)
     assert failed(found) == set()
-    assert any("2 requests with structured output left out: pip install" in note for note in found.notes)
+    assert found.exit is Exit.NOT_JUDGED
+    assert any("2 requests with structured output left out: pip install" in sentence for sentence in found.unjudged)

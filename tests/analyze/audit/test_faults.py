@@ -184,21 +184,21 @@ FAULTS = [
     (kv_not_moved, "same model, top", "cold", "target p", ["path of the step before was moved"]),
     (penalties_off_path, "same model", "penalties", "target p", ["depth", "the parent is"]),
     (top_p_left_out, "same model", "top-p", "target p", ["all "]),
-    (other_layers, "eagle", "greedy", "drafter p", ["all "]),
+    (other_layers, "eagle", "greedy", "draft p", ["all "]),
     (
         stale_features,
         "eagle dynamic",
         "greedy",
-        "drafter p",
+        "draft p",
         ["accepted in the step before", "the step before is", "nodes of the step before"],
     ),
-    (short_rotary_table, "eagle", "greedy", "drafter p", ["position", "context length", "output tokens"]),
-    (tree_positions, "eagle dynamic", "greedy", "drafter p", ["depth", "the parent is"]),
-    (masks_at_one_position, "p-eagle dynamic", "greedy", "drafter p", ["depth", "the parent is"]),
-    (missing_leaf, "same model, top", "cold", "drafter p", ["the step before is full", "accepted in the step before"]),
+    (short_rotary_table, "eagle", "greedy", "draft p", ["position", "context length", "output tokens"]),
+    (tree_positions, "eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
+    (masks_at_one_position, "p-eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
+    (missing_leaf, "same model, top", "cold", "draft p", ["the step before is full", "accepted in the step before"]),
     (shifted_lookup, "ngram", "greedy", "drafter tree", ["nodes", "depth of the tree", "drafter is"]),
     (wrong_vocabulary, "eagle", "greedy", "drafter tokens", ["all "]),
-    (q_of_another_temperature, "draft tree", "temperature", "drafter p", ["all "]),
+    (q_of_another_temperature, "draft tree", "temperature", "draft p", ["all "]),
 ]
 
 

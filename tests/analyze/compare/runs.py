@@ -199,7 +199,7 @@ def notes(made: Made, text: list[int], verdict: Verdict, tree: DraftTree) -> Par
 def at_a_border(tree: DraftTree) -> DraftNotes:
     """Of a chain whose first token was nearly another one."""
     none, far = np.zeros(0, np.int32), np.ones(len(tree))
-    far[0] = 1e-7
+    far[:1] = 1e-7
     return DraftNotes(tree.q, np.log(tree.q).cumsum(), none, none, np.zeros(0, np.float32), draw_margin=far)
 
 

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.columns import joined, places, spans
+from specscope.analyze.compare.columns import joined, spans
+from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.distributions import clustered, figures
 from specscope.analyze.compare.reading import read_side, read_sides
+from specscope.analyze.compare.tables import details
+from specscope.analyze.tables import NONE
+from specscope.analyze.verify.arrays import places
 from specscope.errors import UserError
+from specscope.trace.at_parent import draft_ps, end, raw_ps
+from specscope.trace.history import History
 from specscope.trace.reading import read_capture
 from specscope.trace.stats import measure
 
@@ -33,11 +39,16 @@ def test_every_step_comes_back(path):
         for row, step in zip(range(rows.start, rows.stop), known.steps, strict=True):
             back = one.part(row)
             assert back.preceded is not None or step.verdict is None
+            if step.verdict is not None:
+                assert (raw_ps(back), draft_ps(back)) == (raw_ps(step), draft_ps(step))
+                assert end(back).choice == end(step).choice
+                assert end(back).likeliest == end(step).likeliest[:1]
+                assert end(back).drafters_likeliest == end(step).drafters_likeliest[:1]
             bare = {"notes": None, "parents": None, "sizing": "", "preceded": None, "method": None}
             empty = np.zeros(0, np.int32)
             forced = {} if step.verdict is None else {"verdict": dataclasses.replace(step.verdict, forced=empty)}
             first = dataclasses.replace(step, blocks=empty, moved=empty, **bare, **forced)
-            assert dataclasses.replace(back, preceded=None) == first
+            assert dataclasses.replace(back, **bare) == first
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
@@ -140,3 +151,25 @@ def write(history, path):
 def test_places_and_spans():
     assert places(np.array([5, 5, 5, 2, 7, 7])).tolist() == [0, 1, 2, 0, 0, 1]
     assert spans(np.array([10, 3, 0]), np.array([2, 0, 3])).tolist() == [10, 11, 0, 1, 2]
+
+
+def test_where_greedy_outputs_part_the_decisions_show_raw_p_and_no_coin():
+    """The same capture with another final token after r2's first rejection."""
+    a, other = (read_capture(TRACES / "eagle.jsonl").history for _ in range(2))
+    request = other.requests["r2"]
+    place = next(i for i, step in enumerate(request.steps) if step.verdict and step.verdict.kind.value == "recovered")
+    step, at = request.steps[place], request.engine_steps[place]
+    changed = dataclasses.replace(step, verdict=dataclasses.replace(step.verdict, token=step.verdict.token + 1))
+    record = other.steps[at]
+    parts = tuple(changed if part is step else part for part in record.requests)
+    b = History(run=other.run, vocabulary=other.vocabulary)
+    for position, one in enumerate(other.steps):
+        b.append(dataclasses.replace(record, requests=parts) if position == at else one)
+    compared = compare(from_history(a, "a"), from_history(b, "b"))
+    detail = next(table for table in details(compared) if table.title.startswith("r2 "))
+    rows = [dict(zip(detail.columns, row, strict=True)) for row in detail.rows]
+    assert {row["what"] for row in rows} == {"rejected", "recovered"}
+    tried = [node for node in range(len(step.tree)) if step.verdict.outcome[node]]
+    shown = [(f"{step.parents.raw_p[node]:.4f}", f"{step.notes.prob[node]:.4f}") for node in tried]
+    assert [(row["raw p"], row["draft p"]) for row in rows if row["what"] == "rejected"][: len(tried)] == shown
+    assert {row[name] for row in rows for name in ("p", "coin", "a")} == {NONE}

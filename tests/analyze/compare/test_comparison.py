@@ -12,7 +12,9 @@ from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, Answer, Cause, Match
+from specscope.trace.history import History
 from specscope.trace.records import RunInfo
+from tests.analyze.histories import RUN, info, record, step
 
 from .runs import Made, make, side
 
@@ -228,11 +230,31 @@ def test_configuration_lines_name_what_differs_in_the_run(plain):
     assert lines["version of specscope"].b == "–"
 
 
+def test_the_contents_of_models_decide_and_not_where_they_lie(plain):
+    """Digests are compared where both sides have them, else revisions, which hash paths and sizes."""
+
+    def lines(first, second):
+        sides = [
+            from_history(make(Made(seed=1, run=dataclasses.replace(plain.captures[0].run, **told))), "x")
+            for told in (first, second)
+        ]
+        return {one.name for one in compare(*sides).differences}
+
+    here = {"revision": "a", "target_path": "/home/a/m", "target_digest": "1", "draft_digest": "3"}
+    there = {"revision": "b", "target_path": "/home/b/m", "target_digest": "1", "draft_digest": "3"}
+    assert not {"revision", "draft revision"} & lines(here, there)
+    assert "revision" in lines(here, {**there, "revision": "a", "target_digest": "2"})
+    assert "draft revision" in lines(here, {**there, "draft_digest": "4"})
+    assert {"revision", "draft revision"} & lines(here, {"revision": "b"}) == {"revision"}  # a capture of before
+    assert not {"revision", "draft revision"} & lines(here, {"revision": "a"})
+
+
 def test_every_field_of_a_run_is_compared_or_left_out_on_purpose():
     from specscope.analyze.compare import configuration
 
-    # Its id, compared apart (the rule: of the steps), or said with the blocks
+    # Its id, compared apart (the rule: of the steps), or said with the blocks; where models lie; said as the revision
     left_out = {"run_id", "params", "versions", "speculation", "text", "block_size", "rule"}
+    left_out |= {"target_path", "draft_path", "target_digest"}
     every = {field.name for field in dataclasses.fields(RunInfo)} - left_out
     assert len(configuration._RUN) == len(every)
 
@@ -302,6 +324,44 @@ def test_a_side_without_drafts_has_its_outputs_compared(plain):
     assert next(one for one in found.figures if one.name == "tokens per step").significant
 
 
+def looping(requests: int, loops: int, steps: int = 30):
+    """Requests that accept nothing of new text; the first so many of them then go round two tokens, all accepted."""
+    history = History(run=RUN)
+    for at in range(requests):
+        about = info(f"r{at}", f"prompt {at}")
+        parts = [step(about.id, "2", (), (50, 51), 100 * at + index) for index in range(steps)]
+        if at < loops:
+            parts += [step(about.id, "3", (0, 1, 2), (7, 8, 7), 8)] * steps
+        for index, part in enumerate(parts):
+            part = dataclasses.replace(part, index=index)
+            history.append(record(len(history.steps), [part], admitted=() if index else (about,)))
+    return from_history(history, "made")
+
+
+def test_text_that_loops_is_named_before_anything_else_is_blamed():
+    found = compare(looping(8, 0), looping(8, 8))
+    figures = {one.name: one for one in found.figures}
+    assert (figures["tau"].a, figures["tau"].b) == (1.0, 2.5)
+    assert (figures["output in loops"].a, figures["output in loops"].b) == (0.0, 0.8)
+    assert (figures["tau without loops"].a, figures["tau without loops"].b) == (1.0, 1.0)
+    assert figures["tau without loops"].weight == (240.0, 240.0)
+    assert found.answer is Answer.DIFFERENT
+    assert found.reasons[0].startswith("output in loops 0.0% → 80.0%, +80.0")
+    assert "tau without loops 1.000 → 1.000" in found.reasons[0]
+    assert not any(reason.startswith("output in loops") for reason in found.reasons[1:])
+
+
+def test_a_difference_in_loops_is_named_where_too_few_requests_show_it():
+    found = compare(looping(2, 0), looping(2, 1))
+    assert found.answer is not Answer.DIFFERENT
+    assert found.reasons[0].startswith("output in loops 0.0% → 66.7%")
+
+
+def test_loops_on_both_sides_are_no_difference():
+    found = compare(looping(3, 2), looping(3, 2))
+    assert not any("loops" in reason for reason in found.reasons)
+
+
 def test_json_holds_all_of_it(plain):
     found = compare(plain, side(seed=1, plant={("r3", begins(plain, 3, 4)): "coin"}))
     read = orjson.loads(orjson.dumps(found.to_dict(), option=orjson.OPT_NON_STR_KEYS))
@@ -325,3 +385,48 @@ def test_a_request_that_ended_sooner_parts_at_its_end(plain):
     assert found.partings == {Cause.END: 24}
     assert all(pair.parting.b.token is None and pair.parting.position == 30 for pair in found.pairs)
     assert found.answer is not Answer.DIFFERENT
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_final_draw_from_what_a_cut_left_is_the_cuts(plain, cut):
+    """In bfloat16 top-k left one token more on one side: the same coin drew another token, far from any border."""
+    at = begins(plain, 3, 4)
+    sides = [side(seed=1), side(seed=1)]
+    for request in (request for one in sides for request in one.requests):
+        params = dataclasses.replace(request.info.params, top_k=5 if cut else 0)
+        request.info = dataclasses.replace(request.info, params=params)
+    step = sides[1].steps[sides[1].requests[3].first + 4]
+    place = step["first_output"] + step["accepted"]
+    other = (int(step["token"]) + 1) % 12
+    sides[1].steps["token"][sides[1].requests[3].first + 4] = sides[1].output[place] = other
+    found = compare(*sides)
+    (pair,) = (pair for pair in found.pairs if not pair.same)
+    assert pair.parting.position >= at
+    assert pair.parting.cause is (Cause.CUT if cut else Cause.VERDICT)
+    assert (found.answer is Answer.DIFFERENT) is not cut
+
+
+def test_another_rule_or_drafter_explains_more_than_a_near_tie_does():
+    """In bfloat16 most draws are near ties: rounding was blamed for what was configured."""
+    how = {"seed": 1, "dtype": "bfloat16"}
+    plain, other = side(**how), side(**how, noise=0.004)
+    assert compare(plain, other).partings.keys() == {Cause.ROUNDING}
+    other.names = ["block" if name == "standard" else name for name in other.names]
+    assert compare(plain, other).partings.keys() == {Cause.RULE}
+    run = dataclasses.replace(plain.captures[0].run, drafter="another")
+    found = compare(plain, side(Made(**how, blur=0.6, run=run)))
+    assert found.partings.keys() >= {Cause.DRAFTS, Cause.DRAFTER}
+    assert not any("the drafter's q" in reason and "as configured" not in reason for reason in found.reasons)
+    for pair in found.pairs:
+        if pair.parting is not None and pair.parting.cause is Cause.ROUNDING:
+            halves = (pair.parting.a, pair.parting.b)
+            tried = [[(one.token, one.q) for one in half.decisions if one.node is not None] for half in halves]
+            assert pair.parting.a.position == pair.parting.b.position
+            assert tried[0] == tried[1]
+
+
+def test_a_greedy_output_hangs_on_no_rule_and_no_drafter():
+    how = {"seed": 1, "temperature": 0.0, "dtype": "bfloat16", "evidence": True}
+    run = dataclasses.replace(side(requests=1).captures[0].run, drafter="another")
+    found = compare(side(**how), side(Made(noise=0.02, run=run, blur=0.6, **how)))
+    assert found.partings.keys() == {Cause.ROUNDING}

@@ -10,6 +10,7 @@ from specscope.analyze.compare.result import SUSPECT, Answer
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
+from tests.faults.planted import FAULTS
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +18,14 @@ def engines(deep, tmp_path_factory):
     return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
-def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
-    """A run of all prompts as a side."""
-    fresh(engine, blocks)
+def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0, cached=False):
+    """A run of all prompts as a side. `cached`: what a run before it left is found in the prefix cache."""
+    fresh(engine, blocks, cached=cached)
+    if cached:
+        for number, prompt in enumerate(PROMPTS):
+            engine.add(prompt, SamplingParams(seed=number + 50, temperature=1.0, max_tokens=tokens, ignore_eos=True))
+        while engine.busy:
+            engine.step()
     before, engine.scheduler.max_batch = engine.scheduler.max_batch, batch
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True)
@@ -46,6 +52,17 @@ def test_the_batch_changes_nothing(engines, name, temperature):
     assert any(one.name == "requests in a step, mean" for one in found.differences)
 
 
+@pytest.mark.parametrize("name", ["eagle", "draft tree"])
+def test_a_prefix_cache_changes_nothing_but_what_is_computed(engines, name):
+    engine = engines[name]
+    found = compare(ran(engine), ran(engine, cached=True))
+    assert found.answer is Answer.SAME, (found.summary, found.reasons)
+    fields = {field.name: field for field in found.fields}
+    assert fields["prefill tokens"].differ > 0
+    assert fields["draft p"].compared > 50
+    assert not any(field.suspect or field.unsure for field in found.fields)
+
+
 def test_a_preemption_changes_nothing_but_what_is_cached(engines):
     engine = engines["draft tree"]
     a, b = ran(engine, tokens=60), ran(engine, tokens=60, blocks=SMALL)
@@ -55,6 +72,20 @@ def test_a_preemption_changes_nothing_but_what_is_cached(engines):
     cached = next(field for field in found.fields if field.name == "cached tokens")
     assert {where.value for where in cached.where if where.group == "after" and where.differ} >= {"preemption"}
     assert next(one for one in found.differences if one.name == "preemptions").a == "0"
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle dynamic", "draft tree"])
+def test_drafts_at_the_positions_of_their_children_are_different(engines, name, monkeypatch):
+    """The outputs are the same, and acceptance hardly is another: the drafter's own probabilities tell."""
+    engine = engines[name]
+    a = ran(engine, temperature=0.0)
+    assert compare(a, ran(engine, temperature=0.0)).answer is Answer.SAME
+    FAULTS["nodes one position further"].install(monkeypatch, engine)
+    found = compare(a, ran(engine, temperature=0.0))
+    marked = {field.name for field in found.fields if field.suspect}
+    assert "draft p" in marked
+    assert found.answer is Answer.DIFFERENT
+    assert not marked & {"target p", "target p, raw", "coin", "verdict"}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2], ids=["greedy", "sampled"])

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.analyze.compare.failif import Limit, Way, judge, parse
-from specscope.analyze.compare.result import Estimate
+from specscope.analyze.compare.result import FIGURES, Estimate
 from specscope.errors import UserError
 
-figures = st.one_of(st.sampled_from(["tau", "rate"]), st.integers(1, 999).map(lambda n: f"depth {n} rate"))
+labels = st.text("abc ofr>%1.:", min_size=1).map(lambda text: " ".join(text.split()) or "x")
+figures = st.one_of(
+    st.sampled_from(FIGURES),
+    st.integers(1, 999).map(lambda n: f"depth {n} rate"),
+    st.tuples(labels, labels)
+    .map(lambda pair: f"tau where label {pair[0]} is {pair[1]}")
+    .filter(lambda text: not re.search(r"> *[0-9.]+ *%? *or\b", text)),  # there one condition ends
+)
 sizes = st.decimals(0, 1_000_000, places=3, allow_nan=False).map(lambda size: f"{size:f}")
 
 
@@ -88,6 +96,42 @@ def test_what_may_or_may_not_be_is_said():
     assert condition.detail.startswith("not shown")
     (condition,) = judge(parse("tau drops > 2%"), [figure(-0.01, 0.01)])
     assert condition.detail.startswith("not hit")
+
+
+GROUPS = {
+    "label kind": [figure(-0.3, -0.2, name="code"), figure(-0.1, 0.1, name="prose or not")],
+    "label after": [figure(-0.3, -0.2, name="lunch")],
+    "after": [figure(0.1, 0.2, name="nothing accepted")],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "hit"),
+    [
+        ("tau where label kind is code drops > 2%", True),
+        ("tau where kind is code drops > 2%", True),
+        ("tau where kind is code drops > 20%", False),
+        ("tau where kind is prose or not differs > 0", False),
+        ("tau where kind is prose or not drops > 1% or tau where kind is code drops > 1%", True),
+        ("tau where after is nothing accepted rises > 0", True),
+        ("tau where after is lunch drops > 0.1", True),
+    ],
+)
+def test_groups_are_taken_as_the_table_names_them(text, hit):
+    assert any(one.hit for one in judge(parse(text), [figure(-1, 1)], GROUPS)) is hit
+
+
+def test_a_group_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(UserError, match="groups: 'label kind', 'label after', 'after'"):
+        judge(parse("tau where colour is red drops > 1%"), [figure(-1, 1)], GROUPS)
+    with pytest.raises(UserError, match="kind is one of 'code', 'prose or not'"):
+        judge(parse("tau where kind is verse drops > 1%"), [figure(-1, 1)], GROUPS)
+
+
+def test_a_hit_that_the_table_does_not_star_says_why():
+    (condition,) = judge(parse("rate drops > 0"), [figure(-0.2, -0.1, name="rate")])
+    assert condition.hit
+    assert "by its own interval" in condition.detail
 
 
 def test_a_figure_that_is_not_there_is_refused():

@@ -8,14 +8,13 @@ import pytest
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.evidence import FEATURES
-from specscope.analyze.diagnose import features
 from specscope.analyze.diagnose.against import weighed
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.hypotheses import diagnose, ranked
+from specscope.analyze.diagnose.naming import diagnose, merged
 from specscope.analyze.diagnose.rates import Rate, Sum, z_between
-from specscope.analyze.findings import Exit
+from specscope.analyze.findings import Exit, Result
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.trace.history import History
@@ -32,7 +31,7 @@ def test_the_best_comes_first_and_explanations_without_a_fault_last():
         Suspect(Cause.TOKEN_LOST, 0.7, ("a gap",)),
         Suspect(Cause.COINS_SHARED, 0.8, ("coins",)),
     ]
-    found = ranked(some)
+    found = merged(some)
     assert [one.cause for one in found] == [Cause.COINS_SHARED, Cause.TOKEN_LOST, Cause.WEAK_DRAFTER]
     assert found[0].for_ == ("coins", "some coins")
     assert found[0].score == 0.8
@@ -41,7 +40,11 @@ def test_the_best_comes_first_and_explanations_without_a_fault_last():
 def test_exit_codes():
     assert diagnose(History()).exit is Exit.NOT_JUDGED
     assert Diagnosis((), steps=3).exit is Exit.CONSISTENT
-    assert Diagnosis((Suspect(Cause.HARD_TEXT, 0.1, ()),), steps=3).exit is Exit.CONSISTENT
+    assert Diagnosis((), remarks=(Suspect(Cause.HARD_TEXT, 0.1, ()),), steps=3).exit is Exit.CONSISTENT
+    assert Diagnosis((), left_out=("the model is not at hand",), steps=3).exit is Exit.NOT_JUDGED
+    assert Diagnosis((), declined=("--no-audit was given",), steps=3).exit is Exit.CONSISTENT
+    wrong = Diagnosis((Suspect(Cause.TOKEN_LOST, 0.9, ()),), left_out=("the model is not at hand",), steps=3)
+    assert wrong.exit is Exit.INCONSISTENT
     assert Diagnosis((Suspect(Cause.TOKEN_LOST, 0.9, ()),), steps=3).exit is Exit.INCONSISTENT
     assert Diagnosis((), unexplained=("p differs",), steps=3).exit is Exit.INCONSISTENT
 
@@ -132,7 +135,7 @@ def test_equal_contexts_speak_for_and_against_causes(tmp_path):
     assert target.score < 0.6
     assert "are the same at all" in target.against[0]
     assert drafter.score > 0.7
-    assert "drafter probability differs" in drafter.for_[1]
+    assert "draft p differs" in drafter.for_[1]
     assert other == Suspect(Cause.TOKEN_LOST, 0.7, ("c",))
 
 
@@ -168,8 +171,8 @@ def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
         assert found.suspects[0].cause is one.cause
         assert "fed the head" in found.suspects[0].for_[0]
     healthy = Case.of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl")))
-    assert features.features_missing(healthy) is None
-    assert features.features_stale(healthy) is None
+    assert healthy.checks["features fed"].result is Result.PASSED
+    assert healthy.checks["features fed"].unit == "row"
 
 
 @pytest.mark.slow

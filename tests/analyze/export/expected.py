@@ -5,6 +5,7 @@ import json
 from specscope.trace.history import History
 from specscope.trace.records import Outcome
 from specscope.trace.tree import Drawn
+from specscope.trace.undrafted import why_undrafted
 
 PHASES = ("schedule", "draft", "forward", "verify", "commit")
 ANY = object()  # a value that does not follow from the records alone
@@ -49,14 +50,14 @@ def tables(records, run, capture, vocabulary):
                 "request": clean(part.request),
                 "index": part.index,
             }
-            made["steps"].append(key | step(record, part, lengths.get(part.request)))
+            made["steps"].append(key | step(run, record, part, lengths.get(part.request)))
             if part.verdict is not None:
                 made["nodes"] += [key | node(part, number, vocabulary) for number in range(len(part.tree))]
                 made["finals"].append(key | final(part, vocabulary))
     return {name: [of | row for row in rows] for name, rows in made.items()}
 
 
-def step(record, part, length):
+def step(run, record, part, length):
     took = {phase.name: phase.end_ns - phase.start_ns for phase in record.phases}
     verdict, notes, method = part.verdict, part.notes, part.method
     known = verdict is not None and length
@@ -79,6 +80,7 @@ def step(record, part, length):
         "drafter": part.drafter,
         "rule": part.rule,
         "sizing": part.sizing or None,
+        "undrafted": why_undrafted(run, record, part),
         "nodes": len(part.tree),
         "depth": part.tree.max_depth,
         "dropped": len(notes.dropped_token) if notes else None,
@@ -113,6 +115,9 @@ def node(part, number, vocabulary):
     def of_parent(name, known=True):
         return getattr(parents, name)[at].item() if given and known else None
 
+    def of_list(name, known=True):
+        return getattr(parents, name)[at].tolist() if given and known else None
+
     def of_node(values, known=True):
         return values[number].item() if known else None
 
@@ -120,6 +125,7 @@ def node(part, number, vocabulary):
         "node": number,
         "parent": above,
         "depth": len(tree.path_to(number)),
+        "sibling": tree.children(above).index(number) + 1,
         "token": int(tree.token[number]),
         "piece": piece(vocabulary, int(tree.token[number])),
         "drawn": drawn.name.lower(),
@@ -132,7 +138,7 @@ def node(part, number, vocabulary):
         "coin": coin or None,
         "residual_mass": of_node(verdict.residual_mass, has_p and outcome is Outcome.REJECTED),
         "margin": of_node(verdict.margin, has_margin),
-        "prob": of_node(notes.prob) if notes else None,
+        "draft_p": of_node(notes.prob) if notes and not sampled else None,
         "score": of_node(notes.score) if notes else None,
         "confidence": of_node(method.confidence) if method and len(method.confidence) else None,
         "module": of_node(method.module) if method and len(method.module) else None,
@@ -149,6 +155,10 @@ def node(part, number, vocabulary):
         "parent_choice_rank": of_parent("choice_rank", model),
         "parent_choice_q": of_parent("choice_q", model),
         "parent_outside": of_parent("outside", model),
+        "parent_top": of_list("top"),
+        "parent_top_p": of_list("top_p"),
+        "parent_draft_top": of_list("draft_top", model),
+        "parent_draft_top_p": of_list("draft_top_p", model),
     }
 
 

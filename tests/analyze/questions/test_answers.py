@@ -16,6 +16,7 @@ from specscope.analyze.questions.evidence import COUNTS_ONLY, snapshot
 from specscope.analyze.questions.grids import grids
 from specscope.analyze.questions.groups import Examples
 from specscope.analyze.report import build_report
+from specscope.analyze.several import several
 from specscope.analyze.text import render_text
 from specscope.trace.history import History
 from specscope.trace.reading import read_capture
@@ -33,7 +34,14 @@ COUNTS = ROOT / "tests" / "data" / "vllm" / "watched.jsonl"
 def every_example(answers: Answers) -> list[Examples]:
     found = answers.rejections
     bins = [one for curve in answers.calibration.curves for one in curve.bins]
-    rows = (*found.tokens, *found.groups, *bins, *answers.conditions.buckets, *answers.missed.choices)
+    rows = (
+        *found.tokens,
+        *found.groups,
+        *bins,
+        *answers.conditions.buckets,
+        *answers.missed.choices,
+        *answers.tree.cells,
+    )
     return [row.examples for row in rows]
 
 
@@ -125,9 +133,9 @@ def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():
     assert "Where the target's choice was" in text
     assert len(tables.questions(report, 3)[0].rows) == 3
     assert len(tables.questions(report, 10**6)[0].rows) == len(tokens)
-    html = render_html(report)
+    html = render_html(several([report]))
     assert "The drafter&#39;s probability against acceptance" in html
-    assert "calibrated: p = drafter" in html  # the plot
+    assert ">calibrated</text>" in html  # the plot
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

@@ -29,7 +29,7 @@ def test_bins_of_the_drafters_own_probability():
     assert (high.low, high.accepted.count, high.accepted.total) == (0.9, 2, 3)
     assert high.mean == pytest.approx((0.95 + 0.91 + 1) / 3)
     assert high.target_p == pytest.approx(2 / 3)
-    assert str(high.examples.clearest) == "a@0 node 1"  # rejected
+    assert str(high.examples.clearest) == "a@0/1"  # rejected
     assert curve.error == pytest.approx((abs(1 - 0.05) + abs(2 - 2.86)) / 4)
 
 

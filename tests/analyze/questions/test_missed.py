@@ -42,7 +42,7 @@ def test_a_branch_that_begins_with_the_same_tokens():
     part = decode([1, 1, 2, 2, 3, T], [-1, -1, 0, 1, 2, 3], path=[0, 2], rejected=[4], final=T)
     found = places(part)
     assert found[Place.BRANCH].decisions.count == 1
-    assert str(found[Place.BRANCH].examples.first) == "a@0 node 5"
+    assert str(found[Place.BRANCH].examples.first) == "a@0/5"
     deeper = decode([1, 1, 2, T], [-1, -1, 0, 1], path=[0, 2], final=T)
     assert ends_in(deeper) is Place.BEYOND  # 1 T is there, 1 2 T is not
     leaf = decode([1, 1, T], [-1, -1, 1], path=[0], final=T)

@@ -40,8 +40,8 @@ def test_what_is_rejected_where_and_what_was_taken():
     assert (x.depth, x.position) == (2, 1)
     assert (good.token, good.rejected.count, good.rejected.total) == (GOOD, 1, 3)
     assert good.taken == (Count(7, 1),)
-    assert str(x.examples.first) == "a@0 node 1"
-    assert str(x.examples.clearest) == "b@0 node 1"  # the drafter was surer
+    assert str(x.examples.first) == "a@0/1"
+    assert str(x.examples.clearest) == "b@0/1"  # the drafter was surer
     depth = by(found, "depth")
     assert {d: (row.rejected.count, row.rejected.total) for d, row in depth.items()} == {"1": (1, 3), "2": (2, 2)}
     assert depth["2"].token == Count(X, 2)

@@ -11,6 +11,7 @@ import pytest
 from specscope.analyze.questions.acceptance import by_condition
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.calibration import calibration
+from specscope.analyze.questions.cells import by_cell
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import missed
 from specscope.analyze.questions.rejections import rejections
@@ -24,7 +25,7 @@ from tests.analyze.synthetic import Synthetic
 
 STEPS, BATCH = 10_000, 6
 MOST = 2.0  # seconds
-QUESTIONS = (rejections, calibration, by_condition, missed)
+QUESTIONS = (rejections, calibration, by_condition, missed, by_cell)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.engines import PROMPTS, fresh
 
 def rebuilt(history, change):
     """Every record through `change`, which gives the record that stands in its place, or None for none."""
-    out = History(run=history.run, vocabulary=history.vocabulary, dropped=history.dropped)
+    out = History(run=history.run, vocabulary=history.vocabulary, lost=history.lost)
     for record in history.steps:
         if (new := change(record)) is not None:
             out.append(new)
@@ -198,7 +198,7 @@ def test_steps_that_are_known_to_be_missing_are_no_fault(runs):
 
     history = rebuilt(runs["sampled"], gap)
     assert "step numbers" in failed(history)
-    history.dropped = 1
+    history.lost = 1
     assert failed(history) == []
 
 

@@ -3,10 +3,11 @@
 import dataclasses
 
 from specscope.analyze.findings import Result
-from specscope.analyze.verify.drafted import NAME
 from specscope.analyze.verify.trial import judge
 from tests.analyze.verify.edits import edited, put, replaced
 from tests.heads import DRAFT_VOCAB
+
+NAME = "draft vocabulary"
 
 
 def check(history):
@@ -40,3 +41,25 @@ def test_it_is_skipped_with_its_reason(runs):
         assert check(history).note == "the capture does not tell what the drafter knows"
     finally:
         history.run = before
+
+
+def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
+    """vLLM's scheduler cuts chains: by a form, by the step's budget, where a request is about to end."""
+
+    def cut(part):
+        n = len(part.tree) - 1
+        if n < 1 or part.verdict.outcome[n] or not part.tree.is_sampled:
+            return None
+        arrays = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+        verdict = {f"verdict__{name}": getattr(part.verdict, name)[:n] for name in arrays}
+        tree = {f"tree__{name}": getattr(part.tree, name)[:n] for name in ("token", "parent", "q", "drawn")}
+        return replaced(part, **verdict, **tree, notes=None, parents=None)
+
+    def planned(run):
+        history = edited(runs["sampled"], cut)
+        history.run = run
+        return next(one for one in judge(history, source="run").checks if one.name == "drafts as planned")
+
+    ours = runs["sampled"].run
+    assert planned(ours).result is Result.FAILED
+    assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is Result.PASSED

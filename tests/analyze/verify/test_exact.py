@@ -186,7 +186,7 @@ def test_one_edit_is_convicted(runs, name, run, change):
     assert found.result is Result.FAILED
     assert found.failed >= 1
     assert found.detail
-    assert f"#{found.example.request}@{found.example.index}'" in found.example.command("run.jsonl")
+    assert f"#{found.example}'" in found.example.command("run.jsonl")
     steps = zip(runs[run].requests.values(), history.requests.values(), strict=True)
     wrong = [(a.id, x.index) for a, b in steps for x, y in zip(a.steps, b.steps, strict=True) if x != y]
     assert wrong == [(found.example.request, found.example.index)]

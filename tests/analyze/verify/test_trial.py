@@ -1,6 +1,7 @@
 """A trial as a whole: exit codes, notes, the sample captures, any record that can be read."""
 
 import io
+import tracemalloc
 from pathlib import Path
 
 import orjson
@@ -108,7 +109,7 @@ def test_the_text_names_each_check_and_how_to_see_it(runs):
     assert "a [warning]" in text
     assert "✗ final tokens" in text
     assert f"specscope replay 'run.jsonl#{trial.failed[0].example}'" in text
-    assert "NOT CONSISTENT: " in text.splitlines()[-2]
+    assert text.splitlines()[-1].startswith("NOT CONSISTENT: ")
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
@@ -121,3 +122,13 @@ def test_any_run_that_can_be_read_is_judged(records):
     trial = judge(history, source="x")
     assert trial.exit in Exit
     assert orjson.loads(orjson.dumps(trial.to_dict()))["groups"]
+
+
+def test_a_context_length_that_no_file_could_hold_takes_no_memory():
+    history = read_capture(TRACES.parent / "tests" / "data" / "damaged" / "context-len.jsonl").history
+    tracemalloc.start()
+    trial = judge(history, source="damaged")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "tokens in the cache" in [check.name for check in trial.failed]
+    assert peak < 20 * 2**20  # bytes; the file has 22 kB

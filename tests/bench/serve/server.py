@@ -7,6 +7,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from tests.waiting import HANG_SECONDS
+
 
 @dataclass
 class Piece:
@@ -31,6 +33,7 @@ class Reply:
     usage: str = "each"  # each chunk tells it, the last one, or none
     cut: bool = False  # the connection breaks after the pieces
     silent: bool = False  # no answer, ever
+    others: int = 0  # no answer before so many requests have come
     last: dict = field(default_factory=dict)  # more of the last chunk
     content_type: str = "text/event-stream"
 
@@ -56,7 +59,7 @@ class Server:
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(HANG_SECONDS)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         return self
@@ -71,7 +74,7 @@ class Server:
             self._loop.stop()
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
-        self._thread.join(10)
+        self._thread.join(HANG_SECONDS)
         assert not self._thread.is_alive()
         self._loop.close()
 
@@ -126,6 +129,8 @@ class Server:
     async def _answer(self, reply, body, path, writer):
         if reply.silent:
             await asyncio.sleep(3600)
+        while len(self.bodies) < reply.others:
+            await asyncio.sleep(0.01)
         if reply.status != 200 or reply.body is not None:
             return await self._plain(writer, reply.status, reply.body)
         writer.write(

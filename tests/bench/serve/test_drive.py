@@ -13,7 +13,8 @@ from specscope.bench.serve.figures import figures
 from specscope.bench.serve.loads import Load, arrivals
 from tests.bench.serve.server import Piece, Reply, Server
 from tests.bench.serve.test_endpoint import page
-from tests.bench.serve.test_stream import SLACK, TELLS
+from tests.bench.serve.test_stream import TELLS
+from tests.waiting import HANG_SECONDS
 
 
 def driven(server, load, count, *, stopped=lambda: False, advance=lambda: None, **request):
@@ -50,14 +51,15 @@ def test_no_more_requests_than_there_are():
 
 def test_requests_arrive_at_their_times_whatever_becomes_of_them():
     """The server answers none before all have come."""
-    with Server(lambda number, body: Reply([Piece("a", 1, 1.5)])) as server:
+    with Server(lambda number, body: Reply(others=8)) as server:
         run = driven(server, Load(rate=20.0), 8, seed=3)
     due = [run.start + at for at in arrivals(8, 20.0, 1.0, seed=3)]
     assert prompts(server) == [f"{number}" for number in range(8)]
     assert run.peak == server.most == 8
     for planned, came in zip(due, server.times, strict=True):
-        assert planned <= came <= planned + SLACK
-    assert max(run.delays) <= SLACK
+        assert planned <= came <= planned + HANG_SECONDS
+    assert len(run.delays) == 1 + 8  # 0 to begin with
+    assert 0 <= max(run.delays) <= HANG_SECONDS
 
 
 def test_a_busy_client_says_so():
@@ -87,7 +89,7 @@ def test_when_stopped_it_keeps_what_there_is():
         )
     assert len(run.good) == 3
     assert run.in_flight == 2
-    assert run.duration < 60
+    assert run.duration < HANG_SECONDS
 
 
 def test_failures_are_answers_too():

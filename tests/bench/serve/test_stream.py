@@ -13,8 +13,7 @@ from specscope.bench.serve.datasets import LoadRequest
 from specscope.bench.serve.endpoint import STREAM_OPTIONS, RequestOptions
 from specscope.bench.serve.endpoint import Endpoint as Client
 from tests.bench.serve.server import Piece, Reply, Server
-
-SLACK = 1.0  # seconds that a busy machine may take; what is asked of the order of events does not depend on it
+from tests.waiting import HANG_SECONDS
 
 
 def send(server, *, options=0, ask=None, **request):
@@ -37,7 +36,7 @@ def test_times_are_those_of_the_server(chat):
     assert answer.whole
     assert len(answer.chunks) == len(server.wrote) == 3
     for came, wrote in zip(answer.chunks, server.wrote, strict=True):
-        assert wrote <= came <= wrote + SLACK
+        assert wrote <= came <= wrote + HANG_SECONDS
     assert answer.sent <= server.times[0]
     assert answer.ended >= answer.chunks[-1]
     # sleeping takes as long as was asked or longer
@@ -157,7 +156,7 @@ def test_a_server_that_never_answers_is_given_up():
         start = time.perf_counter()
         answer = send(server, timeout=0.2)
     assert answer.error == "no answer after 0.2 s"
-    assert 0.2 <= time.perf_counter() - start < 60
+    assert 0.2 <= time.perf_counter() - start < HANG_SECONDS
 
 
 def test_one_that_stops_in_the_middle_too():

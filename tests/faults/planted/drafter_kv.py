@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
+from specscope.model.batch import Segment
 from specscope.model.decoder import Rotary
 from specscope.speculate.drafters.draft_model import DraftModel
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 from tests.faults.fault import Fault
@@ -48,6 +53,103 @@ def nodes_one_further(patch, engine):
         return made
 
     patch.setattr(TreeBuilder, "segment", further)
+
+
+def spoiled_after_rejections(patch, engine):
+    """After a rejection the draft model's KV of its last two committed tokens is gone."""
+    commit = DraftModel.commit
+
+    def spoiled(self, context, tree, verdict):
+        commit(self, context, tree, verdict)
+        state = self.states[context.request]
+        if len(verdict.path) < tree.max_depth and state.computed > 2:
+            slots = state.table.slots(state.computed - 2, state.computed)
+            for store in self.cache.stores:
+                store[:, :, slots] = 0
+
+    patch.setattr(DraftModel, "commit", spoiled)
+
+
+def prefix_without_kv(patch, engine):
+    """What the prefix cache gives the draft model holds nothing of it."""
+    adopt = ModelDrafter.adopt
+
+    def empty(self, request, tokens, most):
+        computed = adopt(self, request, tokens, most)
+        if computed:
+            slots = self.states[request].table.slots(0, computed)
+            for store in self.cache.stores:
+                store[:, :, slots] = 0
+        return computed
+
+    patch.setattr(ModelDrafter, "adopt", empty)
+
+
+def prompts_last_token(patch, engine):
+    """Behind each chunk of a prompt the head is fed the prompt's last token: vLLM 0.32, and others before."""
+    observe = Eagle.observe
+
+    def fed(self, request, start, features, tokens):
+        observe(self, request, start, features, tokens)
+        info = engine.requests[request]
+        end = start + len(features)
+        if end < len(info.prompt_tokens):
+            borders.setdefault(request, set()).add(end)
+
+    borders: dict[str, set[int]] = {}
+    pending = Eagle._pending
+
+    def wrong(self, drafting, most, *, logits):
+        for g in drafting:
+            prompt = engine.requests[g.context.request].prompt_tokens
+            tokens = list(g.context.tokens)
+            for border in borders.get(g.context.request, ()):
+                tokens[border] = prompt[-1]
+            g.context = dataclasses.replace(g.context, tokens=tokens)
+        return pending(self, drafting, most, logits=logits)
+
+    patch.setattr(Eagle, "observe", fed)
+    patch.setattr(Eagle, "_pending", wrong)
+
+
+def high_while_decoding(patch, engine):
+    """Behind the prompt everything lies one position too far in the head."""
+    segment, of_tree = TreeBuilder.segment, Segment.of_tree
+
+    def drafted(self, table, base):
+        made = segment(self, table, base)
+        made.positions = made.positions + 1
+        return made
+
+    def committed(table, context, tokens, tree, *, logits):
+        made = of_tree(table, context, tokens, tree, logits=logits)
+        ends = [
+            len(engine.requests[name].prompt_tokens) - 1
+            for name, s in engine.drafter.states.items()
+            if s.table is table
+        ]
+        if ends:
+            made.positions = made.positions + (made.positions >= ends[0])
+        return made
+
+    patch.setattr(TreeBuilder, "segment", drafted)
+    patch.setattr(Segment, "of_tree", staticmethod(committed))
+
+
+def first_tokens_only(count: int):
+    """The drafter chooses among the first tokens of the vocabulary."""
+
+    def install(patch, engine):
+        make = Level.__init__
+
+        def cut(self, logits, *more, **named):
+            logits = logits.clone()
+            logits[:, count:] = -torch.inf
+            make(self, logits, *more, **named)
+
+        patch.setattr(Level, "__init__", cut)
+
+    return install
 
 
 def short_table(end: int):
@@ -115,6 +217,7 @@ FAULTS = [
         keeps_its_count,
         "model chain crowded",
         "after a preemption the drafter's KV is garbage",
+        rare=0,
     ),
     Fault(
         "nodes one position further",
@@ -124,10 +227,50 @@ FAULTS = [
         "drafted nodes have the position of their children",
     ),
     Fault(
+        "spoiled after rejections",
+        Cause.DRAFTER_KV_REWOUND,
+        spoiled_after_rejections,
+        "model chain",
+        "after a rejection the drafter's KV of its last two tokens is gone",
+        rare=10,
+    ),
+    Fault(
+        "prefix without KV",
+        Cause.DRAFTER_KV_PREFIX,
+        prefix_without_kv,
+        "model chain shared",
+        "the prefix cache gives the drafter blocks that hold nothing of it",
+        rare=0,
+    ),
+    Fault(
+        "prompt's last token behind chunks",
+        Cause.DRAFTER_CHUNKS,
+        prompts_last_token,
+        "eagle chain chunks",
+        "behind each prefill chunk the head is fed the prompt's last token",
+        rare=0,
+    ),
+    Fault(
+        "high while decoding",
+        Cause.DRAFTER_ROTARY,
+        high_while_decoding,
+        "eagle chain",
+        "behind the prompt the head's positions are one too high",
+        rare=0,
+    ),
+    Fault(
+        "first tokens only",
+        Cause.DRAFT_TOKENS_CUT,
+        first_tokens_only(75),
+        "model chain",
+        "the drafter chooses among the first 75 tokens",
+    ),
+    Fault(
         "rotary table too short",
         Cause.DRAFTER_ROTARY,
         short_table(128),
         "eagle chain long",
         "past position 128 every position is 127",
+        rare=0,
     ),
 ]

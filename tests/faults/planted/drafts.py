@@ -173,7 +173,12 @@ FAULTS = [
     ),
     Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
     Fault(
-        "siblings by q", Cause.SIBLINGS_SORTED, sorted_siblings, "early tree warm", "sampled siblings are sorted by q"
+        "siblings by q",
+        Cause.SIBLINGS_SORTED,
+        sorted_siblings,
+        "early tree warm",
+        "sampled siblings are sorted by q",
+        60,
     ),
     Fault(
         "unlikely siblings dropped",

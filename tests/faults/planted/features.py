@@ -82,6 +82,7 @@ FAULTS = [
         other_layers(lambda layers: tuple(layer - 1 for layer in layers)),
         "eagle chain",
         "what leaves a layer is taken for what enters it",
+        rare=0,
     ),
     Fault(
         "layers in another order",
@@ -89,5 +90,6 @@ FAULTS = [
         other_layers(lambda layers: tuple(reversed(layers))),
         "eagle dynamic",
         "the highest layer first",
+        rare=0,
     ),
 ]

@@ -52,6 +52,19 @@ def at_the_root(segment, pending, tree):
     segment.positions[pending:] = segment.context + pending
 
 
+def chunks_from_zero(patch, engine):
+    """Each prefill chunk but the first lies at positions from 0."""
+    right = Segment.of_tree
+
+    def of_tree(table, context, tokens, tree, *, logits):
+        segment = right(table, context, tokens, tree, logits=logits)
+        if len(tokens) > 1 and context and any(table is request.table for request in engine.scheduler.running):
+            segment.positions[: len(tokens)] -= context
+        return segment
+
+    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
+
+
 def left_where_it_lay(patch, engine):
     """The accepted path's KV stays among the tree's slots."""
     patch.setattr(engine.runner.cache, "move", lambda paths: None)
@@ -146,8 +159,16 @@ FAULTS = [
         astray_after_preemption,
         "model chain crowded",
         "tokens that are computed again lie too far on",
+        rare=0,
     ),
-    Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", "elder siblings"),
+    Fault(
+        "mask shows siblings",
+        Cause.MASK_SIBLINGS,
+        changed_segment(sees_siblings),
+        "model tree",
+        "elder siblings",
+        rare=30,
+    ),
     Fault(
         "mask is causal",
         Cause.MASK_SIBLINGS,
@@ -161,6 +182,14 @@ FAULTS = [
     Fault(
         "positions all alike", Cause.POSITION_BY_INDEX, changed_segment(at_the_root), "eagle chain", "root + 1 for all"
     ),
+    Fault(
+        "chunks from zero",
+        Cause.KV_RECOMPUTED,
+        chunks_from_zero,
+        "model chain chunks",
+        "a prompt's later chunks lie at positions from 0",
+        rare=0,
+    ),
     Fault("KV not moved", Cause.KV_NOT_MOVED, left_where_it_lay, "model tree", "the accepted path stays where it lay"),
     Fault(
         "KV not moved, sampled",
@@ -169,7 +198,21 @@ FAULTS = [
         "eagle tree warm",
         "the same at a temperature",
     ),
-    Fault("block given to two", Cause.BLOCKS_SHARED, given_to_two, "model chain", "a held block is handed out again"),
-    Fault("block freed early", Cause.BLOCKS_SHARED, freed_early, "ngram", "a block is free while it is used"),
-    Fault("worse with time", Cause.KV_DECAY, worse_with_time, "model chain", "prompts' blocks are not what they hold"),
+    Fault(
+        "block given to two",
+        Cause.BLOCKS_SHARED,
+        given_to_two,
+        "model chain",
+        "a held block is handed out again",
+        rare=0,
+    ),
+    Fault("block freed early", Cause.BLOCKS_SHARED, freed_early, "ngram", "a block is free while it is used", rare=0),
+    Fault(
+        "worse with time",
+        Cause.KV_DECAY,
+        worse_with_time,
+        "model chain",
+        "prompts' blocks are not what they hold",
+        rare=0,
+    ),
 ]

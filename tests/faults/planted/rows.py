@@ -68,9 +68,25 @@ def drafter_scaled(factor):
 
 
 FAULTS = [
-    Fault("logits swapped", Cause.ROWS_SWAPPED, logits_swapped, "model chain", "two requests get each other's logits"),
-    Fault("logits swapped, sampled", Cause.ROWS_SWAPPED, logits_swapped, "early tree warm", "the same, sampled"),
-    Fault("drafts swapped", Cause.ROWS_SWAPPED, drafts_swapped, "model chain", "two requests get each other's drafts"),
+    Fault(
+        "logits swapped",
+        Cause.ROWS_SWAPPED,
+        logits_swapped,
+        "model chain",
+        "two requests get each other's logits",
+        rare=10,
+    ),
+    Fault(
+        "logits swapped, sampled", Cause.ROWS_SWAPPED, logits_swapped, "early tree warm", "the same, sampled", rare=20
+    ),
+    Fault(
+        "drafts swapped",
+        Cause.ROWS_SWAPPED,
+        drafts_swapped,
+        "model chain",
+        "two requests get each other's drafts",
+        rare=10,
+    ),
     Fault("target's logits scaled", Cause.LOGITS_SCALED, target_scaled(0.9), "model chain warm", "times 0.9"),
     Fault("drafter's logits scaled", Cause.LOGITS_SCALED, drafter_scaled(1.6), "eagle chain warm", "times 1.6"),
 ]

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, Memory, target_rows
@@ -89,6 +90,29 @@ def presence_of_the_prompt(patch, engine):
     patch.setattr(inputs, "_rows", rows)
 
 
+def last_of_each_step(patch, engine):
+    """Penalties take in only the last token of each step."""
+    last: dict[str, list[int]] = {}
+    commit, right = Engine._commit, inputs._rows
+
+    def noted(self, now):
+        commit(self, now)
+        for part in now.plan.parts:
+            if part.request.output:
+                last.setdefault(part.request.id, []).append(part.request.output[-1])
+
+    def rows(context, draft, logits):
+        made = right(context, draft, logits)
+        if not context.params.penalised:
+            return made
+        tokens = [*context.tokens[: context.prompt_len], *last.get(context.request, [])]
+        counts = dataclasses.replace(context, tokens=tokens).counts
+        return dataclasses.replace(made, counts=counts)
+
+    patch.setattr(Engine, "_commit", noted)
+    patch.setattr(inputs, "_rows", rows)
+
+
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FAULTS = [
     Fault(
@@ -107,6 +131,14 @@ FAULTS = [
         "the presence penalty counts the prompt",
     ),
     Fault(
+        "penalties of last tokens",
+        Cause.RULES_WRONG,
+        last_of_each_step,
+        "model chain repeats",
+        "penalties take in only the last token of each step",
+        rare=0,
+    ),
+    Fault(
         "penalties of the drafter alone",
         Cause.RULES_WRONG,
         params_of(lambda params: dataclasses.replace(params, **NO_PENALTIES)),
@@ -119,6 +151,7 @@ FAULTS = [
         penalties_of_the_root,
         "model tree rules",
         "drafted tokens on a node's path are not counted",
+        rare=30,
     ),
     Fault(
         "top-p at the root",

@@ -176,7 +176,7 @@ FAULTS = [
         "the same with deterministic drafts",
     ),
     Fault("accepted by p", Cause.RATIO_BY_P, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"),
-    Fault("noise again", Cause.NOISE_SHARED, noise_again, "early chain hot", "vLLM 47386"),
+    Fault("noise again", Cause.NOISE_SHARED, noise_again, "early chain hot", "vLLM 47386", rare=0),
     Fault(
         "coin again", Cause.NOISE_SHARED, coin_again, "early chain hot", "the coin of the trial draws the final token"
     ),
@@ -194,5 +194,5 @@ FAULTS = [
         "early chain warm",
         "the position is left out of the key",
     ),
-    Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key"),
+    Fault("coins by row", Cause.COINS_BY_BATCH, by_row, "early tree warm", "the row in the batch is the key", rare=10),
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
 from tests.faults.fault import Fault
 
@@ -70,13 +71,81 @@ def late_verdicts(patch, engine):
     patch.setattr(Engine, "_verify", late)
 
 
+def past_a_stop(patch, engine):
+    """Stop tokens are looked for in the last token of each step alone."""
+    accept = Request.accept
+
+    def late(self, tokens, eos, max_context, vocabulary):
+        params = self.params
+        blind = dataclasses.replace(params, stop_token_ids=())
+        self.params = blind
+        made = accept(self, tokens[:-1], eos, max_context, vocabulary)
+        self.params = params
+        return made if self.finish is not None else made + accept(self, tokens[-1:], eos, max_context, vocabulary)
+
+    patch.setattr(Request, "accept", late)
+
+
+def other_rule(patch, engine):
+    """The header names a rule that no step is judged by."""
+    patch.setattr(engine, "run_info", dataclasses.replace(engine.run_info, rule="block"))
+
+
+def not_a_number(patch, engine):
+    """A request's p is NaN, as a row that is masked whole gives it."""
+    verify = Engine._verify
+
+    def spoiled(self, now):
+        verify(self, now)
+        for i, verdict in enumerate(now.verdicts):
+            if verdict is not None and len(verdict.p):
+                now.verdicts[i] = dataclasses.replace(verdict, p=verdict.p * np.float32("nan"))
+                return
+
+    patch.setattr(Engine, "_verify", spoiled)
+
+
+def one_more(patch, engine):
+    """One draft more is accepted than was judged right."""
+    verify = Engine._verify
+
+    def longer(self, now):
+        verify(self, now)
+        for i, verdict in enumerate(now.verdicts):
+            if verdict is None or not len(now.drafts[i].tree):
+                continue
+            tree, path = now.drafts[i].tree, verdict.path
+            children = tree.children(int(path[-1]) if len(path) else -1)
+            if children:
+                outcome = verdict.outcome.copy()
+                outcome[children[0]] = 1
+                longer_path = np.append(path, children[0]).astype(np.int32)
+                now.verdicts[i] = dataclasses.replace(verdict, path=longer_path, outcome=outcome)
+
+    patch.setattr(Engine, "_verify", longer)
+
+
 FAULTS = [
+    Fault(
+        "past a stop",
+        Cause.PAST_THE_END,
+        past_a_stop,
+        "model chain stops",
+        "stop tokens are seen in last places alone",
+        0,
+    ),
+    Fault("another rule", Cause.OTHER_RULE, other_rule, "model chain", "the header names another rule", 0),
+    Fault("not a number", Cause.NOT_A_NUMBER, not_a_number, "model chain warm", "a request's logits are NaN", 1),
+    Fault(
+        "one more", Cause.ACCEPTED_COUNT, one_more, "model chain", "one draft more is accepted than is right", rare=30
+    ),
     Fault(
         "token lost at preemption",
         Cause.TOKEN_LOST,
         lost_at_preemption,
         "model chain crowded",
         "the newest token is gone when the request comes back",
+        rare=60,
     ),
     Fault(
         "token lost at a chunk's border",
@@ -85,6 +154,8 @@ FAULTS = [
         "model chain chunks",
         "a prompt's token is never fed",
     ),
-    Fault("counts swapped", Cause.COUNTS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count"),
-    Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", "the verdict of the step before"),
+    Fault(
+        "counts swapped", Cause.COUNTS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count", rare=10
+    ),
+    Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", "the verdict of the step before", rare=0),
 ]

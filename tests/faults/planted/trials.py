@@ -132,6 +132,29 @@ def parents_of_parents(patch, engine):
     patch.setattr(verifier, "step_batch", above)
 
 
+def decided_by_the_root(patch, engine):
+    """p and q are recorded right; the coin is held against the root's p of the same token."""
+
+    def attempt(batch, row, children, p, found):
+        trees = batch.trees
+        q = host.drafter_row(batch, row, children)
+        root = next(root for root, end in zip(trees.root, trees.root[1:], strict=False) if root <= row < end)
+        above = host.target_rows(batch)[int(root)]
+        for child in children:
+            token = int(trees.token[child])
+            p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+            ratio = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+            other = min(1.0, above.prob(token) / q_token) if q_token > 0 else 0.0
+            accepted = trees.coin[child] < other
+            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, ratio)
+            if accepted:
+                return child, p
+            p, q, found.residual_mass[child] = host._reject(batch, child, p, q, last=child == children[-1])
+        return None, p
+
+    patch.setattr(host, "_try", attempt)
+
+
 WARM_TREE, CHAIN = "early tree warm", "model chain"
 FAULTS = [
     Fault("q of the next row", Cause.Q_OTHER_ROW, next_row_of_q, "early chain warm", "the q of the batch's next row"),
@@ -181,11 +204,20 @@ FAULTS = [
         now_and_then_another,
         CHAIN,
         "every 13th final token is another",
+        rare=10,
     ),
     Fault(
         "siblings swapped", Cause.SIBLINGS_SWAPPED, youngest_swapped, WARM_TREE, "two siblings' tokens change places"
     ),
     Fault("one seed for all", Cause.COINS_SHARED, one_seed, WARM_TREE, "every request's coins are those of seed 0"),
+    Fault(
+        "decided by the root",
+        Cause.P_NOT_USED,
+        decided_by_the_root,
+        "model chain warm",
+        "p, q and coin are right, and the root's p decides",
+        6,
+    ),
     Fault(
         "p of the grandparent",
         Cause.P_OTHER_ROW,

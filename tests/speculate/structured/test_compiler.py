@@ -107,7 +107,7 @@ def test_regexes_that_ruin_backtracking_engines_are_ordinary_here(grammars, rege
     here.follow(ids("a" * 200))
     start = time.process_time()
     here.row(())
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 60  # processor time, of which it takes a millisecond; backtracking never ends
 
 
 @pytest.mark.parametrize("regex", ["[\\s\\S]{0,100000}"])
@@ -118,9 +118,8 @@ def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, regex)
         for i, word in enumerate(itertools.product("abcdefghijklmnopqrstuvwxyzäöüß", repeat=4))
     }
     many = Grammars(Vocabulary(VOCABULARY.pieces | words, {0, 1, 2}), BYTES + len(words), (EOS,))
-    start = time.time()
     future = many.submit(StructuredOutputs(regex=regex))
-    assert time.time() - start < 2  # nobody waits
+    assert not future.done()  # nobody waits for the seconds that it takes
     with pytest.raises(UserError, match="takes more than 5 s or too much memory"):
         future.result(timeout=120)
     assert matches(grammars, "after", choice=("after",))

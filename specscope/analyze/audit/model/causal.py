@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.options import Source
-from specscope.errors import UserError, first_line
+from specscope.errors import not_loaded
 
 PIECE = 256  # rows of a pass
 
@@ -33,10 +33,14 @@ class Causal:
         logging.disable_progress_bar()
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
-                source.path, dtype=getattr(torch, dtype), attn_implementation="sdpa", **source.arguments
+                source.path,
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                trust_remote_code=False,
+                **source.arguments,
             )
         except Exception as error:
-            raise UserError(f"cannot load {source.name}: {first_line(error)}") from error
+            raise not_loaded(source.name, error) from error
         self.model = model.to(device).eval().requires_grad_(False)
         self.name = source.name
         self.config = self.model.config.get_text_config()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.options import Source
-from specscope.errors import UserError, first_line
+from specscope.errors import not_loaded
 from specscope.trace.params import SamplingParams
 from specscope.trace.tokens import read_vocabulary
 
@@ -38,9 +38,11 @@ class Forms:
         from transformers import AutoTokenizer
 
         try:
-            vocabulary = read_vocabulary(AutoTokenizer.from_pretrained(self.source.path, **self.source.arguments))
+            path, arguments = self.source.path, self.source.arguments
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **arguments)
+            vocabulary = read_vocabulary(tokenizer)
         except Exception as error:
-            raise UserError(f"cannot load the tokenizer of {self.source.name}: {first_line(error)}") from error
+            raise not_loaded(f"the tokenizer of {self.source.name}", error) from error
         silent = vocabulary.special | set(self.eos)
         pieces = [b"" if token in silent else vocabulary.pieces.get(token, b"") for token in range(self.size)]
         info = xgrammar.TokenizerInfo(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specscope.analyze.audit.contexts import Contexts, Judged
+from specscope.analyze.audit.model.head_keys import unknown, unknown_tensor
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.options import Source
 from specscope.errors import UserError, first_line
@@ -31,13 +32,23 @@ class Head:
     """A head's weights, and its decoder layers over them."""
 
     def __init__(self, source: Source, target: Any) -> None:  # noqa: ANN401
-        """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses. Raises UserError."""
+        """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses.
+
+        Raises UserError, also for a head whose arithmetic this judge does not know.
+        """
         folder = Path(source.path)
         try:
+            raw = json.loads((folder / "config.json").read_text("utf-8"))
             self.weights = _read(folder)
-            self.config = _config(folder)
+            if "fc.weight" not in self.weights:
+                raise UserError(f"{source.name} is no EAGLE head: it has no tensor fc.weight")
+            if key := unknown(raw):
+                raise UserError(f"the head's config has `{key}`, which this judge does not know")
+            if name := unknown_tensor(self.weights):
+                raise UserError(f"the head has a tensor {name}, which this judge does not know")
+            self.config = _config(raw)
             self._set_up(target)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"cannot load the head {source.name}: {first_line(error)}") from error
 
     def _set_up(self, target: Any) -> None:  # noqa: ANN401
@@ -52,7 +63,8 @@ class Head:
         further = range(1, int(self.config.get("num_hidden_layers", 1)))
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
         own = self.weights.get("embed_tokens.weight")
-        self.embedding = target.get_input_embeddings().weight if own is None else own
+        self.of_target: Tensor = target.get_input_embeddings().weight
+        self.embedding = self.of_target if own is None else own
         self.output = self.weights["lm_head.weight"] if self.three else target.get_output_embeddings().weight
         self.vocab = int(target.get_output_embeddings().weight.shape[0])
         drafted = torch.arange(len(self.output))
@@ -66,10 +78,23 @@ class Head:
             _layers(self.config, int(target.config.get_text_config().num_hidden_layers)) if self.three else ("final",)
         )
 
+    def likeness(self, tokens: Sequence[int]) -> Tensor | None:
+        """[T] of each token the cosine between its row in the head's embedding and in the target's.
+
+        None where the head uses the target's own, or another width: then there is nothing to compare.
+        """
+        theirs = self.of_target
+        if self.embedding is theirs or self.embedding.shape[1] != theirs.shape[1]:
+            return None
+        rows = torch.tensor([token for token in tokens if token < min(len(self.embedding), len(theirs))])
+        return functional.cosine_similarity(self.embedding[rows].float(), theirs[rows].float(), dim=-1)
+
     def to(self, dtype: torch.dtype) -> Head:
         """In another dtype."""
         self.weights = {n: x.to(dtype) if x.is_floating_point() else x for n, x in self.weights.items()}
+        shared = self.embedding is self.of_target
         self.embedding, self.output = self.embedding.to(dtype), self.output.to(dtype)
+        self.of_target = self.embedding if shared else self.of_target
         return self
 
     def combine(self, features: Tensor) -> Tensor:
@@ -151,9 +176,15 @@ class Head:
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents that are asked for. features [L, F]: the target's, along the text."""
+        """The logits at the parents that are asked for. features [L, F]: the target's, along the text.
+
+        A pair is a feature and the token after it. Where a root has no pair there is nothing to ask.
+        """
         text = torch.tensor(contexts.text[: len(features) + 1])
         pairs = min(len(features), len(text) - 1)
+        asked = [ask for ask in asked if 1 <= ask[0].rows[ROOT] <= pairs]
+        if not asked:
+            return
         slots, kv, parts = torch.arange(pairs), self.nothing(), []
         for at in range(0, pairs, CHUNK):
             here = slots[at : at + CHUNK]
@@ -163,8 +194,7 @@ class Head:
         out = torch.cat(parts)
         by_step: dict[int, list[Ask]] = {}
         for ask in asked:
-            if ask[0].rows[ROOT] >= 1:
-                by_step.setdefault(id(ask[0]), []).append(ask)
+            by_step.setdefault(id(ask[0]), []).append(ask)
         groups = list(by_step.values())
         for at in range(0, len(groups), STEPS):
             yield from self._trees([ask for group in groups[at : at + STEPS] for ask in group], out, kv)
@@ -244,8 +274,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+def _config(raw: dict[str, Any]) -> dict[str, Any]:
     flat = {**raw, **(raw.get("transformer_layer_config") or {})}
     return {
         name: value

@@ -12,20 +12,23 @@ from specscope.analyze.audit.contexts import Contexts, Judged
 from specscope.analyze.audit.model.form import Forms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import Tally, conditional, span, within
+from specscope.trace.limits import UNREAD
 from specscope.trace.method import TEXT
+from specscope.trace.params import SamplingParams
 from specscope.trace.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.tree import Drawn
 
+FORM = "structured_outputs"
 Ask = tuple[Judged, int]  # a step, and the parent whose children's probabilities are asked for
 
 
 class _Judge:
-    """Of one request. `slack`: how far rounding may move a logit against the others."""
+    """Of one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
 
-    def __init__(self, contexts: Contexts, slack: float, forms: Forms | None) -> None:
+    def __init__(self, contexts: Contexts, slack: float, forms: Forms | None, params: SamplingParams) -> None:
         self.contexts = contexts
-        self.params = contexts.params
-        self.rules = Rules(contexts.params, contexts.text[: contexts.prompt_len], forms)
+        self.params = params
+        self.rules = Rules(params, contexts.text[: contexts.prompt_len], forms)
         self.raw_slack = slack
         penalty = self.params.repetition_penalty
         self.slack = slack * max(penalty, 1 / penalty)
@@ -50,8 +53,11 @@ class TargetJudge(_Judge):
     """The target's part."""
 
     def __init__(self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: Forms | None = None) -> None:
-        super().__init__(contexts, slack, forms)
+        super().__init__(contexts, slack, forms, contexts.params)
         self.tallies = tallies
+        shaped = contexts.shaped
+        form = contexts.params.structured_outputs is not None or FORM in contexts.limits
+        self.has_raw = not (shaped is not None and shaped.raw_is_masked and form)
         self.asks: dict[int, list[Ask]] = defaultdict(list)
         for step in contexts.steps:
             for parent, row in step.rows.items():
@@ -59,8 +65,13 @@ class TargetJudge(_Judge):
 
     def take(self, rows: Sequence[int], logits: Tensor) -> None:
         """Compare all that is asked at these rows; logits float32 [rows, V]."""
-        shaped = self.shaped(rows, logits)
-        raw = logits.softmax(-1) if any(s.part.parents is not None for row in rows for s, _ in self.asks[row]) else None
+        if not self.contexts.limits:
+            self._shaped(rows, self.shaped(rows, logits))
+        if self.has_raw:
+            self._unshaped(rows, logits)
+
+    def _shaped(self, rows: Sequence[int], shaped: Tensor) -> None:
+        """What came of the request's parameters."""
         p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
         for at, row in enumerate(rows):
             for step, parent in self.asks[row]:
@@ -68,8 +79,14 @@ class TargetJudge(_Judge):
                     self._greedy(step, parent, shaped[at])
                 else:
                     self._sampled(step, parent, shaped[at], p[at])
-                if raw is not None and step.part.parents is not None:
-                    self._raw(step, parent, raw[at], step.part.parents)
+
+    def _unshaped(self, rows: Sequence[int], logits: Tensor) -> None:
+        """What was noted before any rule."""
+        asked = [(at, *ask, ask[0].part.parents) for at, row in enumerate(rows) for ask in self.asks[row]]
+        noted = [(at, step, parent, notes) for at, step, parent, notes in asked if notes is not None]
+        raw = logits.softmax(-1) if noted else logits
+        for at, step, parent, notes in noted:
+            self._raw(step, parent, raw[at], notes)
 
     def _greedy(self, step: Judged, parent: int, shaped: Tensor) -> None:
         verdict, tree = step.part.verdict, step.part.tree
@@ -150,14 +167,21 @@ class TargetJudge(_Judge):
         if not len(place) or not children:
             return
         for child in children:
-            judged = float(raw[int(step.part.tree.token[child])])
+            judged = _of(raw, int(step.part.tree.token[child]))
             self._p("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
+        if not notes.top.shape[1]:
+            return
         at = int(place[0])
         for token, recorded in zip(notes.top[at].tolist(), notes.top_p[at].tolist(), strict=True):
-            judged = float(raw[token])
+            judged = _of(raw, token)
             if not within(recorded, span(judged, self.raw_slack)):
                 break
         self._p("target top tokens", step, children[0], recorded, judged, span(judged, self.raw_slack))
+
+
+def _of(row: Tensor, token: int) -> float:
+    """A token's in a row over the vocabulary; 0 for one that the model does not have."""
+    return float(row[token]) if 0 <= token < len(row) else 0.0
 
 
 def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
@@ -175,12 +199,14 @@ class DrafterJudge(_Judge):
         self, contexts: Contexts, slack: float, tallies: dict[str, Tally], top: int = 0, forms: Forms | None = None
     ) -> None:
         """`top`: beside a text, how many of the likeliest tokens the model drafts at a node."""
-        super().__init__(contexts, slack, forms)
+        super().__init__(contexts, slack, forms, contexts.drafter_params)
         self.tallies, self.top = tallies, top
 
     def asks(self) -> dict[int, list[Ask]]:
         """By row, the parents whose children are asked for."""
         found: dict[int, list[Ask]] = defaultdict(list)
+        if UNREAD in self.contexts.limits:
+            return found
         for step in self.contexts.steps:
             for parent, row in step.rows.items():
                 if drafted_by_model(step.part, parent):
@@ -210,14 +236,14 @@ class DrafterJudge(_Judge):
         tree = step.part.tree
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
-            self._add("drafter p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
+            self._add("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
 
     def _likeliest(self, step: Judged, parent: int, shaped: Tensor, thought: Tensor) -> None:
         """Siblings are the likeliest tokens, the best first; which of two at a near tie may be either."""
         tree, notes = step.part.tree, step.part.notes
         children = drafted_by_model(step.part, parent)
         beside = step.part.is_ranked_with_text  # whose nodes are left out here
-        best = shaped.topk(min(self.top if beside else len(children), len(shaped)))
+        best = shaped.topk(min(max(self.top, 1) if beside else len(children), len(shaped)))
         tokens, values = best.indices.tolist(), best.values.tolist()
         for place, child in enumerate(children):
             rank = (
@@ -226,7 +252,7 @@ class DrafterJudge(_Judge):
             token = int(tree.token[child])
             if notes is not None:
                 judged = float(thought[token])
-                self._add("drafter p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
+                self._add("draft p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
             tally = self.tallies["drafter tokens"]
             behind = values[rank] - float(shaped[token])
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
@@ -248,7 +274,7 @@ class DrafterJudge(_Judge):
             return
         at, raw = int(place[0]), logits.softmax(-1)
         for token, recorded in zip(notes.draft_top[at].tolist(), notes.draft_top_p[at].tolist(), strict=True):
-            judged = float(raw[token])
+            judged = _of(raw, token)
             if not within(recorded, span(judged, self.raw_slack)):
                 break
         child = drafted_by_model(step.part, parent)[0]

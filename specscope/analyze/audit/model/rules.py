@@ -82,6 +82,8 @@ class Rules:
     def scores(self, shaped: Tensor) -> Tensor:
         """Shaped logits [R, V] over the temperature, the largest 0; minus infinity where a rule leaves a token out."""
         rows = shaped - shaped.amax(-1, keepdim=True)
+        if self.params.greedy:
+            return torch.where(rows == 0, 0.0, -torch.inf)
         rows = TemperatureLogitsWarper(float(self.params.temperature))(_nothing(rows), rows)
         return _truncated(rows, self.params)
 

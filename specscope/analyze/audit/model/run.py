@@ -1,9 +1,13 @@
-"""An audit's passes: load, find out how far rounding goes, then judge request by request."""
+"""An audit's passes: load, find out how far rounding goes, then judge request by request.
+
+What a capture holds may be anything. A request that a judge cannot run is left out and named; the others go on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +19,9 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import DrafterJudge, TargetJudge
 from specscope.analyze.audit.options import Source
 from specscope.analyze.audit.tally import Tally
-from specscope.errors import UserError
-from specscope.trace.records import ROUNDING
+from specscope.errors import UserError, first_line
+from specscope.trace.records import ROUNDING, RunInfo
+from specscope.trace.wording import plural
 
 REQUESTS, TOKENS, STEPS = 4, 96, 16  # that rounding is measured on: so many, and so much of each
 BRANCHES = 4  # of them
@@ -25,8 +30,37 @@ SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, i
 HEAD_SAFETY = 4.0  # of a head: each level is fed what the last one rounded, and 3.1 times was seen among 5,000
 ABSURD = 10.0  # times the usual rounding: no rounding any more
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
+# How a judge fails over what it was not made for: shapes, places, numbers
+FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
 
 Step = Callable[[int], None]  # so many more steps are judged
+
+
+@dataclass
+class Lost:
+    """What could not be judged, and why: by request."""
+
+    why: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def spared(self, request: str) -> Iterator[None]:
+        """A request whose judge fails is named here, and the others go on."""
+        try:
+            yield
+        except FAULTS as error:
+            self.why[request] = failure(error)
+
+    def sentence(self, who: str) -> str:
+        """For people; "" where there is nothing."""
+        if not self.why:
+            return ""
+        first, why = next(iter(self.why.items()))
+        return f"The {who} was not judged at {plural(len(self.why), 'request')}, the first {first}: {why}."
+
+
+def failure(error: BaseException) -> str:
+    """Why a judge did not run, in a line."""
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 @dataclass(frozen=True)
@@ -40,74 +74,120 @@ class Features:
     forms: Forms
 
 
+@dataclass(frozen=True)
+class OfTarget:
+    """What judging the target came to."""
+
+    slack: float  # how far rounding goes
+    features: Features | None  # what an EAGLE head is judged over; None where there is none
+    why_no_head: str  # why that is so, where one was to be judged
+
+
 def judge_target(
     source: Source,
-    dtype: str,
+    run: RunInfo,
     device: str,
     plans: Sequence[Contexts],
     tallies: dict[str, Tally],
     done: Step,
+    lost: Lost,
     head: Source | None = None,
-    eos: Sequence[int] = (),
-) -> tuple[float, Features | None]:
-    """Judge the target at every plan's rows: how far rounding goes, and what an EAGLE head is judged over."""
-    causal = Causal(source, dtype, device)
-    forms = Forms(source, causal.vocab, eos)
-    below = None if head is None else Head(head, causal.model)
+) -> OfTarget:
+    """Judge the target at every plan's rows. Steps with tokens that it does not have are left to the plans' `unknown`.
+
+    Raises UserError where the target cannot judge at all.
+    """
+    causal = Causal(source, run.dtype, device)
+    forms = Forms(source, causal.vocab, run.eos_tokens)
+    for contexts in plans:
+        contexts.keep_within(causal.vocab)
+    below, why = _head(head, causal)
     layers = () if below is None else below.layers
-    short = [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
+    judged = [one for one in plans if one.steps]
+    short = _short(judged)
     rounded = [causal.alone(one.text, layers)[1] for one in short] if layers else []
-    slack = calibrate(causal, dtype, short)
+    slack = calibrate(causal, run.dtype, short)
     features = []
     for contexts in plans:
-        judge, found = TargetJudge(contexts, slack, tallies, forms), []
-        for (rows, logits), piece in causal.rows(contexts, layers):
-            if rows:
-                judge.take(rows, logits.cpu())
-            if piece is not None:
-                found.append(piece.cpu())
+        found: list[Tensor] = []
+        with lost.spared(contexts.request):
+            judge = TargetJudge(contexts, slack, tallies, forms)
+            for (rows, logits), piece in causal.rows(contexts, layers):
+                if piece is not None:
+                    found.append(piece.cpu())
+                if rows:
+                    judge.take(rows, logits.cpu())
         features.append(torch.cat(found) if found else torch.zeros(0))
         done(len(contexts.steps))
-    return slack, None if below is None else Features(below, features, short, rounded, forms)
+    return OfTarget(slack, None if below is None else Features(below, features, short, rounded, forms), why)
+
+
+def _head(source: Source | None, causal: Causal) -> tuple[Head | None, str]:
+    """A head over a target, or why it cannot judge."""
+    if source is None:
+        return None, ""
+    try:
+        return Head(source, causal.model), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def judge_draft_model(
     source: Source,
-    dtype: str,
+    run: RunInfo,
     device: str,
     plans: Sequence[Contexts],
     tallies: dict[str, Tally],
     done: Step,
+    lost: Lost,
     top: int,
-    eos: Sequence[int] = (),
 ) -> float:
-    """Judge a drafter that is a causal LM; returns how far rounding goes. `top`: as DrafterJudge has it."""
-    causal = Causal(source, dtype, device)
-    forms = Forms(source, causal.vocab, eos)
-    slack = calibrate(causal, dtype, [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]])
+    """Judge a drafter that is a causal LM; returns how far rounding goes. `top`: as DrafterJudge has it.
+
+    Raises UserError.
+    """
+    causal = Causal(source, run.dtype, device)
+    forms = Forms(source, causal.vocab, run.eos_tokens)
+    plans = [replace(one, steps=list(one.steps), unknown=[]) for one in plans]
     for contexts in plans:
-        judge = DrafterJudge(contexts, slack, tallies, top, forms)
-        asks = judge.asks()
-        for (rows, logits), _ in causal.rows(contexts):
-            asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
-            if asked:
-                judge.take([ask for _, ask in asked], logits[[at for at, _ in asked]].cpu())
+        contexts.keep_within(causal.vocab)
+    slack = calibrate(causal, run.dtype, _short([one for one in plans if one.steps]))
+    for contexts in plans:
+        with lost.spared(contexts.request):
+            judge = DrafterJudge(contexts, slack, tallies, top, forms)
+            asks = judge.asks()
+            for (rows, logits), _ in causal.rows(contexts):
+                asked = [(at, ask) for at, row in enumerate(rows) for ask in asks.get(row, ())]
+                if asked:
+                    judge.take([ask for _, ask in asked], logits[[at for at, _ in asked]].cpu())
         done(len(contexts.steps))
     return slack
 
 
 def judge_head(
-    over: Features, dtype: str, plans: Sequence[Contexts], tallies: dict[str, Tally], done: Step, top: int
+    over: Features,
+    run: RunInfo,
+    plans: Sequence[Contexts],
+    tallies: dict[str, Tally],
+    done: Step,
+    lost: Lost,
+    top: int,
 ) -> float:
     """Judge an EAGLE head over the target's true features; returns how far rounding goes. `top`: as DrafterJudge."""
-    slack = calibrate_head(over, dtype, plans)
+    slack = calibrate_head(over, run.dtype, plans)
     for contexts, along in zip(plans, over.features, strict=True):
-        judge = DrafterJudge(contexts, slack, tallies, top, over.forms)
-        asked = [ask for asks in judge.asks().values() for ask in asks]
-        for some, logits in over.head.rows(contexts, along, asked):
-            judge.take(some, logits)
+        with lost.spared(contexts.request):
+            judge = DrafterJudge(contexts, slack, tallies, top, over.forms)
+            asked = [ask for asks in judge.asks().values() for ask in asks]
+            for some, logits in over.head.rows(contexts, along, asked):
+                judge.take(some, logits)
         done(len(contexts.steps))
     return slack
+
+
+def _short(plans: Sequence[Contexts]) -> list[Contexts]:
+    """What rounding is measured on."""
+    return [_beginning(one) for one in plans[:: max(1, len(plans) // REQUESTS)][:REQUESTS]]
 
 
 def calibrate(causal: Causal, dtype: str, short: Sequence[Contexts]) -> float:
@@ -138,6 +218,8 @@ def calibrate_head(over: Features, dtype: str, plans: Sequence[Contexts]) -> flo
     for contexts, rows in zip(over.short, known, strict=True):
         found = _head_rows(exact, contexts, whole[contexts.request])
         for key, logits in rows.items():
+            if key not in found:  # its features were not made
+                continue
             best = logits.topk(min(WIDEST, int((logits > -torch.inf).sum())))
             largest = max(largest, float((found[key][best.indices] - best.values).abs().max()))
     return _slack(dtype, largest, HEAD_SAFETY)
@@ -168,7 +250,8 @@ def _beginning(contexts: Contexts) -> Contexts:
     """The first steps of a request, and as much of its text as they see."""
     steps = [step for step in contexts.steps if step.part.position + 1 < TOKENS][:STEPS] or contexts.steps[:1]
     last = max((step.part.position + 1 for step in steps), default=0)
-    short = Contexts(contexts.request, contexts.params, contexts.text[:last], min(contexts.prompt_len, last))
+    text, prompt_len = contexts.text[:last], min(contexts.prompt_len, last)
+    short = Contexts(contexts.request, contexts.params, text, prompt_len, shaped=contexts.shaped)
     for step in steps:
         short.add(step.part, step.where, step.part.position)
     return short

@@ -18,13 +18,14 @@ from specscope.analyze.audit.contexts import Contexts, Judged, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.options import Options
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
 from specscope.analyze.diagnose.rates import Sum
+from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
 from specscope.trace.method import model_part
+from specscope.trace.params import SamplingParams
 from specscope.trace.records import ROUNDING, FinalKind
 from specscope.trace.tree import Drawn
 from specscope.trace.wording import plural
@@ -45,7 +46,7 @@ class Draws:
     example: Reference | None = None
 
 
-def shared_noise(case: Case, options: Options) -> list[Suspect]:
+def shared_noise(case: Case, models: Models) -> list[Suspect]:
     """Recovered tokens that do not follow from the residual."""
     run = case.history.run
     wanted = [
@@ -53,10 +54,10 @@ def shared_noise(case: Case, options: Options) -> list[Suspect]:
         for step in case.drafting
         if step.rejected_last and step.is_sampled and step.params is not None and not step.params.greedy
     ]
-    if run is None or options.draft is None or len(wanted) < 20:
+    if run is None or models.options.draft is None or len(wanted) < 20:
         return []
     names = list(dict.fromkeys(wanted))
-    found = _draws(case, options, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
+    found = _draws(case, models, names[:: max(1, len(names) // REQUESTS)][:REQUESTS])
     ours = run.is_ours
     said = []
     if ours and found.other > max(2, 0.05 * found.total):
@@ -72,27 +73,25 @@ def shared_noise(case: Case, options: Options) -> list[Suspect]:
     if not said:
         return []
     score = CERTAIN - 0.04 if ours and found.other else STATISTICAL + 0.25
-    return [Suspect(Cause.NOISE_SHARED, score, tuple(said), example=found.example)]
+    return [Suspect(Cause.NOISE_SHARED, score, tuple(said), example=found.example, rerun=True)]
 
 
-def _draws(case: Case, options: Options, names: Sequence[str]) -> Draws:
-    assert options.draft is not None
-    run = case.history.run
-    target = Causal(options.target, "float32", options.device)
+def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:
+    run, target = case.history.run, models.target
     eagle = run is not None and model_part(run.drafter) == "eagle"
-    head = Head(options.draft, target.model).to(torch.float32) if eagle else None
-    draft = None if eagle else Causal(options.draft, "float32", options.device)
+    head = models.head if eagle else None
+    draft = None if eagle else models.draft
     found = Draws()
     for name in names:
         contexts = _contexts(case, name)
-        if contexts is None:
+        if contexts is None or contexts.limits or contexts.params.limited:  # p is not the models' alone
             continue
         leaves = {step.rows[step.leaf]: step for step in contexts.steps if _recovered(step)}
-        p, features = _rows(target, contexts, leaves, head)
+        p, features = _rows(target, contexts, leaves, head, contexts.params)
         if head is not None and features is not None:
             q = _head_rows(head, contexts, features, leaves)
         elif draft is not None:
-            q, _ = _rows(draft, contexts, leaves, None)
+            q, _ = _rows(draft, contexts, leaves, None, contexts.drafter_params)
         else:
             continue
         for row, step in leaves.items():
@@ -104,7 +103,8 @@ def _draws(case: Case, options: Options, names: Sequence[str]) -> Draws:
 def _contexts(case: Case, name: str) -> Contexts | None:
     request = case.history.requests[name]
     places = [place for place, part in enumerate(request.steps) if part.verdict is not None]
-    return contexts_of(request, places, [case.history.steps[at].step for at in request.engine_steps])
+    numbers = [case.history.steps[at].step for at in request.engine_steps]
+    return contexts_of(request, places, numbers, case.history.run)
 
 
 def _recovered(step: Judged) -> bool:
@@ -117,12 +117,12 @@ def _recovered(step: Judged) -> bool:
 
 
 def _rows(
-    model: Causal, contexts: Contexts, leaves: dict[int, Judged], head: Head | None
+    model: Causal, contexts: Contexts, leaves: dict[int, Judged], head: Head | None, params: SamplingParams
 ) -> tuple[dict[int, Tensor], Tensor | None]:
     """The distribution at each leaf, after all rules; the features along the text with them."""
     found, along = {}, []
     for (rows, logits), piece in model.rows(contexts, () if head is None else head.layers):
-        found.update({row: _ruled(contexts, row, logits[at]) for at, row in enumerate(rows) if row in leaves})
+        found.update({row: _ruled(contexts, row, logits[at], params) for at, row in enumerate(rows) if row in leaves})
         if piece is not None:
             along.append(piece.cpu())
     return found, torch.cat(along) if along else None
@@ -141,13 +141,13 @@ def _head_rows(head: Head, contexts: Contexts, features: Tensor, leaves: dict[in
     for some, logits in head.rows(contexts, features, asked):
         for (step, node), row in zip(some, logits, strict=True):
             if node == step.leaf:
-                found[step.rows[node]] = _ruled(contexts, step.rows[node], row)
+                found[step.rows[node]] = _ruled(contexts, step.rows[node], row, contexts.drafter_params)
     return found
 
 
-def _ruled(contexts: Contexts, row: int, logits: Tensor) -> Tensor:
-    rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
-    outputs = [contexts.output(row)] if contexts.params.penalised else [[]]
+def _ruled(contexts: Contexts, row: int, logits: Tensor, params: SamplingParams) -> Tensor:
+    rules = Rules(params, contexts.text[: contexts.prompt_len])
+    outputs = [contexts.output(row)] if params.penalised else [[]]
     return rules.scores(rules.shaped(logits[None].cpu(), outputs)).softmax(-1)[0].double()
 
 

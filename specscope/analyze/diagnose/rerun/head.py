@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts, contexts_of
-from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.audit.model.judge import Ask
-from specscope.analyze.audit.options import Source
 from specscope.analyze.diagnose.case import Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.rerun.match import Match, compare, recorded
+from specscope.analyze.diagnose.rerun.match import Match, among, compare, recorded
+from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
 from specscope.trace.tree import ROOT
 
@@ -26,6 +25,7 @@ class Along:
 
     text: Tensor  # [T, layers, width]
     nodes: Mapping[int, Tensor]  # by the step's index: [n + 1, layers, width] at the root and each node
+    choice: tuple[int, ...] = ()  # [T] the target's likeliest token behind each of the text
 
     @property
     def length(self) -> int:
@@ -52,6 +52,11 @@ class Mistake:
     scale: float = 1.0  # all positions times this
     base: float = 1.0  # the rotary base times this
     tokens: Callable[[Tensor], Tensor] = field(default=lambda d2t: d2t)
+    fed: Callable[[Sequence[int], Along, Sequence[Step]], Sequence[int]] = field(
+        default=lambda text, along, steps: text
+    )
+    decoding: int = 0  # all that is behind the prompt is that many positions too far
+    known: int | None = None  # the head chooses among so many first tokens only
 
 
 def _shifted(by: int) -> Feed:
@@ -135,6 +140,40 @@ def _layers(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Feed:
     return feed
 
 
+def _borders(steps: Sequence[Step]) -> list[int]:
+    """The positions of the prompt behind the last ones of its prefill chunks, but for the last chunk's."""
+    info = steps[0].visit.request.info
+    end = 0 if info is None else len(info.prompt_tokens)
+    parts = steps[0].visit.request.steps
+    return [
+        after for part in parts if 0 < (after := part.context_len + part.prefill_tokens) < end and part.verdict is None
+    ]
+
+
+def _prompts_last_token(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
+    """Behind each chunk the prompt's last token."""
+    fed, info = list(text), steps[0].visit.request.info
+    for place in _borders(steps):
+        fed[place] = fed[place] if info is None else int(info.prompt_tokens[-1])
+    return fed
+
+
+def _sampled_token(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
+    """Behind each chunk the token that the target would choose there."""
+    fed = list(text)
+    for place in _borders(steps):
+        fed[place] = along.choice[place - 1]
+    return fed
+
+
+def _first_output(text: Sequence[int], along: Along, steps: Sequence[Step]) -> Sequence[int]:
+    """Behind each chunk the first token of the output."""
+    fed, info = list(text), steps[0].visit.request.info
+    for place in _borders(steps):
+        fed[place] = fed[place] if info is None else text[len(info.prompt_tokens)]
+    return fed
+
+
 STALE, MISSING, LAYERS = Cause.FEATURES_STALE, Cause.FEATURES_MISSING, Cause.FEATURES_LAYERS
 MISTAKES = (
     Mistake("as it should be", None),
@@ -155,6 +194,14 @@ MISTAKES = (
     Mistake("the layers one place back", LAYERS, _layers(lambda layers: (layers[-1], *layers[:-1]))),
     Mistake("the lowest layer thrice", LAYERS, _layers(lambda layers: (layers[0],) * len(layers))),
     Mistake("the highest layer thrice", LAYERS, _layers(lambda layers: (layers[-1],) * len(layers))),
+    Mistake(
+        "the prompt's last token fed behind each prefill chunk, not its next one",
+        Cause.DRAFTER_CHUNKS,
+        fed=_prompts_last_token,
+    ),
+    Mistake("the target's choice fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_sampled_token),
+    Mistake("the first output token fed behind each prefill chunk", Cause.DRAFTER_CHUNKS, fed=_first_output),
+    Mistake("everything behind the prompt one position too far", Cause.DRAFTER_ROTARY, decoding=1),
     Mistake("drafted nodes one position too far", Cause.DRAFTER_ROTARY, further=1),
     Mistake("drafted nodes one position too near", Cause.DRAFTER_ROTARY, further=-1),
     Mistake("no rotary positions", Cause.DRAFTER_ROTARY, scale=0.0),
@@ -182,10 +229,20 @@ class Moved(Head):
     further = 0
     scale = 1.0
     base = 1.0
+    decoding = 0
+    prompt = 0  # positions of the prompt: what is fed while decoding comes behind them
+    rows_at_work: frozenset[int] | None = None  # of the text's rows those that are turned wrongly; None: all
     _off = 0
+    _drafted = False
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        places = (positions + self._off) * self.scale
+        if self.rows_at_work is None or self._drafted:
+            return self._turned(x, positions)
+        wrong = torch.tensor([place in self.rows_at_work for place in positions.tolist()])[:, None, None]
+        return torch.where(wrong, self._turned(x, positions), super()._turn(x, positions))
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        places = (positions + self._off + self.decoding * (positions >= self.prompt)) * self.scale
         if self.base == 1:
             return super()._turn(x, places)
         half = x.shape[-1] // 2
@@ -195,23 +252,35 @@ class Moved(Head):
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
-        self._off = self.further
+        self._off, self._drafted = self.further, True
         yield from super()._trees(asked, out, kv)
-        self._off = 0
+        self._off, self._drafted = 0, False
 
 
 class HeadRerun:
     """A head and its target, to be asked about some beginnings of requests."""
 
-    def __init__(self, source: Source, target: Causal) -> None:
-        self.head = Moved(source, target.model)
+    def __init__(self, models: Models) -> None:
+        assert models.options.draft is not None
+        self.target = models.target
+        self.head = Moved(models.options.draft, self.target.model)
         self.head.to(torch.float32)
-        self.target = target
         self.tokens = self.head.tokens
-        self._along: dict[str, tuple[Contexts, Along]] = {}
+        self._along: dict[tuple[str, int], tuple[Contexts, Along]] = {}
 
-    def ask(self, steps: Sequence[Step], mistake: Mistake, allowed: float) -> Match:
-        """How many of the steps' parents agree under a mistake."""
+    def ask(
+        self,
+        steps: Sequence[Step],
+        mistake: Mistake,
+        allowed: float,
+        *,
+        rows: frozenset[int] | None = None,
+        only: int | None = None,
+    ) -> Match:
+        """How many of the steps' parents agree under a mistake.
+
+        `rows`: the positions at which alone it is at work, None: all; `only`: the one step that is looked at.
+        """
         found = Match()
         if not all(isinstance(layer, int) for layer in self.head.layers):
             return found
@@ -219,25 +288,34 @@ class HeadRerun:
         layers: tuple[int, ...] = tuple(int(layer) for layer in self.head.layers)
         self.head.further, self.head.scale, self.head.base = mistake.further, mistake.scale, mistake.base
         self.head.tokens = mistake.tokens(self.tokens)
+        # The pair of slot t holds the token at t + 1: the prompt's own end one slot before its last token
+        self.head.decoding, self.head.prompt = mistake.decoding, contexts.prompt_len - 1
+        fed = replace(contexts, text=[*mistake.fed(contexts.text, along, steps)])
+        features, self.head.rows_at_work = mistake.feed(along, layers, steps), rows
+        if rows is not None:
+            right = of_layers(along.text, layers)
+            at_work = torch.tensor([place in rows for place in range(len(right))])[:, None]
+            features = torch.where(at_work, features, right)
         judged = {step.part.index: step for step in steps}
         asked: list[Ask] = [
             (one, node)
             for one in contexts.steps
-            if one.part.index in judged and one.rows[ROOT] >= 1
+            if one.part.index in judged and one.rows[ROOT] >= 1 and only in (None, one.part.index)
             for node in sorted(one.rows)
             if one.part.tree.children(node)
         ]
-        for some, logits in self.head.rows(contexts, mistake.feed(along, layers, steps), asked):
+        for some, logits in self.head.rows(fed, features, asked):
             for (one, node), row in zip(some, logits, strict=True):
                 for parent, tokens, probs in recorded(judged[one.part.index], drafter=True):
                     if parent == node:
-                        compare(found, row, tokens, probs, allowed)
+                        compare(found, among(row, mistake.known), tokens, probs, allowed)
         self.head.further, self.head.scale, self.head.base, self.head.tokens = 0, 1.0, 1.0, self.tokens
+        self.head.decoding, self.head.rows_at_work = 0, None
         return found
 
     def _contexts(self, steps: Sequence[Step]) -> tuple[Contexts, Along]:
         """What the head sees of a request, and what the target makes of its text in every layer."""
-        name = steps[0].request
+        name = steps[0].request, steps[-1].part.index
         if name not in self._along:
             request = steps[0].visit.request
             indices = {step.part.index for step in steps}
@@ -245,8 +323,11 @@ class HeadRerun:
             contexts = contexts_of(request, places, list(range(len(request.steps))))
             assert contexts is not None
             count = int(self.target.config.num_hidden_layers)
-            _, features = self.target.alone(contexts.text, list(range(count)))
+            logits, features = self.target.alone(contexts.text, list(range(count)))
             assert features is not None
             nodes = {step.part.index: states.cpu() for step, states in decoded(self.target, steps, RIGHT, states=True)}
-            self._along[name] = contexts, Along(features.cpu().reshape(len(features), count, -1), nodes)
+            self._along[name] = (
+                contexts,
+                Along(features.cpu().reshape(len(features), count, -1), nodes, tuple(logits.argmax(-1).tolist())),
+            )
         return self._along[name]

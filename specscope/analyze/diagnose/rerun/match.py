@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specscope.analyze.diagnose.case import Step
@@ -48,6 +49,23 @@ class Match:
             return counted
         return max(counted, 1 - self.mean / right.mean)
 
+    def common_scale(self, least: int) -> tuple[float, int] | None:
+        """One factor on all logits that gives what was recorded where it differs, and at how many parents it does.
+
+        None where there is none. `least`: parents at which some factor does.
+        """
+        if len(self.scales) < max(least, 0.5 * (self.total - self.same)):
+            return None
+        scale = float(np.median(self.scales))
+        alike = sum(abs(one / scale - 1) < 0.1 for one in self.scales)
+        return (scale, alike) if alike >= 0.8 * len(self.scales) else None
+
+    def add(self, other: Match) -> None:
+        """Count what another holds too."""
+        self.same, self.total = self.same + other.same, self.total + other.total
+        self.permuted, self.off = self.permuted + other.permuted, self.off + other.off
+        self.scales += other.scales
+
     def __str__(self) -> str:
         return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
 
@@ -66,6 +84,15 @@ def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats]]:
     if not tokens.shape[1]:
         return []
     return [(int(node), tokens[at], probs[at]) for at, node in enumerate(notes.node.tolist())]
+
+
+def among(logits: Tensor, known: int | None) -> Tensor:
+    """Logits [..., V] of which only the first `known` tokens can be chosen; all where that is None."""
+    if known is None:
+        return logits
+    cut = logits.clone()
+    cut[..., known:] = -torch.inf
+    return cut
 
 
 def compare(found: Match, row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> None:

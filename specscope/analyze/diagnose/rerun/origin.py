@@ -9,12 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
 from specscope.analyze.diagnose.rerun.match import SURE, recorded, slack
-from specscope.analyze.diagnose.rerun.rows import Asked, ask, differing, together
+from specscope.analyze.diagnose.rerun.rows import Asked, Rows, differing, together
 from specscope.analyze.findings import Reference
 from specscope.trace.tree import Floats, Ints
 from specscope.trace.wording import plural
@@ -27,12 +26,12 @@ ABOUT = {
 }
 
 
-def origins(case: Case, audit: Audit, model: Causal, *, drafter: bool = False) -> list[Suspect]:
+def origins(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> list[Suspect]:
     """Whether rows that differ are another request's, or another node's."""
     what = "drafter" if drafter else "target"
     keys = differing(audit, [f"{what} top tokens", f"{what} raw p", f"{what} p"], STEPS)
-    asked = ask(model, case, together(case, keys))
-    allowed = slack("" if case.history.run is None else case.history.run.dtype)
+    asked = rows(case, together(case, keys))
+    allowed = slack(case.dtype)
     by_step: dict[int, list[Asked]] = defaultdict(list)
     for one in asked:
         by_step[one.step.visit.record.step].append(one)
@@ -41,7 +40,7 @@ def origins(case: Case, audit: Audit, model: Causal, *, drafter: bool = False) -
     for batch in by_step.values():
         for one in batch:
             for node, tokens, probs in recorded(one.step, drafter=drafter):
-                if node not in one.logits or float(probs.max()) > SURE:
+                if node not in one.logits or not _is_telling(one.logits[node], tokens, probs):
                     continue
                 if _same(one.logits[node], tokens, probs, allowed):
                     continue
@@ -56,7 +55,8 @@ def origins(case: Case, audit: Audit, model: Causal, *, drafter: bool = False) -
                 f"the {what}'s probabilities are not those of their own row at {plural(wrong, 'parent')} that were "
                 f"looked at; {ABOUT[cause]} at {count:,} of these"
             )
-            return [Suspect(cause, CONDITION + (CERTAIN - CONDITION) * count / wrong, (said,), example=examples[cause])]
+            score = CONDITION + (CERTAIN - CONDITION) * count / wrong
+            return [Suspect(cause, score, (said,), example=examples[cause], rerun=True)]
     return []
 
 
@@ -65,6 +65,11 @@ def _whose(one: Asked, batch: Sequence[Asked], tokens: Ints, probs: Floats, allo
         if any(_same(row, tokens, probs, allowed) for row in other.logits.values()):
             return Cause.P_OTHER_ROW if other is one else Cause.ROWS_SWAPPED
     return None
+
+
+def _is_telling(row: Tensor, tokens: Ints, probs: Floats) -> bool:
+    """Whether a match with another row is no chance: of rows that are sure of a token, those that name another one."""
+    return float(probs.max()) <= SURE or int(row.argmax()) != int(tokens[int(probs.argmax())])
 
 
 def _same(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> bool:

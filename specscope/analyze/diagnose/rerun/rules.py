@@ -1,47 +1,61 @@
-"""The sampling parameters once more under named mistakes: p from the target's true logits, applied otherwise."""
+"""The sampling parameters once more under named mistakes: p, or q, from the model's true logits, made otherwise.
+
+First it is asked whether what was recorded is what another row of the same engine step gives, or the request's step
+before; then which one mistake in the parameters gives it; and how many it leaves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import RERUN, Suspect
 from specscope.analyze.diagnose.rerun.match import slack
-from specscope.analyze.diagnose.rerun.rows import Asked, ask, differing
+from specscope.analyze.diagnose.rerun.rows import Asked, Rows, around, differing
 from specscope.analyze.findings import Reference
+from specscope.trace.limits import unknown_limits
 from specscope.trace.params import SamplingParams
-from specscope.trace.tree import ROOT
+from specscope.trace.tree import ROOT, Drawn
+from specscope.trace.wording import plural
 
 STEPS = 24  # that differ, and as many others
 GAIN = 0.5  # of the nodes that differ a mistake must explain so many
+EVERY = 0.9  # likewise one temperature, which fits some of whatever there is
+ENOUGH = 3  # nodes
+TELLING = 0.98  # a probability below fits another row by no chance: a small one within a few per cent
+ALIKE = 0.02  # of a small probability, on the scale of logs
 Node = tuple[str, int, int]  # request, step, node
 Change = Callable[[SamplingParams], SamplingParams]
+Output = Callable[[Step, Sequence[int], Sequence[int], int], Sequence[int]]  # of prompt, output, drafted tokens of it
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """How p is made of logits."""
+    """How probabilities are made of logits."""
 
     name: str
     cause: Cause = Cause.RULES_WRONG
     params: Change = lambda params: params
     below: bool = False  # whether the changed parameters hold below the root alone
     cut_first: bool = False  # whether top-k, top-p and min-p come before the temperature
-    output: Callable[[Sequence[int], Sequence[int], int], Sequence[int]] = field(
-        default=lambda prompt, output, drafted: output
-    )
+    output: Output = field(default=lambda step, prompt, output, drafted: output)  # what penalties count
     row: Callable[[Asked, int], int] = field(default=lambda asked, node: node)
 
 
 def _with(**values: float) -> Change:
     return lambda params: replace(params, **values)  # type: ignore[arg-type]
+
+
+def _these(params: SamplingParams) -> Change:
+    return lambda _: params
 
 
 def _temperature(change: Callable[[float], float]) -> Change:
@@ -52,11 +66,20 @@ def _above(asked: Asked, node: int) -> int:
     return node if node == ROOT else int(asked.step.tree.parent[node])
 
 
+def _last_of_each_step(step: Step, prompt: Sequence[int], output: Sequence[int], drafted: int) -> Sequence[int]:
+    """Of each step before only its final token, and what is drafted."""
+    ends, made = [], 0
+    for part in step.visit.request.steps:
+        made += part.emitted
+        if part.emitted and made <= len(output) - drafted:
+            ends.append(made - 1)
+    return [*(output[end] for end in ends), *output[len(output) - drafted :]]
+
+
 OFF_PATH, OTHER = Cause.RULES_OFF_PATH, Cause.P_OTHER_ROW
 RIGHT = Mistake("as it should be")
-MISTAKES = (
-    Mistake("p of the node's grandparent", OTHER, row=_above),
-    Mistake("p of the root for all nodes", OTHER, row=lambda asked, node: ROOT),
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+SHARED = (  # mistakes in p and in q alike
     Mistake("the temperature applied twice", params=_temperature(lambda t: t * t)),
     Mistake("temperature 1", params=_temperature(lambda t: 1.0)),
     Mistake("the inverse of the temperature", params=_temperature(lambda t: 1 / t)),
@@ -68,84 +91,262 @@ MISTAKES = (
     Mistake("no repetition penalty", params=_with(repetition_penalty=1.0)),
     Mistake("no presence penalty", params=_with(presence_penalty=0.0)),
     Mistake("no frequency penalty", params=_with(frequency_penalty=0.0)),
-    Mistake("no penalties", params=_with(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)),
-    Mistake("penalties that count the prompt as output", output=lambda prompt, output, drafted: [*prompt, *output]),
+    Mistake("no penalties", params=_with(**NO_PENALTIES)),
     Mistake(
-        "penalties that count each token of the output once", output=lambda prompt, output, drafted: [*set(output)]
+        "no penalties and no logit bias",
+        params=lambda params: replace(params, logit_bias={}, **NO_PENALTIES),  # type: ignore[arg-type]
     ),
+)
+OF_P = (
+    Mistake("p of the node's grandparent", OTHER, row=_above),
+    Mistake("p of the root for all nodes", OTHER, row=lambda asked, node: ROOT),
+    *SHARED,
+    Mistake(
+        "penalties that count the prompt as output", output=lambda step, prompt, output, drafted: [*prompt, *output]
+    ),
+    Mistake(
+        "penalties that count each token of the output once",
+        output=lambda step, prompt, output, drafted: [*set(output)],
+    ),
+    Mistake("penalties that count only the last token of each step", output=_last_of_each_step),
     Mistake(
         "penalties that do not count the drafted tokens on the path",
         OFF_PATH,
-        output=lambda prompt, output, drafted: output[: len(output) - drafted],
+        output=lambda step, prompt, output, drafted: output[: len(output) - drafted],
     ),
     Mistake("no top-p below the root", OFF_PATH, params=_with(top_p=1.0), below=True),
     Mistake("no top-k below the root", OFF_PATH, params=_with(top_k=0), below=True),
     Mistake("no min-p below the root", OFF_PATH, params=_with(min_p=0.0), below=True),
     Mistake("temperature 1 below the root", OFF_PATH, params=_temperature(lambda t: 1.0), below=True),
 )
+OF_Q = (
+    Mistake("q of the node's grandparent", Cause.Q_OTHER_ROW, row=_above),
+    Mistake("q of the root for all nodes", Cause.Q_OTHER_ROW, row=lambda asked, node: ROOT),
+    *(replace(mistake, cause=Cause.Q_TEMPERATURE) for mistake in SHARED[:3]),
+    *(replace(mistake, cause=Cause.RULES_WRONG) for mistake in SHARED[3:]),
+)
+TEMPERATURES = tuple(np.exp(np.linspace(np.log(0.2), np.log(5.0), 81)).tolist())  # 4 % apart
 
 
-def rule_mistakes(case: Case, audit: Audit, model: Causal) -> list[Suspect]:
-    """Mistakes under which the recorded p of drafted tokens comes out."""
-    wrong = set(differing(audit, ["target p"], STEPS))
-    free = [step for step in case.drafting if step.params is not None and not step.params.limited]  # of forms
+def _always(value: float) -> Change:
+    return _temperature(lambda _: value)
+
+
+AT_EACH = tuple(
+    Mistake(f"temperature {value:.2g}", Cause.Q_TEMPERATURE, params=_always(value)) for value in TEMPERATURES
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was recorded of drafted tokens, and what the model's rows make of it."""
+
+    what: str  # p, q
+    asked: Sequence[Asked]
+    allowed: float
+
+    def nodes(self) -> Iterator[tuple[Asked, int, int, float]]:
+        """(a step with the model's rows, a parent, its child, what was recorded of the child)."""
+        for asked in self.asked:
+            tree, verdict = asked.step.tree, asked.step.verdict
+            for parent in asked.logits:
+                for child in tree.children(parent):
+                    if self.what == "p":
+                        yield asked, parent, child, float(verdict.p[child])
+                    elif tree.drawn[child] != Drawn.DETERMINISTIC:
+                        yield asked, parent, child, float(tree.q[child])
+
+    def fits(self, mistake: Mistake) -> dict[Node, bool]:
+        """Of each drafted token whether what was recorded is what the mistake makes it."""
+        found: dict[Node, bool] = {}
+        rows: dict[tuple[int, int], Tensor] = {}
+        for asked, parent, child, recorded in self.nodes():
+            row = mistake.row(asked, parent)
+            if row not in asked.logits:
+                continue
+            key = id(asked), parent
+            if key not in rows:
+                rows[key] = probabilities(asked, row, mistake, below=parent != ROOT, what=self.what)
+            off = abs(float(rows[key][int(asked.step.tree.token[child])]) - recorded)
+            found[asked.step.request, asked.step.part.index, child] = off <= self.allowed
+        return found
+
+
+def rule_mistakes(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> list[Suspect]:
+    """Rows or mistakes under which the recorded p of drafted tokens comes out; or their q."""
+    what = "q" if drafter else "p"
+    keys = differing(audit, ["draft p" if drafter else "target p"], STEPS)
+    wrong = set(keys)
+    free = [step for step in case.drafting if step.params is not None and not _is_limited(step)]
     others = [step for step in free if (step.request, step.part.index) not in wrong]
-    steps = [step for step in free if (step.request, step.part.index) in wrong]
-    asked = ask(model, case, [*steps, *others[:: max(1, len(others) // STEPS)][:STEPS]])
-    allowed = slack("" if case.history.run is None else case.history.run.dtype)
-    right = _fits(asked, RIGHT, allowed)
+    steps = [*(step for step in free if (step.request, step.part.index) in wrong), *_some(others)]
+    asked = rows(case, steps)
+    judged = Judged(what, asked, slack(case.dtype))
+    right = judged.fits(RIGHT)
     bad = {key for key, fits in right.items() if not fits}
     if not bad:
         return []
-    found, best = [], 0.0
-    example = _first(asked, bad)
-    for mistake in MISTAKES:
-        fits = _fits(asked, mistake, allowed)
+    if suspect := _another_row(case, judged, bad, rows):
+        return [suspect]
+    # One that comes and goes spoils what it was not at work on: it is asked of the steps that differ by themselves too
+    at_work = {key[:2] for key in bad}
+    alone = replace(judged, asked=[one for one in asked if (one.step.request, one.step.part.index) in at_work])
+    right_there = {key: fits for key, fits in right.items() if key[:2] in at_work}
+    for some, as_it_is in ((judged, right), (alone, right_there)):
+        suspects = _best(some, as_it_is, bad, OF_Q if drafter else OF_P)
+        if suspects := suspects or (_temperatures(some, as_it_is, bad) if drafter else []):
+            return suspects
+    return []
+
+
+def _is_limited(step: Step) -> bool:
+    """Whether a form, or what nobody can compute again, decides which tokens the request may have."""
+    info = step.visit.request.info
+    return info is not None and (info.params.limited or bool(unknown_limits(info)))
+
+
+def _some(steps: Sequence[Step]) -> Sequence[Step]:
+    return steps[:: max(1, len(steps) // STEPS)][:STEPS]
+
+
+def _best(judged: Judged, right: dict[Node, bool], bad: set[Node], mistakes: Sequence[Mistake]) -> list[Suspect]:
+    """The mistake that explains most of the nodes that differ, and spoils fewest of the others."""
+    suspects, best = list[Suspect](), 0.0
+    for mistake in mistakes:
+        fits = judged.fits(mistake)
         spoiled = sum(right[key] and not yes for key, yes in fits.items())
-        explained = sum(fits[key] for key in bad)
+        explained = sum(fits.get(key, False) for key in bad)
         gain = (explained - spoiled) / len(bad)
-        if gain <= GAIN or gain < best + 1e-9:
+        if gain <= (EVERY if mistake.cause is Cause.Q_TEMPERATURE else GAIN) or gain < best + 1e-9:
             continue  # of several that explain as much the first is the simplest
         best = gain
+        others = len(right) - len(bad)
         said = (
-            f"p comes out with {mistake.name} at {explained:,} of the {len(bad):,} drafted tokens whose p is wrong, "
-            f"and stays right at {len(right) - len(bad) - spoiled:,} of {len(right) - len(bad):,} others"
+            f"{judged.what} comes out with {mistake.name} at {explained:,} of the {len(bad):,} drafted tokens whose "
+            f"{judged.what} is wrong, and stays right at {others - spoiled:,} of {others:,} others"
         )
-        found = [Suspect(mistake.cause, RERUN + 0.1 * gain, (said,), example=example)]
-    return found
+        example = _first(judged, bad)
+        suspects = [Suspect(mistake.cause, RERUN + 0.1 * gain, (said,), example=example, rerun=True)]
+    return suspects
 
 
-def _first(asked: Sequence[Asked], bad: set[Node]) -> Reference | None:
+def _temperatures(judged: Judged, right: dict[Node, bool], bad: set[Node]) -> list[Suspect]:
+    """One temperature that gives the recorded q."""
+    wide = replace(judged, allowed=max(judged.allowed, 0.02))  # the grid is 4 % wide
+    return _best(wide, right, bad, AT_EACH)
+
+
+def _another_row(case: Case, judged: Judged, bad: set[Node], rows: Rows) -> Suspect | None:
+    """Whether what was recorded is what another row gives: of another request, another node, or the step before."""
+    places = list(dict.fromkeys((request, step) for request, step, _ in bad))
+    beside = rows(case, around(case, places))
+    counts = {"another request of the same step": 0, "another node of the same tree": 0, "the request's step before": 0}
+    known, example = 0, None
+    for asked, parent, child, recorded in judged.nodes():
+        step = asked.step
+        if (step.request, step.part.index, child) not in bad or not _is_telling(recorded, step.params):
+            continue
+        known += 1
+        where = _where(asked, parent, child, recorded, beside, judged)
+        if where:
+            counts[where] += 1
+            example = example or step.reference(child)
+    if judged.what == "p":
+        known += _finals_elsewhere(judged, beside, counts)
+    name, most = max(counts.items(), key=lambda item: item[1])
+    if known < ENOUGH or sum(counts.values()) <= GAIN * known:
+        return None
+    p_cause = Cause.ROWS_SWAPPED if name == "another request of the same step" else Cause.P_OTHER_ROW
+    cause = p_cause if judged.what == "p" else Cause.Q_OTHER_ROW
+    lines = (
+        f"{judged.what} is not that of its own row at {plural(len(bad), 'node')}; {known:,} of them tell whose it is",
+        f"it is that of {name} at {most:,} of these",
+    )
+    return Suspect(cause, RERUN + 0.1 * most / known, lines, example=example, rerun=True)
+
+
+def _finals_elsewhere(judged: Judged, beside: Sequence[Asked], counts: dict[str, int]) -> int:
+    """Greedy final tokens that are not the choice of their own row: whose choice they are; how many there were."""
+    known = 0
+    for asked in judged.asked:
+        step, leaf = asked.step, asked.judged.leaf
+        if step.params is None or not step.params.greedy or leaf not in asked.logits:
+            continue
+        token = step.verdict.token
+        if _choice(asked, leaf) == token:
+            continue
+        known += 1
+        rows = [(asked, node, "another node of the same tree") for node in asked.logits if node != leaf]
+        for other in beside:
+            if other.step.visit.record.step == step.visit.record.step and other.step.request != step.request:
+                rows += [(other, node, "another request of the same step") for node in other.logits]
+            elif step.last is not None and other.step.part is step.last.part:
+                rows += [(other, node, "the request's step before") for node in other.logits]
+        name = next((name for other, node, name in rows if _choice(other, node) == token), "")
+        if name:
+            counts[name] += 1
+    return known
+
+
+def _choice(asked: Asked, node: int) -> int:
+    return int(probabilities(asked, node, RIGHT, below=node != ROOT).argmax())
+
+
+def _is_telling(recorded: float, params: SamplingParams | None) -> bool:
+    """Whether a match with another row is no chance: a middling probability; of a greedy one, its choice."""
+    if params is not None and params.greedy:
+        return recorded == 1
+    return 1e-12 < recorded < TELLING
+
+
+def _alike(p: float, recorded: float, allowed: float) -> bool:
+    """Whether two probabilities are the same: a small one by its size, as any small one is near any other."""
+    if recorded > 100 * allowed:
+        return abs(p - recorded) <= allowed
+    return p > 0 and abs(math.log(p / recorded)) < ALIKE
+
+
+def _where(asked: Asked, parent: int, child: int, recorded: float, beside: Sequence[Asked], judged: Judged) -> str:
+    """Whose row gives the recorded probability of a node; "" for none."""
+    step, token = asked.step, int(asked.step.tree.token[child])
+    candidates = [(asked, node, "another node of the same tree") for node in asked.logits if node != parent]
+    for other in beside:
+        if other.step.visit.record.step == step.visit.record.step and other.step.request != step.request:
+            candidates += [(other, node, "another request of the same step") for node in other.logits]
+        elif step.last is not None and other.step.part is step.last.part:
+            candidates += [(other, node, "the request's step before") for node in other.logits]
+    for other, node, name in candidates:
+        own, others = params_of(asked, judged.what), params_of(other, judged.what)
+        for params in (own,) if own == others else (own, others):
+            mistake = replace(RIGHT, params=_these(params))
+            p = probabilities(other, node, mistake, below=node != ROOT, what=judged.what)
+            if token < len(p) and _alike(float(p[token]), recorded, judged.allowed):
+                return name
+    return ""
+
+
+def params_of(asked: Asked, what: str) -> SamplingParams:
+    """By which p, or q, is made of logits: of q that is a fact of the engine."""
+    return asked.contexts.drafter_params if what == "q" else asked.contexts.params
+
+
+def _first(judged: Judged, bad: set[Node]) -> Reference | None:
     """Where the first of them is."""
-    nodes = ((one.step, node) for one in asked for node in range(len(one.step.tree)))
-    return next((s.reference(n) for s, n in nodes if (s.request, s.part.index, n) in bad), None)
+    for asked, _, child, _ in judged.nodes():
+        if (asked.step.request, asked.step.part.index, child) in bad:
+            return asked.step.reference(child)
+    return None
 
 
-def _fits(asked: Sequence[Asked], mistake: Mistake, allowed: float) -> dict[Node, bool]:
-    """Of each drafted token (request, step, node) whether its recorded p is what the mistake makes it."""
-    found = {}
-    for one in asked:
-        tree, verdict = one.step.tree, one.step.verdict
-        for parent in one.logits:
-            children = tree.children(parent)
-            row = mistake.row(one, parent)
-            if not children or row not in one.logits:
-                continue
-            p = _p(one, row, mistake, below=parent != ROOT)
-            for child in children:
-                off = abs(float(p[int(tree.token[child])]) - float(verdict.p[child]))
-                found[one.step.request, one.step.part.index, child] = off <= allowed
-    return found
-
-
-def _p(one: Asked, node: int, mistake: Mistake, *, below: bool) -> Tensor:
+def probabilities(asked: Asked, node: int, mistake: Mistake, *, below: bool, what: str = "p") -> Tensor:
     """[V] what is sampled from behind a node."""
-    contexts = one.contexts
-    params = contexts.params if mistake.below and not below else mistake.params(contexts.params)
-    prompt, output = contexts.text[: contexts.prompt_len], contexts.output(one.judged.rows[node])
-    counted = mistake.output(prompt, output, 0 if node == ROOT else int(one.step.tree.depth[node]))
+    contexts, given = asked.contexts, params_of(asked, what)
+    params = given if mistake.below and not below else mistake.params(given)
+    prompt, output = contexts.text[: contexts.prompt_len], contexts.output(asked.judged.rows[node])
+    drafted = 0 if node == ROOT else int(asked.step.tree.depth[node])
+    counted = mistake.output(asked.step, prompt, output, drafted)
     rules = Rules(params, prompt)
-    shaped = rules.shaped(one.logits[node][None], [counted] if params.penalised else ())
+    shaped = rules.shaped(asked.logits[node][None], [counted] if params.penalised else ())
     if params.greedy:
         p = shaped[0].new_zeros(shaped.shape[1])
         p[int(shaped[0].argmax())] = 1

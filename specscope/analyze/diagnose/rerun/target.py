@@ -23,6 +23,7 @@ from specscope.trace.tree import Bools, DraftTree
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
 Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far behind the root each node is
 Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # which nodes' KV is kept for an accepted path
+Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's tokens that a step feeds, from, to
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,30 @@ class Mistake:
     mask: Mask = lambda tree: tree.ancestors
     places: Places = lambda tree: tree.depth
     keep: Keep = lambda path, tree: path
+    text: Text = lambda step, begin, end: range(begin, end)
+    further: Callable[[Step], int] = lambda step: 0  # by which its nodes lie too far on
+    known: int | None = None  # the model chooses among so many first tokens only
+
+
+def _from_its_chunk(step: Step, begin: int, end: int) -> Sequence[int]:
+    """Each prefill chunk of the prompt but the first at positions from 0; what is fed alone lies where it should."""
+    chunks = [part for part in step.visit.request.steps if part.index <= step.part.index and part.prefill_tokens]
+    first = {
+        place: part.context_len
+        for part in chunks
+        for place in range(part.context_len, part.position + (part.verdict is not None))
+    }
+    return [place - first.get(place, 0) for place in range(begin, end)]
+
+
+def _decoding_for_long(step: Step) -> int:
+    """Likewise but the second: engines that draft behind a step draft its tree while they feed the prompt."""
+    return int(step.last is not None and step.last.last is not None)
+
+
+def _decoding(step: Step) -> int:
+    """1 in every step but the first, which feeds the prompt."""
+    return int(step.last is not None)
 
 
 def _elder(tree: DraftTree) -> Bools:
@@ -86,21 +111,40 @@ MISTAKES = (
     Mistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),
     Mistake("every node one position too far", PLACE, places=lambda tree: tree.depth + 1),
     Mistake("every node at its parent's position", PLACE, places=lambda tree: tree.depth - 1),
+    Mistake(
+        "every token one position too far while decoding",
+        PLACE,
+        text=lambda step, begin, end: range(begin + _decoding(step), end + _decoding(step)),
+        further=_decoding,
+    ),
+    Mistake(
+        "every token one position too far behind the first draft",
+        PLACE,
+        text=lambda step, begin, end: range(begin + _decoding_for_long(step), end + _decoding_for_long(step)),
+        further=_decoding_for_long,
+    ),
+    Mistake("later prefill chunks at positions from 0", Cause.KV_RECOMPUTED, text=_from_its_chunk),
     Mistake("the first slots kept, not the path's", Cause.KV_NOT_MOVED, keep=lambda path, tree: range(len(path))),
 )
 
 
 @torch.inference_mode()
 def decoded(
-    model: Causal, steps: Sequence[Step], mistake: Mistake, *, states: bool = False
+    model: Causal,
+    steps: Sequence[Step],
+    mistake: Mistake,
+    *,
+    states: bool = False,
+    cache: Any = None,  # noqa: ANN401
 ) -> Iterator[tuple[Step, Tensor]]:
     """Some first steps of a request in order, each with the target's logits at the root and at each node [n + 1, V].
 
-    With `states` what enters each layer there, [n + 1, layers, width], in place of the logits.
+    With `states` what enters each layer there, [n + 1, layers, width], in place of the logits. `cache`: a DynamicCache
+    with what the steps before left, to go on from.
     """
     from transformers import DynamicCache
 
-    cache = DynamicCache()
+    cache = DynamicCache() if cache is None else cache
     for step in steps:
         done = cache.get_seq_length()
         root = step.after - 1
@@ -110,10 +154,10 @@ def decoded(
         seen[:, done:] = False
         seen[:c, done : done + c] = torch.ones(c, c, dtype=torch.bool).tril()
         seen[c:, done : done + c] = True
-        places = [*range(done, root + 1)]
+        places = [*mistake.text(step, done, root + 1)]
         if n:
             seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))
-            places += (root + mistake.places(tree)).tolist()
+            places += (root + mistake.further(step) + mistake.places(tree)).tolist()
         added = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
         out = model.model(
             input_ids=torch.tensor([[*pending, *tree.token.tolist()]], device=model.device),

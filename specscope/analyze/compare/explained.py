@@ -1,0 +1,77 @@
+"""What in the configuration explains that the evidence differs: a field or a cause, by the names of the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from specscope.analyze.compare.evidence import FEATURES, FIRST
+from specscope.analyze.compare.parting import LENGTH
+from specscope.analyze.compare.result import Cause, Difference, Field
+from specscope.analyze.compare.trees import TREE
+from specscope.trace.params import PARAM_NAMES
+
+# A version, a device or a load explains nothing: that these change no evidence is what is to be found out. A dtype
+# does by its rounding, which is allowed for.
+_MODEL = ("model", "revision")
+_SHAPE = tuple(sorted(PARAM_NAMES - LENGTH))  # parameters that shape p, and q with it
+_DRAFTER = ("drafts", "drafter", "draft model", "aux layers", "draft vocabulary", "draft tokens")
+_PLAN = ("tree", "step costs", "rule")
+OTHER_ENGINE = "speculative config: "  # what begins so is what another engine was told of speculation
+_OTHER_PLAN = f"{OTHER_ENGINE}num_speculative_tokens"
+
+_FIELDS = {
+    "target p": (*_MODEL, *_SHAPE),
+    "target p, cut": (*_MODEL, *_SHAPE),
+    "target entropy": (*_MODEL, *_SHAPE),
+    "target p, raw": _MODEL,
+    "target p, first token": _MODEL,
+    FIRST: _MODEL,
+    FEATURES: (*_MODEL, "aux layers"),
+    "drafter q": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "drafter q, cut": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "draft p": (*_MODEL, *_DRAFTER, *_SHAPE),
+    "drafter entropy": (*_MODEL, *_DRAFTER, *_SHAPE),
+    TREE: (*_MODEL, *_DRAFTER, *_SHAPE, *_PLAN),
+    "coin": ("rule",),  # under match siblings share one
+    "verdict": ("rule", "forced verdicts"),
+}
+_CAUSES = {
+    Cause.TARGET: _MODEL,
+    Cause.DRAFTER: (*_MODEL, *_DRAFTER),
+    Cause.COIN: ("rule",),
+    Cause.VERDICT: ("rule", "forced verdicts"),
+    Cause.PARAMETERS: _SHAPE,
+    Cause.RULE: ("rule",),
+}
+
+
+def of_field(name: str, differences: Iterable[Difference], *, alike: bool) -> tuple[str, ...]:
+    """What explains a field. `alike`: whether it was compared only where the same parameters shape p."""
+    left_out = set(_SHAPE) if alike else set()
+    names = [one.name for one in differences if one.name not in left_out]
+    allowed = _FIELDS.get(name, ())
+    drafting = "drafter" in allowed
+    return tuple(
+        one
+        for one in names
+        if one in allowed or (drafting and one.startswith(OTHER_ENGINE) and (name == TREE or one != _OTHER_PLAN))
+    )
+
+
+def of_cause(cause: Cause, differences: Iterable[Difference]) -> tuple[str, ...]:
+    """What explains a parting."""
+    allowed = _CAUSES.get(cause, ())
+    drafting = cause is Cause.DRAFTER
+    return tuple(
+        one.name for one in differences if one.name in allowed or (drafting and one.name.startswith(OTHER_ENGINE))
+    )
+
+
+def explained(fields: Sequence[Field], differences: Sequence[Difference], *, alike: bool) -> list[Field]:
+    """The fields; those that the configuration explains are no longer suspect."""
+    found = []
+    for field in fields:
+        names = of_field(field.name, differences, alike=alike) if field.suspect or field.unsure else ()
+        found.append(replace(field, suspect=False, unsure=False, explained=names) if names else field)
+    return found

@@ -1,0 +1,180 @@
+"""Draft trees at equal contexts: whether rounding explains where they differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specscope.analyze.compare.columns import Side
+from specscope.analyze.compare.contexts import Aligned, Hashes
+from specscope.analyze.compare.parting import BEYOND, heat, mix
+from specscope.analyze.compare.places import COMMON, RARE, many, of_steps, other, per_request
+from specscope.analyze.compare.result import Field
+from specscope.trace.method import model_part, text_part
+from specscope.trace.records import ROUNDING
+from specscope.trace.tree import ROOT, Bools, Drawn
+
+COLUMNS = ("token", "parent", "drawn", "draw_margin", "score", "prob")
+TREE, FREE = "draft tree", "draft tree, not judged"
+UNTOLD = "whether at near ties is not recorded"
+# d log p = dp / p: what moves a p of 1/4 by the tolerance moves its logarithm by so many times that
+OF_LOG = 4.0
+NARROW = ROUNDING["float32"]  # with a wider rounding a near tie at one level may change the levels below it
+
+
+class Why(IntEnum):
+    """Why two trees of one context differ."""
+
+    ROUNDING = 0
+    FAR = 1  # no rounding explains it
+    UNKNOWN = 2  # what would tell is not recorded
+
+
+def trees(aligned: Aligned) -> list[Field]:
+    """Those that must be the same, and those of which that cannot be said."""
+    here = of_steps(aligned)
+    hashes = [tree_hash(side)[rows] for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True)]
+    differ: Bools = np.asarray(hashes[0] != hashes[1], np.bool_)
+    judged = _judged(aligned)
+    why = np.zeros(len(differ), np.int8)
+    hot = per_request(here, heat)
+    for at in np.flatnonzero(differ & judged).tolist():
+        rows = int(aligned.steps[0][at]), int(aligned.steps[1][at])
+        why[at] = _why((aligned.a, aligned.b), rows, aligned.tolerance * float(hot[at]))
+    made = other(here, TREE, differ, judged, note="its tokens or its shape; near ties among them")
+    rare = RARE if aligned.tolerance <= NARROW else COMMON
+    far, unknown = (int((why == kind).sum()) for kind in (Why.FAR, Why.UNKNOWN))
+    suspect = many(far, made.compared, rare)
+    unsure = not suspect and many(far + unknown, made.compared, rare)
+    made = replace(made, judged=True, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
+    note = "other seeds draw other tokens; adaptive trees follow costs and load, shared ones other requests"
+    return [field for field in (made, other(here, FREE, differ, ~judged, note=note)) if field.compared]
+
+
+def _judged(aligned: Aligned) -> Bools:
+    """[steps] whether the context alone decides what is drafted: by the same coins, where it is drawn."""
+    fixed = np.ones(len(aligned.steps[0]), np.bool_)
+    drawn = np.zeros(len(fixed), np.bool_)
+    for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True):
+        fixed &= ~_varying(side)[rows]
+        draws = np.zeros(len(side.steps), np.bool_)
+        draws[side.node_step[side.nodes["drawn"] != Drawn.DETERMINISTIC]] = True
+        drawn |= draws[rows]
+    request = aligned.a.steps["request"][aligned.steps[0]]
+    judged: Bools = fixed & aligned.alike[request] & (aligned.exact[request] | ~drawn)
+    return judged
+
+
+def _varying(side: Side) -> Bools:
+    """[S] a shared suffix tree may matter to steps in which nothing of others was found as well."""
+    varies: Bools = side.steps["varies"].copy()
+    suffix = np.array([text_part(name) == "suffix" for name in side.names] or [False])[side.steps["drafter"]]
+    if (varies & suffix).any():
+        varies |= suffix
+    return varies
+
+
+def tree_hash(side: Side) -> Hashes:
+    """[S] of the tokens and the shape of each step's tree, in draw order."""
+    place = np.arange(len(side.node_step)) - side.steps["first_node"][side.node_step]
+    token, parent = side.nodes["token"].astype(np.int64), side.nodes["parent"].astype(np.int64)
+    each = mix((token << 20) ^ ((parent + 1) << 9) ^ place)
+    out = np.zeros(len(side.steps), np.uint64)
+    np.add.at(out, side.node_step, each * (mix(place) | np.uint64(1)))
+    return out
+
+
+Path = tuple[int, ...]  # drafted tokens down to a node
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The nodes of a step, by column."""
+
+    drafter: str
+    columns: Mapping[str, NDArray[Any]]  # of Side.nodes, and their depth
+
+    @staticmethod
+    def of(side: Side, row: int) -> _Tree:
+        """The tree of a row of `steps`."""
+        first, count = int(side.steps["first_node"][row]), int(side.steps["nodes"][row])
+        span = slice(first, first + count)
+        columns = {name: side.nodes[name][span] for name in COLUMNS}
+        return _Tree(side.names[side.steps["drafter"][row]], {**columns, "depth": side.depth[span]})
+
+    def __len__(self) -> int:
+        return len(self.columns["token"])
+
+    @property
+    def drawn(self) -> bool:
+        """Whether any node is a draw."""
+        return bool((self.columns["drawn"] != Drawn.DETERMINISTIC).any())
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether it is from a text alone: nothing is rounded there."""
+        return bool(text_part(self.drafter)) and not model_part(self.drafter)
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """Of each node."""
+        found: list[Path] = []
+        for token, parent in zip(self.columns["token"].tolist(), self.columns["parent"].tolist(), strict=True):
+            found.append((*(() if parent == ROOT else found[parent]), token))
+        return found
+
+    def by_path(self, name: str) -> dict[Path, float]:
+        """A column."""
+        return dict(zip(self.paths, self.columns[name].tolist(), strict=True))
+
+
+def _why(sides: tuple[Side, Side], rows: tuple[int, int], tolerance: float) -> Why:
+    """Of a step of each side."""
+    a, b = (_Tree.of(side, row) for side, row in zip(sides, rows, strict=True))
+    first = next((at for at, (x, y) in enumerate(zip(a.paths, b.paths, strict=False)) if x != y), min(len(a), len(b)))
+    if a.drawn or b.drawn:
+        return _of_draws(a, b, first, tolerance)
+    if a.looked_up and b.looked_up:
+        return Why.FAR
+    if any(np.isnan(one.columns[name]).any() for one in (a, b) for name in ("score", "prob")):
+        return Why.UNKNOWN
+    return _of_ranks(a, b, first, BEYOND * tolerance)
+
+
+def _of_draws(a: _Tree, b: _Tree, first: int, tolerance: float) -> Why:
+    """The first draw that differs: whether its coin lay at a border on either side."""
+    if first == min(len(a), len(b)):
+        return Why.FAR  # one has nodes that the other does not
+    margin = min(float(one.columns["draw_margin"][first]) for one in (a, b))
+    if np.isnan(margin):
+        return Why.UNKNOWN
+    return Why.ROUNDING if margin < BEYOND * tolerance * int(a.columns["depth"][first]) else Why.FAR
+
+
+def _of_ranks(a: _Tree, b: _Tree, first: int, rounding: float) -> Why:
+    """The best nodes that one side has alone: whether they are as good as equal.
+
+    What is in a tree ranks above what is left out, so rounding swaps two nodes only where their scores are nearly the
+    same; what hangs below them follows. And they are children of one distribution: their probabilities, each from the
+    side that has it, cannot come to more than 1.
+    """
+    deepest = max(int(one.columns["depth"].max(initial=1)) for one in (a, b))
+    masses: dict[Path, float] = defaultdict(float)
+    for path, prob in (b.by_path("prob") | a.by_path("prob")).items():
+        masses[path[:-1]] += prob
+    if any(mass > 1 + rounding * deepest for mass in masses.values()):
+        return Why.FAR
+    own, other = a.by_path("score"), b.by_path("score")
+    alone = [[score for path, score in x.items() if path not in y] for x, y in ((own, other), (other, own))]
+    if not alone[0] and not alone[1]:  # the same nodes in another order
+        alone = [[float(one.columns["score"][first])] for one in (a, b)]
+    if not alone[0] or not alone[1]:
+        return Why.FAR  # with the same plan one has fewer nodes
+    return Why.ROUNDING if abs(max(alone[0]) - max(alone[1])) <= OF_LOG * rounding * deepest else Why.FAR

@@ -1,0 +1,90 @@
+"""What lies behind failed checks from step to step: tokens that are lost, KV that is not moved, blocks of two."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.diagnose.verdicts import counted
+from specscope.analyze.findings import Check
+from specscope.analyze.walk import Visit
+from specscope.trace.records import RequestStep
+from specscope.trace.wording import plural
+
+
+def token_lost(case: Case, check: Check) -> list[Suspect]:
+    """Steps that do not begin where the one before ended: by how much, and after what."""
+    wrong = [case.visits[place] for place in check.wrong.tolist()]
+    gaps = Counter[tuple[str, int]]()
+    for visit in wrong:
+        gaps[_when(visit), _gap(visit)] += 1
+    kinds = Counter[str]()
+    for (kind, _), count in gaps.items():
+        kinds[kind] += count
+    lines = [f"{check.name}: {check.detail}, and so in {counted(check)}"]
+    for kind, count in kinds.most_common():
+        sizes = [(size, n) for (name, size), n in gaps.most_common() if name == kind and size]
+        if sizes:
+            text = ", ".join(f"{size:+d} ({n:,})" for size, n in sizes[:3])
+            lines.append(f"{plural(count, 'gap')} {kind}: {text}")
+    # Positions that are wrong in most steps: not where tokens are lost, but how positions are told
+    score = CONDITION if check.failed > 0.5 * check.tested and check.tested > 4 else CERTAIN + 0.01
+    return [Suspect(Cause.TOKEN_LOST, score, tuple(lines), example=check.example)]
+
+
+def _when(visit: Visit) -> str:
+    if visit.preempted:
+        return "after a preemption"
+    chunk = visit.before is not None and visit.before.verdict is None
+    return "at the border of prefill chunks" if chunk else "between steps"
+
+
+def _gap(visit: Visit) -> int:
+    """Tokens by which the step begins too far on; 0 where that is not known."""
+    if visit.before is None:
+        return 0
+    due = visit.part.found if visit.preempted else visit.before.context_len + kept(visit.before)
+    return visit.part.context_len - due
+
+
+def kept(part: RequestStep) -> int:
+    """How many tokens' KV a step added: what it fed, the root, and the accepted path."""
+    return part.prefill_tokens + (0 if part.verdict is None else 1 + len(part.verdict.path))
+
+
+def outputs(case: Case, check: Check) -> list[Suspect]:
+    """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
+    made = {name: [token for token, _ in one.output()] for name, one in case.history.requests.items()}
+    swapped = 0
+    for place in check.wrong.tolist():
+        request = case.visits[place].request
+        output = [] if request.end is None else request.end.output.tolist()
+        swapped += any(output == text for name, text in made.items() if name != request.id)
+    lines = [f"{check.name}: {check.detail}, and so in {counted(check)}"]
+    if swapped:
+        lines.append(f"it is what another request's steps emitted in {swapped:,} of these")
+        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, tuple(lines), example=check.example, explained=swapped)]
+    return [Suspect(Cause.TOKEN_LOST, CERTAIN - 0.02, tuple(lines), example=check.example)]
+
+
+def ends(case: Case, check: Check) -> list[Suspect]:
+    """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
+    if "after" in check.detail or "went on" in check.detail:
+        said = f"{check.detail}, and so in {counted(check)}"
+        return [Suspect(Cause.PAST_THE_END, CERTAIN, (said,), example=check.example)]
+    return []
+
+
+def not_moved(case: Case, check: Check) -> list[Suspect]:
+    """Accepted nodes whose KV stays where it lay."""
+    said = f"{check.detail}, and so in {counted(check)}"
+    return [Suspect(Cause.KV_NOT_MOVED, CERTAIN, (said,), example=check.example)]
+
+
+def blocks(case: Case, check: Check) -> list[Suspect]:
+    """KV blocks that two requests write to, or that change under a request's tokens."""
+    said = f"{check.name}: {check.detail}, and so in {counted(check)}"
+    few = check.failed <= 0.02 * len(case.visits)  # what positions that are told wrongly also give
+    return [Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.1 if few else CERTAIN + 0.02, (said,), example=check.example)]

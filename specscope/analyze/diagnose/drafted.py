@@ -1,0 +1,243 @@
+"""What lies behind failed checks of the drafts: their place, their plan, their q, and what fed their drafter."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, STATISTICAL, Suspect
+from specscope.analyze.diagnose.verdicts import MOSTLY, counted
+from specscope.analyze.findings import Check
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.drafted import most_cached
+from specscope.analyze.verify.parameters import Nodes, q_bounds
+from specscope.trace.records import Preceded
+from specscope.trace.tree import Bools, Doubles
+from specscope.trace.wording import plural
+
+GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
+MOST = 2000  # nodes whose q is explained
+
+
+def in_place(case: Case, check: Check) -> list[Suspect]:
+    """Drafts that are right at another place than their own."""
+    z = check.statistic or 0.0
+    lines = (check.detail, f"{z:.0f} standard errors apart")
+    return [Suspect(Cause.DRAFT_POSITION, CONDITION + 0.2, lines, example=check.example, explained=check.failed)]
+
+
+def placeholders(case: Case, check: Check) -> list[Suspect]:
+    """One token that is drafted over and over, by no drafter's choice."""
+    return [Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (check.detail,), example=check.example)]
+
+
+def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
+    """Tokens that the drafter does not know: a wrong map, or padding where it is one token over and over."""
+    c = case.evidence
+    token, most = Counter(c.token[check.wrong].tolist()).most_common(1)[0]
+    lines = [f"{counted(check)} hold tokens that the drafter does not know"]
+    if most > MOSTLY * check.failed and check.failed > 2:
+        lines.append(f"token {token} at {most:,} of these")
+        return [Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.04, tuple(lines), example=check.example)]
+    return [Suspect(Cause.VOCABULARY_MAP, CONDITION + 0.2, tuple(lines), example=check.example)]
+
+
+def planned(case: Case, check: Check) -> list[Suspect]:
+    """Trees that were to be sampled and are not, or that lack nodes of their plan."""
+    c = case.evidence
+    drawn = np.zeros(len(c), np.bool_)
+    drawn[c.step[c.sampled]] = True
+    lost, pruned = check.wrong[~drawn[check.wrong]], check.wrong[drawn[check.wrong]]
+    found = []
+    if len(lost):
+        said = f"the tree is to be sampled, but is recorded as deterministic in {len(lost):,} of "
+        said += plural(check.tested, "step")
+        found.append(Suspect(Cause.Q_DROPPED, CERTAIN, (said,), example=c.at_step(int(lost[0])), explained=len(lost)))
+    if len(pruned):
+        run = case.history.run
+        said = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
+        said += f"{'' if run is None else run.tree}, though q had tokens left"
+        example = c.at_step(int(pruned[0]))
+        found.append(Suspect(Cause.SIBLINGS_PRUNED, CERTAIN - 0.02, (said,), example=example, explained=len(pruned)))
+    return found
+
+
+def likeliest_first(case: Case, check: Check) -> list[Suspect]:
+    """First children that are not their drafter's likeliest tokens: drawn and not said to be, or put there."""
+    c = case.evidence
+    if cut := _first_tokens(c, check):
+        return [cut]
+    sampled = ~c.greedy[c.step[check.wrong]]
+    said = f"the first child is not the drafter's likeliest token at {counted(check)}"
+    if sampled.mean() > MOSTLY:
+        return [Suspect(Cause.Q_DROPPED, CONDITION, (said,), example=check.example)]
+    return []
+
+
+def _first_tokens(c: Columns, check: Check) -> Suspect | None:
+    """Whether all that is drafted lies among the first tokens, and where it is wrong the likeliest does not."""
+    e = c.parents
+    at = e.at_row[c.row]
+    firsts = ~c.sampled & (c.sibling == 0) & (at >= 0)
+    known = int(c.token.max(initial=-1)) + 1
+    beyond = e.draft_top[at, 0] >= known
+    wrong = np.isin(np.arange(len(c.token)), check.wrong)
+    others = int((beyond & firsts & ~wrong).sum())  # but for near ties
+    if not beyond[wrong].all() or others > 0.01 * check.tested or check.failed < 5:
+        return None
+    said = (
+        f"only the first {known:,} tokens are drafted, and the likeliest lies beyond them at all {check.failed:,} "
+        f"{check.unit}s where another was taken, at {others:,} of {check.tested - check.failed:,} others"
+    )
+    return Suspect(Cause.DRAFT_TOKENS_CUT, CERTAIN - 0.02, (said,), example=check.example)
+
+
+def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
+    """Draws without replacement that come in falling order of q more often than draws do."""
+    more = (check.bias or 0.0) > 0
+    lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
+    score = CERTAIN - 0.01 if more and _all_falling(case.evidence) else STATISTICAL + 0.2
+    return [Suspect(Cause.SIBLINGS_SORTED, score, lines, example=check.example)]
+
+
+def _all_falling(c: Columns) -> bool:
+    nodes = np.flatnonzero((c.elder >= 0) & c.sampled)
+    return bool((c.q[c.elder[nodes]] >= c.q[nodes]).all())
+
+
+def fed_features(case: Case, check: Check) -> list[Suspect]:
+    """Rows that fed the head: zeros, or those of the position before."""
+    zeros = "zero" in check.detail
+    said = f"{check.detail}, and so with {counted(check)} that fed the head"
+    return [Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, CERTAIN, (said,), example=check.example)]
+
+
+def drafters_cache(case: Case, check: Check) -> list[Suspect]:
+    """A draft model that counts tokens as cached that it was not fed: how many too many, and after what?"""
+    c = case.evidence
+    most = most_cached(c)
+    cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
+    batch: dict[int, list[int]] = {}
+    for step, visit in enumerate(c.visits):
+        batch.setdefault(visit.record.step, []).append(int(most[step]))
+    others = sum(int(cached[step]) in batch[c.visits[step].record.step] for step in check.wrong.tolist())
+    if others > MOSTLY * check.failed and check.failed > 2:
+        said = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
+        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, (said,), example=check.example)]
+    causes = Counter[Cause]()
+    for step in check.wrong.tolist():
+        causes[_which_cache(c, step, int(cached[step] - most[step]))] += 1
+    cause, count = causes.most_common(1)[0]
+    about = {
+        Cause.DRAFTER_KV_FULL: "the drafter counts the last accepted token as cached, though no pass fed it",
+        Cause.DRAFTER_KV_PREEMPTION: "the drafter counts tokens as cached right after a preemption",
+        Cause.DRAFTER_KV_REWOUND: "the drafter counts tokens as cached that were rejected",
+        Cause.ROWS_SWAPPED: "the drafter counts far more tokens as cached than it was fed",
+    }[cause]
+    said = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
+    score = CONDITION if cause is Cause.ROWS_SWAPPED else CERTAIN
+    return [Suspect(cause, score, (said,), example=check.example, explained=count)]
+
+
+def _which_cache(c: Columns, step: int, excess: int) -> Cause:
+    part, before = c.visits[step].part, c.visits[step].before
+    if part.preceded is Preceded.PREEMPTION:
+        return Cause.DRAFTER_KV_PREEMPTION
+    if part.preceded is Preceded.FULL and excess == 1:
+        return Cause.DRAFTER_KV_FULL
+    drafted = 0 if before is None else len(before.tree)
+    return Cause.DRAFTER_KV_REWOUND if excess <= drafted else Cause.ROWS_SWAPPED
+
+
+def other_q(case: Case, check: Check) -> list[Suspect]:
+    """q that does not follow from the drafter's raw probability at its own parent.
+
+    First it is asked whether it follows from another row: of the same step, or of the request's step before. Only then
+    for one temperature that explains every node; what it leaves is said.
+    """
+    c = case.evidence
+    nodes = check.wrong[:: max(1, len(check.wrong) // MOST)][:MOST]
+    elsewhere, known = _of_another_row(c, nodes)
+    if known >= 3 and elsewhere > MOSTLY * known:
+        lines = (
+            f"q does not follow from the drafter's probability at its own place at {counted(check)}",
+            f"it follows from that at another row of the same step, or of the step before, at {elsewhere:,} of "
+            f"{known:,} where one lists the token",
+        )
+        return [Suspect(Cause.Q_OTHER_ROW, CONDITION + 0.15, lines, example=check.example)]
+    temperature, fits = _one_temperature(c, nodes)
+    if fits < MOSTLY * len(nodes):
+        return []
+    wanted = float(np.median(Nodes.of(c).temperature[nodes]))
+    said = (
+        f"q is the drafter's at temperature {temperature:.2g}, the requests' is {wanted:g}: so at {fits:,} of "
+        f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
+    )
+    explained = round(check.failed * fits / len(nodes))
+    return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (said,), example=check.example, explained=explained)]
+
+
+def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
+    """The one temperature that gives most of these nodes their q, and to how many."""
+    best, most = 1.0, -1
+    for temperature in GRID.tolist():
+        fits = int(_within(c, nodes, temperature).sum())
+        if fits > most:
+            best, most = temperature, fits
+    return best, most
+
+
+def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
+    """Which nodes' q follow from their drafter's likeliest tokens at a temperature, 1 % to either side."""
+    n = Nodes.of(c)
+    inside = np.zeros(len(nodes), np.bool_)
+    for near in (temperature * 0.99, temperature, temperature * 1.01):
+        low, high = q_bounds(c, n, n.at[nodes], c.token[nodes], np.full(len(nodes), near), nodes)
+        inside |= _between(c.q[nodes], low, high)
+    return inside
+
+
+def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
+    """Where q lies between bounds that are near each other: what leaves all open fits whatever there is."""
+    return np.asarray((high < 2 * low) & (q >= low * (1 - 2e-3)) & (q <= high * (1 + 2e-3)))
+
+
+def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
+    """At how many nodes q is what another parent gives the token, and at how many another parent lists it."""
+    n, e = Nodes.of(c), c.parents
+    record = np.array([visit.record.step for visit in c.visits], np.int64)
+    by_record: dict[int, list[int]] = {}
+    for parent in range(len(e)):
+        by_record.setdefault(int(record[e.step[parent]]), []).append(parent)
+    before = _steps_before(c)
+    fits = known = 0
+    for node in nodes.tolist():
+        step = int(c.step[node])
+        others = [*by_record.get(int(record[step]), ())]
+        if before[step] >= 0:
+            others += by_record.get(int(record[before[step]]), [])
+        at = np.array([one for one in others if one != n.at[node]], np.int64)
+        token = np.full(len(at), c.token[node])
+        listed = at[np.isfinite(e.drafters(at, token))] if len(at) else at
+        if not len(listed):
+            continue
+        known += 1
+        warm = np.full(len(listed), n.temperature[node])
+        low, high = q_bounds(c, n, listed, token[: len(listed)], warm, np.full(len(listed), node))
+        fits += bool(_between(c.q[node], low, high).any())
+    return fits, known
+
+
+def _steps_before(c: Columns) -> Indices:
+    """[S] the request's decode step before, -1 for none."""
+    last: dict[str, int] = {}
+    before = np.full(len(c), -1, np.int64)
+    for step, visit in enumerate(c.visits):
+        before[step] = last.get(visit.request.id, -1)
+        last[visit.request.id] = step
+    return before

@@ -1,0 +1,282 @@
+"""From what failed to its causes: every failed check is explained or said to be unexplained, and faults are ranked.
+
+verify and audit measure; nothing here measures again. A row of EXPLAINS says what the failures of a check have in
+common. What text and acceptance say speaks for a fault only where a check failed that follows from it; else it is a
+remark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.compare.result import Comparison
+from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, lookup, randomness, verdicts
+from specscope.analyze.diagnose.against import differing, from_comparison, inexplicable, weighed
+from specscope.analyze.diagnose.audited import from_audit
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
+from specscope.analyze.findings import Check, Result
+from specscope.analyze.verify.trial import Trial
+from specscope.trace.history import History
+from specscope.trace.wording import plural
+
+OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
+OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
+NAMED = 0.15  # a fault that explains less of what failed than this, with its certainty, is not named
+NEAR = 0.04  # of the best one's score: such others are shown, though they explain nothing more
+WHOLE = 0.995  # of a failed check: what is explained so far is explained
+
+Explanation = Callable[[Case, Check], list[Suspect]]
+EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
+    "probabilities": verdicts.probabilities,
+    "rule of verification": verdicts.other_rule,
+    "accept probability": verdicts.ratio,
+    "outcomes": verdicts.outcomes,
+    "greedy acceptance": verdicts.greedy_acceptance,
+    "paths": verdicts.paths,
+    "trial order": verdicts.trial_order,
+    "p at later trials": verdicts.later_p,
+    "residual mass": verdicts.masses,
+    "q at trials": verdicts.trial_q,
+    "final tokens": verdicts.final_tokens,
+    "share of the final token": verdicts.final_shares,
+    "greedy tokens": verdicts.greedy_tokens,
+    "top-k": verdicts.parameters,
+    "min-p": verdicts.parameters,
+    "top-p": verdicts.parameters,
+    "temperature and penalties": verdicts.parameters,
+    "draft's temperature": drafted.other_q,
+    "draft vocabulary": drafted.outside_vocabulary,
+    "drafts as planned": drafted.planned,
+    "likeliest draft first": drafted.likeliest_first,
+    "drafts in place": drafted.in_place,
+    "placeholders": drafted.placeholders,
+    "features fed": drafted.fed_features,
+    "drafter's cache": drafted.drafters_cache,
+    "tokens in the cache": accounts.token_lost,
+    "positions": accounts.token_lost,
+    "prompt fed": accounts.token_lost,
+    "outputs": accounts.outputs,
+    "ends": accounts.ends,
+    "accepted KV moved": accounts.not_moved,
+    "blocks written": accounts.blocks,
+    "blocks kept": accounts.blocks,
+    "coins": randomness.wrong_key,
+    "coins unequal": randomness.coins_unequal,
+    "coins of requests": randomness.coins_of_requests,
+    "recovered draws": randomness.biased_draws,
+    "coins and draws": randomness.coins_and_draws,
+    "acceptance": randomness.accepted_otherwise,
+    "order of siblings": drafted.sorted_siblings,
+}
+Hypothesis = Callable[[Case], Suspect | None]
+HYPOTHESES: tuple[Hypothesis, ...] = (  # that no single check asks
+    lookup.shifted_lookup,
+    by_text.other_requests_text,
+    by_text.vocabulary_map,
+    by_text.verdict_late,
+    by_acceptance.drafter_kv_full,
+    by_acceptance.drafter_kv_preemption,
+    by_acceptance.drafter_rotary,
+    by_acceptance.kv_decay,
+)
+HEALTHY: tuple[Hypothesis, ...] = (healthy.weak_drafter, healthy.hard_text, healthy.tree_too_small)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed, of verify, audit or compare: what any fault that is named must account for."""
+
+    judge: str
+    check: Check
+    line: str  # what it found, for people
+
+    @property
+    def weight(self) -> float:
+        """The share that failed; a statistical check fails as a whole."""
+        check = self.check
+        return check.failed / check.tested if check.failed and check.tested else 1.0
+
+
+def diagnose(
+    history: History,
+    *,
+    verify: Trial | None = None,
+    audit: Audit | None = None,
+    compare: Comparison | None = None,
+    again: Sequence[Suspect] = (),
+    left_out: Sequence[str] = (),
+    declined: Sequence[str] = (),
+) -> Diagnosis:
+    """Name and rank the causes of what is wrong in a run.
+
+    `compare`: a good run (its side A) beside this one; `again`: what models say that were run under named mistakes.
+    """
+    case = Case.of(history, verify)
+    problems = list(left_out)
+    suspects = [*_asked(case, audit, problems), *again]
+    if compare is not None:
+        suspects = weighed([*suspects, *from_comparison(compare)], compare)
+    failures = failures_of(case, audit)
+    faults, remarks = settled(suspects, failures, audit)
+    if not any(fault.score >= CONDITION for fault in faults):
+        remarks += [remark for ask in HEALTHY if case.steps and (remark := ask(case)) is not None]
+    unexplained = [*_unexplained(faults, failures), *(_beside(compare) if compare is not None and not faults else ())]
+    looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["compare"] * (compare is not None)
+    return Diagnosis(
+        suspects=tuple(faults),
+        unexplained=tuple(unexplained),
+        looked_at=tuple(looked_at),
+        left_out=tuple(problems),
+        steps=len(case.steps),
+        beside=() if compare is None else tuple(differing(compare)),
+        remarks=tuple(remarks),
+        declined=tuple(declined),
+    )
+
+
+def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect]:
+    """What explains the failed checks, and what else speaks for a cause. One that cannot be asked ends no other."""
+    suspects: list[Suspect] = []
+    for check in case.trial.failed if case.steps else ():
+        explain = EXPLAINS.get(check.name)
+        if explain is not None:
+            for suspect in _guarded(check.name, partial(explain, case, check), problems):
+                share = 1.0 if suspect.explained is None or not check.failed else suspect.explained / check.failed
+                suspects.append(replace(suspect, explains={**suspect.explains, check.name: min(share, 1.0)}))
+    for ask in HYPOTHESES if case.steps else ():
+        suspects += _guarded(ask.__name__, partial(_as_list, ask, case), problems)
+    if audit is not None:
+        suspects += _guarded("audit", lambda: from_audit(case, audit), problems)
+    return suspects
+
+
+def _as_list(ask: Hypothesis, case: Case) -> list[Suspect]:
+    suspect = ask(case)
+    return [] if suspect is None else [suspect]
+
+
+def _guarded(name: str, ask: Callable[[], list[Suspect]], problems: list[str]) -> list[Suspect]:
+    """A capture may hold anything: a question that fails is said to have failed, and the others are asked."""
+    try:
+        return ask()
+    except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
+        problems.append(f"{name}: could not be asked ({type(error).__name__}: {error})")
+        return []
+
+
+def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
+    """All that failed."""
+    failures = [
+        Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
+    ]
+    differing = [] if audit is None else [one for one in audit.findings if one.check.result is Result.FAILED]
+    return failures + [Failure("audit", finding.check, f"audit: {finding.sentence}") for finding in differing]
+
+
+def settled(
+    suspects: Iterable[Suspect], failures: Sequence[Failure], audit: Audit | None
+) -> tuple[list[Suspect], list[Suspect]]:
+    """Faults, ranked by how sure they are and how much they explain; and remarks.
+
+    A cause is a fault where a check failed that follows from it, or where it was computed again and came out. What
+    chance explains, and what the models speak against, is left out.
+    """
+    faults, remarks = [], []
+    for suspect in merged(suspects):
+        if suspect.chance is not None and suspect.chance > CHANCE:
+            continue
+        share = explained_share(suspect, failures)
+        if suspect.rerun and not any(suspect.covers(failure.check.name) for failure in failures):
+            faults.append(suspect)
+        elif share > 0:
+            score = suspect.score * (0.5 + 0.5 * share)
+            if score >= NAMED:
+                faults.append(replace(suspect, score=score))
+        elif not _refuted(suspect, audit):
+            remarks.append(suspect)
+    ranked = sorted(faults, key=lambda fault: -fault.score)
+    return _without_followers(ranked, failures), sorted(remarks, key=lambda remark: -remark.score)
+
+
+def explained_share(suspect: Suspect, failures: Sequence[Failure]) -> float:
+    """Of all that failed, each check by the share that did, how much follows from a cause: 0 to 1."""
+    whole = sum(failure.weight for failure in failures)
+    covered = sum(failure.weight * suspect.covers(failure.check.name) for failure in failures)
+    return covered / whole if whole else 0.0
+
+
+def _without_followers(ranked: Sequence[Suspect], failures: Sequence[Failure]) -> list[Suspect]:
+    """Those that explain what no better one does, or that are nearly as good: the others follow from them."""
+    left = {failure.check.name: 1.0 for failure in failures}
+    kept: list[Suspect] = []
+    for suspect in ranked:
+        new = [name for name, rest in left.items() if rest > 1 - WHOLE and suspect.covers(name) > 0]
+        if new or not kept or not failures or kept[0].score - suspect.score < NEAR:
+            kept.append(suspect)
+        for name in new:
+            left[name] = max(0.0, left[name] - suspect.covers(name))
+    return kept
+
+
+def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
+    """Whether the models agree with all that was recorded of what the cause lies in."""
+    if audit is None:
+        return False
+    return (suspect.cause in OF_THE_DRAFTER and _agrees(audit, "drafter")) or (
+        suspect.cause in OF_THE_TARGET and _agrees(audit, "target")
+    )
+
+
+def _agrees(audit: Audit, what: str) -> bool:
+    """Whether all that was compared of the target or the drafter is the model's."""
+    checks = [one.check for one in audit.findings if one.check.name.startswith(what) and one.check.tested]
+    return bool(checks) and all(check.result is Result.PASSED for check in checks)
+
+
+def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
+    """One suspect a cause, the surest line first; the best first, explanations without a fault last."""
+    best: dict[Cause, Suspect] = {}
+    for suspect in sorted(suspects, key=lambda one: -one.score):
+        first = best.get(suspect.cause)
+        if first is None:
+            best[suspect.cause] = suspect
+            continue
+        explains = dict(first.explains)
+        for name, share in suspect.explains.items():
+            explains[name] = min(1.0, explains[name] + share) if name in explains else share
+        if first.rerun or suspect.rerun:  # the mistake itself gives what was recorded: a rough fit beside it is moot
+            explains = {}
+        best[suspect.cause] = replace(
+            first,
+            for_=tuple(dict.fromkeys((*first.for_, *suspect.for_))),
+            against=tuple(dict.fromkeys((*first.against, *suspect.against))),
+            example=first.example or suspect.example,
+            explains=explains,
+            chance=None if first.chance is None or suspect.chance is None else min(first.chance, suspect.chance),
+            rerun=first.rerun or suspect.rerun,
+        )
+    return sorted(best.values(), key=lambda suspect: (not suspect.cause.is_fault, -suspect.score))
+
+
+def _unexplained(faults: Sequence[Suspect], failures: Sequence[Failure]) -> list[str]:
+    """What failed and follows from no fault that is named; of what follows in part, how much is left."""
+    lines = []
+    for failure in failures:
+        share = sum(fault.covers(failure.check.name) for fault in faults)
+        if share <= 0:
+            lines.append(failure.line)
+        elif share < WHOLE and failure.check.failed:
+            rest = failure.check.failed - round(share * failure.check.failed)
+            if rest:
+                counted = f"{rest:,} of {plural(failure.check.failed, failure.check.unit or 'place')}"
+                lines.append(f"{failure.judge}, {failure.check.name}: {counted} that failed are not explained")
+    return lines
+
+
+def _beside(compare: Comparison) -> list[str]:
+    return [f"compare: {line}" for line in inexplicable(compare)]

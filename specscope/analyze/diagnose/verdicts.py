@@ -1,0 +1,379 @@
+"""What lies behind failed checks of a step's own arithmetic: trials, residuals, acceptance and final tokens.
+
+Each function is given a check of verify that failed and says what its wrong nodes or steps have in common.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from specscope.analyze.diagnose.by_text import tail_of_binomial
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CHANCE, CONDITION, Suspect
+from specscope.analyze.findings import Check, Reference
+from specscope.analyze.verify.arrays import Indices
+from specscope.analyze.verify.columns import Columns
+from specscope.analyze.verify.exact import residual_p
+from specscope.analyze.verify.parents import of_all_p
+from specscope.trace.tree import Bools
+from specscope.trace.wording import plural
+
+CLOSE = 1e-4  # of a probability that was recorded in float32
+MOSTLY = 0.8  # of what is wrong: a pattern that holds less often is none
+ENOUGH = 3  # wrong places from which a pattern is read
+
+
+def ratio(case: Case, check: Check) -> list[Suspect]:
+    """Acceptance probabilities that are not min(1, p / q) of the very numbers that stand beside them."""
+    c, wrong = case.evidence, check.wrong
+    lines = [f"the acceptance probability is not min(1, p / q) at {counted(check)}"]
+    by_p = int((np.abs(c.accept_prob[wrong] - c.p_trial[wrong]) < CLOSE).sum())
+    if by_p > MOSTLY * len(wrong):
+        lines.append(f"it is p itself at {by_p:,} of these")
+    return [Suspect(Cause.RATIO_BY_P, CERTAIN, tuple(lines), example=check.example)]
+
+
+def outcomes(case: Case, check: Check) -> list[Suspect]:
+    """Accepted where the coin is not below a, or rejected where it is: a count that is off, or another test."""
+    if suspects := _of_the_step_before(case, check) or other_counts(case, check):
+        return suspects
+    c, wrong = case.evidence, check.wrong
+    accepted, coin, a = c.accepted[wrong], c.coin[wrong], c.accept_prob[wrong]
+    tests = {
+        "coin <= q": coin <= c.q_trial[wrong],
+        "coin < p": coin < c.p_trial[wrong],
+        "coin < 1 - a": coin < 1 - a,
+        "a > 1/2": a > 0.5,
+    }
+    lines = [f"{counted(check)} were not accepted just where coin < a"]
+    name, fits = max(tests.items(), key=lambda item: int((item[1] == accepted).sum()))
+    if len(wrong) >= ENOUGH and bool((fits == accepted).all()):
+        lines.append(f"the test {name} gives the outcome of all of these")
+    return [Suspect(Cause.AGAINST_COIN, CERTAIN, tuple(lines), example=check.example)]
+
+
+def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
+    """A greedy draft that is accepted and is not the target's choice, or the other way round."""
+    if suspects := _of_the_step_before(case, check) or other_counts(case, check):
+        return suspects
+    c, wrong = case.evidence, check.wrong
+    accepted = int(c.accepted[wrong].sum())
+    lines = (
+        f"greedy drafts are accepted that are not the target's choice, or rejected that are, at {counted(check)}",
+        f"{accepted:,} of these were accepted, {len(wrong) - accepted:,} rejected",
+    )
+    return [Suspect(Cause.AGAINST_COIN, CERTAIN - 0.05, lines, example=check.example)]
+
+
+def paths(case: Case, check: Check) -> list[Suspect]:
+    """Committed paths that are not the accepted nodes."""
+    return other_counts(case, check)
+
+
+def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
+    """Steps with the count and the final token of their request's step before: by chance as often as others."""
+    c = case.evidence
+    wrong = set(np.unique(c.step[check.wrong]).tolist())
+    last: dict[str, tuple[int, int]] = {}
+    hits = total = alike = others = 0
+    for step, verdict in enumerate(c.verdicts):
+        name = c.visits[step].request.id
+        committed, before = (verdict.accepted, verdict.token), last.get(name)
+        last[name] = committed
+        if before is None:
+            continue
+        same = committed == before
+        if step in wrong:
+            hits, total = hits + same, total + 1
+        else:
+            alike, others = alike + same, others + 1
+    if hits < ENOUGH or hits < MOSTLY * total:
+        return []
+    chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
+    if chance > CHANCE:
+        return []
+    said = (
+        f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
+        f"token of their request's step before, {alike:,} of {others:,} others have"
+    )
+    return [Suspect(Cause.VERDICT_LATE, CERTAIN + 0.02, (said,), example=check.example, chance=chance)]
+
+
+def other_counts(case: Case, check: Check) -> list[Suspect]:
+    """How many drafts each wrong step accepted, against how many were judged right: another request's, or one off."""
+    c = case.evidence
+    due, committed = judged_right(c), np.array([verdict.accepted for verdict in c.verdicts], np.int64)
+    steps = np.unique(c.step[check.wrong]) if check.unit == "node" else check.wrong
+    steps = steps[due[steps] != committed[steps]]
+    if not len(steps):
+        return []
+    by_record = defaultdict[int, list[int]](list)
+    for step, visit in enumerate(c.visits):
+        if len(visit.part.tree):
+            by_record[visit.record.step].append(step)
+    others = alone = 0
+    for step in steps.tolist():
+        batch = [one for one in by_record[c.visits[step].record.step] if one != step]
+        alone += not batch
+        others += any(due[one] == committed[step] for one in batch)
+    example = c.at_step(int(steps[0]))
+    total = plural(int(c.told.sum()), "step")
+    said = f"the committed path is not as long as what was judged right in {len(steps):,} of {total}"
+    if others == len(steps) and not alone and _as_long_by_chance(c, due, steps, by_record) < CHANCE:
+        lines = (said, f"it is as long as another request's of the same batch in {others:,} of these")
+        if swapped := _with_its_final(c, due, steps, by_record):
+            more = f"and the final token is what that request's own target chooses in {swapped:,}"
+            return [Suspect(Cause.ROWS_SWAPPED, CERTAIN + 0.01, (*lines, more), example=example)]
+        return [Suspect(Cause.COUNTS_SWAPPED, CERTAIN + 0.01, lines, example=example)]
+    off = Counter((committed[steps] - due[steps]).tolist())
+    by, most = off.most_common(1)[0]
+    if most == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
+        lines = (said, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {most:,} of these")
+        return [Suspect(Cause.ACCEPTED_COUNT, CERTAIN, lines, example=example)]
+    if check.name == "paths":
+        return [Suspect(Cause.ACCEPTED_COUNT, CONDITION, (said,), example=example)]
+    return []
+
+
+def _with_its_final(c: Columns, due: Indices, steps: Indices, by_record: dict[int, list[int]]) -> int:
+    """In how many of these steps the final token is another request's too, 0 where that is not so in most."""
+    ends = {}  # by step: the target's choice where the path that was judged right ends, where the evidence has it
+    for step in range(len(c)):
+        node = next(
+            (n for n in range(c.start[step], c.start[step + 1]) if c.depth[n] == due[step] and c.p[n] == 1), None
+        )
+        row = c.root_row[step] if node is None else c.own_row[node]
+        at = int(c.parents.at_row[row])
+        if at >= 0 and (node is not None or due[step] == 0):
+            ends[step] = int(c.parents.choice[at])
+    known = hits = 0
+    for step in steps.tolist():
+        others = [ends[one] for one in by_record[c.visits[step].record.step] if one != step and one in ends]
+        if others and ends.get(step) not in others:
+            known, hits = known + 1, hits + (int(c.final[step]) in others)
+    return hits if known >= ENOUGH and hits > 0.6 * known else 0
+
+
+def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
+    """Whether paths that are all off by `by` speak of a count, and not of decisions that are wrong one by one.
+
+    A draft that is accepted wrongly is often followed by one that is right, so that the path is longer by more. One
+    that is rejected wrongly always ends it: there all that could be shorter must be.
+    """
+    drafts = int((np.diff(c.start) > 0).sum())
+    if by > 0:
+        goes_on = float(due.sum()) / max(drafts + float(due.sum()), 1.0)
+        return bool((1 - goes_on) ** len(steps) < 1e-3)
+    return len(steps) > 0.9 * int((due >= -by).sum())
+
+
+def judged_right(c: Columns) -> Indices:
+    """[S] how many drafts in a row, from the root down, each step's own figures accept."""
+    greedy = c.greedy[c.step]
+    q = np.where(c.sampled & ~c.by_rule.match[c.step], c.q, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = (c.sibling == 0) & (q > 0) & (c.coin < c.p / q)  # known of nodes too that were not tried
+    by_coin = np.where(c.tried, c.coin < c.accept_prob, first)
+    fits: Bools = np.where(greedy, c.p == 1, np.where(c.coin > 0, by_coin, c.accepted))
+    reached = fits.copy()
+    for depth in range(2, int(c.depth.max(initial=0)) + 1):
+        nodes = np.flatnonzero(c.depth == depth)
+        reached[nodes] &= reached[c.above[nodes]]
+    due = np.zeros(len(c), np.int64)
+    np.maximum.at(due, c.step[reached], c.depth[reached])
+    return due
+
+
+def _as_long_by_chance(c: Columns, due: Indices, steps: Indices, by_record: dict[int, list[int]]) -> float:
+    """How often counts that are wrong otherwise would all be another request's: each is one of as many as it may be."""
+    chance = 1.0
+    for step in steps.tolist():
+        others = {int(due[one]) for one in by_record[c.visits[step].record.step] if one != step} - {int(due[step])}
+        chance *= min(1.0, len(others) / max(c.visits[step].part.tree.max_depth, 1))
+    return chance
+
+
+def trial_order(case: Case, check: Check) -> list[Suspect]:
+    """Siblings that were tried out of turn, or not at all."""
+    c = case.evidence
+    rows = np.unique(c.row[check.wrong])
+    skipped = backwards = 0
+    for row in rows.tolist():
+        children = np.flatnonzero(c.row == row)
+        tried = c.tried[children]
+        skipped += not c.accepted[children].any() and not tried.all()
+        backwards += bool(tried[len(tried) - int(tried.sum()) :].all()) and not tried.all()
+    lines = [f"siblings were tried out of turn, or not at all, below {plural(len(rows), 'parent')} ({counted(check)})"]
+    if skipped > len(rows) / 2:
+        lines.append(f"below {skipped:,} of these some were never tried, though none was accepted")
+    elif backwards == len(rows):
+        lines.append("the last ones were tried first below all of these")
+    return [Suspect(Cause.TRIAL_ORDER, CERTAIN + 0.03, tuple(lines), example=check.example)]
+
+
+def later_p(case: Case, check: Check) -> list[Suspect]:
+    """p at the second and later siblings, which does not follow from what was rejected before them."""
+    c, wrong = case.evidence, check.wrong
+    expected, _ = residual_p(c)
+    masses = np.array([_masses(c, node) for node in wrong.tolist()])
+    plain = int((np.abs(c.p_trial[wrong] - expected[wrong] * masses) <= CLOSE).sum())
+    same = int((np.abs(c.p_trial[wrong] - c.p[wrong]) <= CLOSE).sum())
+    lines = [f"p of later siblings does not follow from the earlier ones at {counted(check)}"]
+    if plain > MOSTLY * len(wrong) and plain >= same:
+        lines.append(f"it is max(p - q, 0) without division by its mass at {plain:,} of these")
+    elif same > MOSTLY * len(wrong):
+        lines.append(f"it is the first p, as if nothing had been subtracted, at {same:,} of these")
+    return [Suspect(Cause.RESIDUAL, CERTAIN, tuple(lines), example=check.example)]
+
+
+def _masses(c: Columns, node: int) -> float:
+    """What a node's p was divided by: the masses that its elder siblings left."""
+    product = 1.0
+    while (node := int(c.elder[node])) >= 0:
+        product *= float(c.residual_mass[node]) or 1.0
+    return product
+
+
+def masses(case: Case, check: Check) -> list[Suspect]:
+    """Masses of residuals that p and q do not allow."""
+    said = f"the mass of the residual is not what p and q leave at {counted(check)}"
+    return [Suspect(Cause.RESIDUAL, CERTAIN - 0.02, (said,), example=check.example)]
+
+
+def trial_q(case: Case, check: Check) -> list[Suspect]:
+    """q as tried is not q as drawn, over what earlier siblings left of it."""
+    c = case.evidence
+    causes, examples = Counter[Cause](), dict[Cause, Reference]()
+    seen: set[int] = set()
+    for node in check.wrong.tolist():
+        row = int(c.row[node])
+        if row not in seen:  # the first wrong one of a parent: others follow from it
+            seen.add(row)
+            cause = _which_q(c, node)
+            causes[cause] += 1
+            examples.setdefault(cause, c.at_node(node))
+    cause, most = causes.most_common(1)[0]
+    about = {
+        Cause.SIBLINGS_SWAPPED: "it is the q of another sibling",
+        Cause.Q_NOT_RENORMALISED: "it is q as drawn, without division by what was left",
+        Cause.Q_OTHER_ROW: "it is the q of no sibling, and not 1 where the draft is deterministic",
+    }
+    lines = (
+        f"q as tried does not follow from q as drawn below {plural(len(seen), 'parent')} ({counted(check)})",
+        f"{about[cause]} at {most:,} of these",
+    )
+    return [Suspect(cause, CERTAIN + 0.02, lines, example=examples[cause])]  # a wrong residual follows from it
+
+
+def _which_q(c: Columns, node: int) -> Cause:
+    tried, left = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12)
+    if not c.sampled[node]:
+        return Cause.Q_OTHER_ROW
+    if left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
+        return Cause.Q_NOT_RENORMALISED
+    others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
+    swapped = bool((np.abs(tried * left - c.q[others]) <= CLOSE).any())
+    return Cause.SIBLINGS_SWAPPED if swapped else Cause.Q_OTHER_ROW
+
+
+def final_tokens(case: Case, check: Check) -> list[Suspect]:
+    """Final tokens that were rejected just before, or that had no probability in what was left of p.
+
+    Drawn from p, a rejected token comes out with its p; drawn from q, with its q. Which of the two says better how
+    often that happened is named.
+    """
+    c, steps = case.evidence, check.wrong
+    at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
+    again = at_end & (c.token == c.final[c.step])
+    count, recovered = len(np.unique(c.step[again])), _recovered(c)
+    if count or recovered[steps].all():
+        by_p, by_q = float(c.p[at_end].sum()), float(c.q[at_end & c.sampled].sum())
+        from_q = count > 0 and abs(count - by_q) / max(by_q, 1) ** 0.5 < abs(count - by_p) / max(by_p, 1) ** 0.5
+        cause = Cause.FINAL_NOT_RESIDUAL if from_q else Cause.FINAL_FROM_P
+        lines = [f"after a rejection the final token has no place in what is left of p in {counted(check)}"]
+        if count:
+            expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"
+            lines.append(f"it had just been rejected in {plural(count, 'step')}: {expected}")
+        return [Suspect(cause, CERTAIN - 0.02, tuple(lines), example=check.example)]
+    said = f"the final token had no probability in {counted(check)}"
+    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (said,), example=check.example)]
+
+
+def final_shares(case: Case, check: Check) -> list[Suspect]:
+    """Final tokens that were not drawn with their p, over the mass that rejections left."""
+    c, steps = case.evidence, check.wrong
+    recovered, found = _recovered(c)[steps], list[Suspect]()
+    tokens = case.checks["final tokens"]
+    no_place = np.isin(steps, tokens.wrong)  # nothing was left of their p: no share of it says how they were drawn
+    if no_place.any():
+        found += final_tokens(case, tokens)
+        steps, recovered = steps[~no_place], recovered[~no_place]
+    if (~recovered).any():
+        said = (
+            "the final token was not drawn with its p behind the last accepted node in "
+            f"{int((~recovered).sum()):,} of {plural(check.tested, 'draw')}"
+        )
+        example = c.at_step(int(steps[~recovered][0]))
+        found.append(
+            Suspect(Cause.FINAL_OTHER_NODE, CERTAIN, (said,), example=example, explained=int((~recovered).sum()))
+        )
+    if recovered.any():
+        whole = of_all_p(c)[steps] & recovered
+        cause = Cause.FINAL_FROM_P if whole.sum() > 0.5 * recovered.sum() else Cause.FINAL_NOT_RESIDUAL
+        about = {
+            Cause.FINAL_FROM_P: "with its whole p, as if nothing had been rejected",
+            Cause.FINAL_NOT_RESIDUAL: "with another probability than the residual of p gives it",
+        }
+        said = (
+            f"after a rejection the final token was drawn {about[cause]}, in {int(recovered.sum()):,} of "
+            f"{plural(check.tested, 'draw')}"
+        )
+        example = c.at_step(int(steps[recovered][0]))
+        found.append(Suspect(cause, CERTAIN, (said,), example=example, explained=int(recovered.sum())))
+    return found
+
+
+def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
+    """Greedy steps whose final token is not the target's choice, or whose p are not 0 and 1."""
+    c, steps = case.evidence, check.wrong
+    uncertain = np.zeros(len(c), np.bool_)
+    uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
+    if uncertain[steps].sum() > 0.5 * len(steps):
+        said = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
+        return [Suspect(Cause.RULES_WRONG, CONDITION, (said,), example=check.example)]
+    said = f"the final token is not the target's first choice in {counted(check)}"
+    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (said,), example=check.example)]
+
+
+def _recovered(c: Columns) -> Bools:
+    return c.children_at(c.rejected)[c.final_row] if len(c.token) else np.zeros(len(c), np.bool_)
+
+
+def parameters(case: Case, check: Check) -> list[Suspect]:
+    """p that the sampling parameters cannot give; along the path where all at the root are right."""
+    c = case.evidence
+    depths = c.depth[check.wrong]
+    at_root = bool((depths == 1).any())
+    cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
+    where = "" if at_root else ", all of them below the root's children"
+    said = f"{check.name}: p is not what the sampling parameters give at {counted(check)}{where}"
+    return [Suspect(cause, CONDITION, (said,), example=check.example)]
+
+
+def probabilities(case: Case, check: Check) -> list[Suspect]:
+    """Figures that no probability can have."""
+    said = f"figures are not numbers, or lie outside 0 to 1, in {counted(check)}: {check.detail}"
+    return [Suspect(Cause.NOT_A_NUMBER, CERTAIN + 0.04, (said,), example=check.example)]
+
+
+def other_rule(case: Case, check: Check) -> list[Suspect]:
+    """Steps under another rule than the run's."""
+    return [Suspect(Cause.OTHER_RULE, CERTAIN, (f"{counted(check)}: {check.detail}",), example=check.example)]
+
+
+def counted(check: Check) -> str:
+    """`3 of 41 steps`."""
+    return f"{check.failed:,} of {plural(check.tested, check.unit)}"

@@ -1,0 +1,197 @@
+"""`why`: a node, a step, a request or a run, answered in sentences with their evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from specscope.analyze.findings import Reference
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
+from specscope.errors import UserError
+from specscope.trace.at_parent import above
+from specscope.trace.decided import deciding, ended_by
+from specscope.trace.history import History, RequestHistory
+from specscope.trace.records import Outcome, RequestStep
+from specscope.trace.undrafted import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.vocabulary import Vocabulary, printable
+from specscope.trace.why import Asker, headline, wanted, why, why_step
+from specscope.trace.wording import plural, quoted
+
+SHOWN = 5  # kinds of a run
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """Why one node of a step, or the step as a whole, went as it did."""
+
+    reference: Reference
+    sentences: tuple[str, ...]
+    typical: tuple[str, ...]  # how usual it is in this run
+    evidence: dict[str, Any]  # the numbers behind the sentences, as plain values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        sentences = [*self.sentences, *self.typical]
+        return {"reference": str(self.reference), "sentences": sentences, "evidence": self.evidence}
+
+
+@dataclass(frozen=True)
+class KindAnswer:
+    """A kind of rejection, with the headline of its clearest step."""
+
+    kind: RejectionKind
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        kind = self.kind
+        return {
+            "place": kind.place.value,
+            "depth": kind.depth,
+            "preceded": kind.preceded.value,
+            "rejections": kind.rejections.count,
+            "of_rejections": kind.rejections.total,
+            "tokens_lost": kind.cost,
+            "compared_drafts": kind.compared,
+            "examples": [str(reference) for reference in kind.examples],
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """The costliest kinds of rejection of a run, or of a request."""
+
+    steps: int  # decode steps
+    rejections: int  # of them, those that ended in a rejection
+    undrafted: Counter[Undrafted]  # of them, those without drafts, by the reason
+    kinds: tuple[KindAnswer, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        kinds = [kind.to_dict() for kind in self.kinds]
+        counts = {"steps": self.steps, "rejections": self.rejections, "undrafted": dict(self.undrafted)}
+        return {**counts, "kinds": kinds, "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """As text: a paragraph a kind."""
+        lines = [f"{self.rejections:,} of {plural(self.steps, 'decode step')} ended in a rejection."]
+        if self.undrafted:
+            lines[0] += f" {undrafted_text(self.undrafted, self.steps)}."
+        for number, answer in enumerate(self.kinds, 1):
+            kind = answer.kind
+            share = f"{kind.rejections.count:,} of {plural(kind.rejections.total, 'rejection')}"
+            basis = f"estimated from the {plural(kind.compared, 'draft')} that got past this depth"
+            cost = f"about {plural(round(kind.cost), 'token')} lost, {basis}"
+            cost = cost if kind.compared else "a token lost each, or more: no draft got past this depth"
+            lines += [f"\n{number}. {kind.about[0].upper()}{kind.about[1:]}.", f"   {share}; {cost}."]
+            lines.append(f"   {kind.examples[0]}: {answer.sentence}.")
+        return [*lines, *(f"! {note}" for note in self.notes)]
+
+
+def why_run(history: History, request: str | None = None) -> RunAnswer:
+    """Of all requests on the path, or of one."""
+    evidence = Evidence.of(history, request)
+    kinds = RejectionKinds(evidence).all()
+    answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
+    rejections = kinds[0].rejections.total if kinds else 0
+    notes = evidence.lacking(evidence.drafts) or evidence.notes()
+    undrafted = count_undrafted(history.run, history.steps, request)
+    return RunAnswer(len(evidence.columns), rejections, undrafted, answers, notes)
+
+
+def why_part(history: History, request: RequestHistory, index: int, node: int | None) -> NodeAnswer:
+    """Of a step of a request, or of one of its nodes; the number of nodes is the final token.
+
+    Raises UserError where there is none.
+    """
+    position, part = request.at(index), request.step(index)
+    asker, nodes, name = Asker.of(history, request.id), len(part.tree), f"{printable(request.id)}@{index}"
+    if node is not None and (part.verdict is None or node > nodes):
+        known = "none: it is a prefill" if part.verdict is None else f"0 to {nodes}, the last being the final token"
+        raise UserError(f"there is no node {node} in {name}; there are: {known}")
+    sentences = why_step(history.steps[position], part, asker) if node is None else why(part, node, asker)
+    about = node if node is not None else ended_by(part)
+    evidence = {} if part.verdict is None else _evidence(part, about, history.vocabulary)
+    typical = () if part.verdict is None else Typical(lambda: history)(part, about)
+    reference = Reference(request.id, index, history.steps[position].step, node)
+    return NodeAnswer(reference, tuple(sentences), typical, evidence)
+
+
+class Typical:
+    """How usual a node is in a run; what that is counted from is kept while the run has no new step."""
+
+    def __init__(self, history: Callable[[], History], most: int | None = None) -> None:
+        """`most`: the engine steps up to which a run is counted; a screen has no time for more."""
+        self._history, self._most = history, most
+        self._counted: tuple[object, RejectionKinds | None] = (None, None)
+
+    def __call__(self, part: RequestStep, node: int) -> tuple[str, ...]:
+        """How often this token was drafted and kept, and how many rejections are like this one."""
+        kinds = self._kinds()
+        if kinds is None or part.verdict is None:
+            return ()
+        sentences = []
+        if node < len(part.tree):
+            token = int(part.tree.token[node])
+            counts = kinds.counts(token)
+            times = f"drafted {plural(counts.drafted, 'time')}, tried {counts.tried:,} and accepted {counts.accepted:,}"
+            sentences.append(f"In this run {quoted(self._history().vocabulary, token)} was {times}.")
+        kind = kinds.of(part.request, part.index) if node in (*deciding(part), len(part.tree)) else None
+        if kind is not None:
+            others = " and ".join(map(str, kind.examples))
+            alike = f"; two like it: {others}" if len(kind.examples) == 2 else f"; another: {others}" if others else ""
+            count, total = kind.rejections.count, kind.rejections.total
+            of = f"{count:,} of {plural(total, 'rejection')} ({count / total:.0%})"
+            sentences.append(f"{of} {'is' if count == 1 else 'are'} of this kind: {kind.about}{alike}.")
+        return tuple(sentences)
+
+    def _kinds(self) -> RejectionKinds | None:
+        history = self._history()
+        if self._most is not None and len(history.steps) > self._most:
+            return None
+        key = (id(history), len(history.steps), history.rewinds, history.branch)
+        if self._counted[0] != key:
+            self._counted = (key, RejectionKinds(Evidence.of(history)))
+        return self._counted[1]
+
+
+def _example(history: History, kind: RejectionKind) -> str:
+    reference = kind.examples[0]
+    part = history.requests[reference.request].step(reference.index)
+    return headline(part, ended_by(part), Asker.of(history, reference.request))
+
+
+def _evidence(part: RequestStep, node: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The numbers that the sentences are made of."""
+    verdict, place = part.verdict, above(part, node)
+    assert verdict is not None
+    target = wanted(place)
+    values: dict[str, Any] = {
+        "node": node,
+        "greedy": verdict.is_greedy,
+        "rule": part.rule,
+        "wanted": None if target is None else _token(target, vocabulary),
+        "target_likeliest": [_token(top, vocabulary) for top in place.likeliest],
+        "drafter_likeliest": [_token(top, vocabulary) for top in place.drafters_likeliest],
+    }
+    if node == len(part.tree):
+        final = place.of_token(verdict.token)
+        kind = {"kind": verdict.kind.value, "final_p": verdict.final_p, "coin": verdict.final_coin or None}
+        return {**values, "final": {**_token(final, vocabulary), **kind}}
+    outcome = Outcome(int(verdict.outcome[node]))
+    drafted: dict[str, Any] = {**_token(place.of_node(node), vocabulary), "outcome": outcome.name.lower()}
+    if outcome is not Outcome.UNTRIED:
+        drafted["p_tried"], drafted["q_tried"] = float(verdict.p_trial[node]), float(verdict.q_trial[node])
+        drafted["a"] = float(verdict.accept_prob[node])
+        drafted["coin"] = float(verdict.coin[node]) or None
+    return {**values, "drafted": drafted}
+
+
+def _token(there: Any, vocabulary: Vocabulary) -> dict[str, Any]:  # noqa: ANN401
+    return {**dataclasses.asdict(there), "text": vocabulary.show(there.token)}

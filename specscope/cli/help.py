@@ -1,0 +1,76 @@
+"""The verbs in groups with an example each, and `specscope help VERB`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from specscope.errors import UserError
+
+GROUPS = {
+    "Look": ("run", "capture", "replay", "report", "why", "export", "watch", "tui"),
+    "Judge": ("verify", "diagnose", "audit", "compare"),
+    "Change": ("debug", "tune", "tree", "train"),
+    "Serve": ("serve", "vllm"),
+    "Develop": ("doctor", "bench", "help"),
+}
+NAME = 10  # columns of a verb's name
+
+
+def examples(command: click.Command) -> list[str]:
+    """The commands that its help shows, without what is said of them."""
+    text = inspect.cleandoc(command.help or "")
+    lines = (line.removeprefix("  ") for line in text.splitlines() if line.startswith("  "))
+    return [re.split(r"\s{2,}", line)[0] for line in lines if line.startswith("specscope ")]
+
+
+class GroupedVerbs(click.Group):
+    """Commands whose help lists them by group, what each does and its first example."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A section for each group."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                for name in names:
+                    if name in self.commands:
+                        self._write(name, self.commands[name], formatter)
+
+    def _write(self, name: str, command: click.Command, formatter: click.HelpFormatter) -> None:
+        indent = " " * formatter.current_indent
+        room = formatter.width - formatter.current_indent - NAME
+        about = textwrap.wrap(command.get_short_help_str(200), room)
+        for at, line in enumerate(about):
+            formatter.write(f"{indent}{'' if at else name:<{NAME}}{line}\n")
+        own = [example for example in examples(command) if example.startswith(f"specscope {name}")]
+        for example in own[:1]:
+            formatter.write(f"{indent}{'':<{NAME}}  {example}\n")
+
+
+def _verbs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = context.find_root().command.commands  # type: ignore[attr-defined]
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+@click.command("help")
+@click.argument("words", nargs=-1, metavar="[VERB]", shell_complete=_verbs)
+@click.pass_context
+def help_verb(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of VERB.
+
+    \b
+      specscope help report
+      specscope help bench serve
+    """
+    shown: Any = context.find_root()
+    for word in words:
+        if not isinstance(shown.command, click.Group):
+            raise UserError(f"{shown.command_path} has no verb {word}: see {shown.command_path} --help")
+        name, command, _ = shown.command.resolve_command(shown, [word])
+        assert command is not None  # or it had raised
+        shown = click.Context(command, info_name=name, parent=shown)
+    click.echo(shown.get_help())

@@ -1,0 +1,74 @@
+"""`specscope why`: why a token was rejected, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from specscope.cli.captures import FILE, need_steps, print_json, read_branch
+from specscope.cli.numbers import whole_from
+from specscope.cli.streams import warn
+from specscope.envelope import envelope
+from specscope.terminal import text_console
+from specscope.trace.vocabulary import shell_word
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specscope.analyze.why import NodeAnswer, RunAnswer
+
+
+@click.command()
+@click.argument("place", type=FILE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer and the numbers behind it as JSON.")
+@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Look at this branch.  [default: the last]")
+def why(place: str, *, as_json: bool, branch: int | None) -> None:
+    """Say why a token was rejected.
+
+    \b
+      specscope why run.jsonl            the kinds of rejection that cost this run most
+      specscope why run.jsonl#r3         the same for a request
+      specscope why run.jsonl#r3@17      a step: its path, and the node that ended it
+      specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have kept it
+    """
+    from specscope.analyze.why import why_part, why_run
+    from specscope.trace.reading import split_file
+
+    file, text = split_file(place)
+    reader = read_branch(file, branch)
+    history = reader.history
+    need_steps(history, file, "explained")
+    answer: NodeAnswer | RunAnswer
+    if not text:
+        answer = why_run(history)
+    else:
+        request, named = history.find(text)
+        if named.index is None:
+            answer = why_run(history, request.id)
+        else:
+            answer = why_part(history, request, named.index, named.node)
+    if as_json:
+        print_json(envelope("why", answer.to_dict(), source=[file], warnings=reader.warnings))
+    else:
+        for warning in reader.warnings:
+            warn(warning)
+        render(answer, file, text_console())
+
+
+def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
+    """A sentence a line; of a run, a paragraph a kind."""
+    from rich.text import Text
+
+    from specscope.analyze.why import NodeAnswer
+
+    if isinstance(answer, NodeAnswer):
+        console.print(Text(str(answer.reference), style="bold cyan"))
+        for number, sentence in enumerate((*answer.sentences, *answer.typical)):
+            console.print(Text(sentence, style="bold" if number == 0 else ""))
+        return
+    for line in answer.lines():
+        console.print(Text(line))
+    if answer.kinds:
+        example = answer.kinds[0].kind.examples[0]
+        console.print(Text(f"\nOne of them: specscope why {shell_word(f'{file}#{example}')}", style="dim"))

@@ -1,0 +1,129 @@
+"""What a model's files hold, as a digest: its weights and its configuration, whatever the folder is called.
+
+A file is hashed once: the digest of one that is not small is kept in the user's cache, beside its size, times and
+inode. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
+THREADS = 4
+SIZE = 16  # bytes of a digest
+# Where a folder holds the weights twice, the first kind is what is loaded
+WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin")
+# Of a config.json: who wrote it, and what a run says itself
+UNREAD = ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "torch_dtype")
+
+
+def model_digest(place: Path, most: int | None = None) -> str:
+    """Of a Hugging Face folder, an EAGLE head's folder or a .gguf file; "" where it cannot be told.
+
+    `most`: what would take hashing more bytes than this is not told.
+    """
+    try:
+        if place.is_file():
+            return _of_file(place, most)
+        weights = weight_files(place)
+        unknown = sum(file.stat().st_size for file in weights if not _known(file))
+        return _of_folder(place, weights) if weights and (most is None or unknown <= most) else ""
+    except (OSError, ValueError, RecursionError):
+        return ""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights, by name."""
+    kinds = (sorted(file for file in folder.glob(pattern) if file.is_file()) for pattern in WEIGHTS)
+    return next((files for files in kinds if files), [])
+
+
+def short(digest: str) -> str:
+    """As people are shown it."""
+    first, mark, rest = digest.partition(":")
+    return first[:8] + mark + rest
+
+
+def of_layers(digest: str, layers: int) -> str:
+    """Of a model's first layers."""
+    return digest and f"{digest}:{layers}"
+
+
+def _of_folder(folder: Path, weights: list[Path]) -> str:
+    parts = [("config.json", _of_config(folder / "config.json"))]
+    parts += [(file.name, _of_file(file)) for file in weights]
+    return _hash(json.dumps(parts).encode()).hex()
+
+
+def _of_config(file: Path) -> str:
+    """What is off or not set is left out: another release of a library writes other such keys."""
+    raw = json.loads(file.read_text("utf-8"))
+    told = {name: value for name, value in raw.items() if name not in UNREAD and value not in (None, False)}
+    return _hash(json.dumps(told, sort_keys=True).encode()).hex()
+
+
+def _of_file(file: Path, most: int | None = None) -> str:
+    """Raises OSError."""
+    known = _known(file)
+    if known or (most is not None and file.stat().st_size > most):
+        return known
+    before = _stamp(file)
+    digest = _contents(file)
+    if before[0] > CHUNK and _stamp(file) == before:
+        _keep(file, before, digest)
+    return digest
+
+
+def _contents(file: Path) -> str:
+    """A digest of the digests of its chunks, which several threads make."""
+    with file.open("rb") as stream, ThreadPoolExecutor(THREADS) as pool:
+        digest = hashlib.blake2b(digest_size=SIZE)
+        size = os.fstat(stream.fileno()).st_size
+        for piece in pool.map(lambda at: _hash(os.pread(stream.fileno(), CHUNK, at)), range(0, size, CHUNK)):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=SIZE).digest()
+
+
+def _stamp(file: Path) -> list[int]:
+    """What changes with its contents. The time of change is there too: the other can be set back."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino]
+
+
+def _place(file: Path) -> Path | None:
+    """Where its digest is kept; None without platformdirs, as in vLLM's environment."""
+    try:
+        from specscope.user_cache import place
+    except ImportError:
+        return None
+    return place("digests", {"file": str(file.resolve())})
+
+
+def _known(file: Path) -> str:
+    """Its digest, as it was kept; "" for a file that is new or has changed."""
+    place = _place(file)
+    if place is None:
+        return ""
+    try:
+        kept = json.loads(place.read_text("utf-8"))
+        return str(kept["digest"]) if kept["stamp"] == _stamp(file) else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
+def _keep(file: Path, stamp: list[int], digest: str) -> None:
+    place = _place(file)
+    if place is not None:
+        from specscope.user_cache import store
+
+        with contextlib.suppress(OSError):  # then it is hashed anew each time
+            store(place, {"stamp": stamp, "digest": digest})

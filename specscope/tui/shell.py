@@ -1,0 +1,77 @@
+"""Shell: what every screen has, a live one, a replay or a comparison: our colours, sizes, palette and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from specscope.errors import UserError
+from specscope.trace.files import keep_spaces
+from specscope.tui.palette import DARK, LIGHT
+from specscope.tui.screenshot import save_screenshot
+from specscope.tui.settings import Settings
+from specscope.tui.text import clean
+
+
+class Shell(App[None]):
+    """What the apps derive from. Each says which commands are its own."""
+
+    CSS_PATH = "scope.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.animation_level = "none"
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
+
+    def _say(self, text: str) -> None:
+        """Show a notice."""
+        self.notify(clean(text), markup=False)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our own colours, for themes that are not ours."""
+        return dict((DARK if self.current_theme.dark else LIGHT).variables)
+
+    # -- the palette --------------------------------------------------------------------------------------------
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every key is a command as well."""
+        yield from self.own_commands(screen)
+        for command in super().get_system_commands(screen):
+            if command.title == "Theme":
+                yield command
+        yield SystemCommand("Screenshot", "save the screen as an SVG file", self.action_screenshot)
+
+    def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The keys that do something over this screen."""
+        raise NotImplementedError
+
+    def runner(self, action: str, screen: Screen[object] | None = None) -> Callable[[], Awaitable[bool]]:
+        """What runs an action when its command is picked; one of a screen's where that is given."""
+        return lambda: self.run_action(action, screen)
+
+    # -- pictures -----------------------------------------------------------------------------------------------
+
+    def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
+        """The screen as SVG, whose spaces every renderer keeps."""
+        return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save the screen as an SVG file; in a browser it is downloaded."""
+        if self.is_web:
+            self.deliver_screenshot(filename)
+            return
+        try:
+            self._say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
+        except UserError as error:
+            self._say(str(error))
+
+    def action_next_theme(self) -> None:
+        """Light or dark."""
+        self.theme = LIGHT.name if self.current_theme.dark else DARK.name

@@ -1,0 +1,251 @@
+"""What a verdict covers: heads with unknown flags, drafters not at hand, rules that a capture does not tell."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.contexts import contexts_of
+from specscope.analyze.audit.options import Options, Source
+from specscope.analyze.audit.verdict import verdict
+from specscope.analyze.findings import Exit, Result
+from specscope.errors import UserError
+from specscope.trace.history import History
+from tests.analyze.audit.runs import RULES, Bench, failed, run
+from tests.engines import PROMPTS
+
+
+@pytest.fixture(scope="module")
+def bench(deep, tmp_path_factory):
+    return Bench(deep, tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="module")
+def drafted(bench):
+    """A run of an EAGLE head."""
+    return run(bench.engine("eagle"), RULES["greedy"], tokens=8, prompts=PROMPTS[:2])
+
+
+def with_config(bench, folder, kind="eagle", **more):
+    """The head once more, with other keys in its config; a key `layer` holds those of the nested layer."""
+    shutil.copytree(bench.heads[kind], folder)
+    told = json.loads((folder / "config.json").read_text())
+    told.get("transformer_layer_config", {}).update(more.pop("layer", {}))
+    (folder / "config.json").write_text(json.dumps({**told, **more}))
+    return Source(str(folder), "head")
+
+
+def judged(bench, history, head, name="eagle"):
+    options = dataclasses.replace(bench.options(bench.engine(name)), draft=head)
+    return audit(history, "run.jsonl", options)
+
+
+UNKNOWN = {
+    "norm_of_dreams": {"norm_of_dreams": True},
+    "gate_bias_scale = 0.5": {"gate_bias_scale": 0.5},
+    "nested_flag": {"eagle_config": {"nested_flag": True}},
+    "use_last_layernorm = False": {"eagle_config": {"use_last_layernorm": False}},
+    "hidden_act = gelu": {"hidden_act": "gelu"},
+    "sliding_window = 64": {"sliding_window": 64},
+    "rope_twist = 2": {"rope_scaling": {"rope_type": "default", "rope_theta": 5000.0, "rope_twist": 2}},
+}
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_a_flag_that_the_judge_does_not_know_is_named_and_the_target_is_judged(bench, drafted, tmp_path, key):
+    found = judged(bench, drafted, with_config(bench, tmp_path / "head", **UNKNOWN[key]))
+    said = f"the head's config has `{key}`, which this judge does not know"
+    assert found.unjudged == (f"The drafter was not judged: {said}.",)
+    assert found.exit is Exit.NOT_JUDGED
+    assert failed(found) == set()
+    assert found.finding("target p").check.result is Result.PASSED
+    assert found.finding("draft p") is None
+    said_in_full = verdict(found.findings, found.audited, found.unjudged)
+    assert said_in_full.startswith(
+        f"The target agrees at {found.nodes} nodes of {found.audited} steps. The drafter was"
+    )
+    assert found.to_dict()["verdict"] == said_in_full
+    assert found.to_dict()["unjudged"] == list(found.unjudged)
+
+
+def test_a_flag_inside_the_layer_of_the_speculators_format_is_seen(bench, tmp_path):
+    history = run(bench.engine("p-eagle"), RULES["greedy"], tokens=6, prompts=PROMPTS[:2])
+    head = with_config(bench, tmp_path / "head", "p-eagle", layer={"inner_flag": True})
+    assert "`inner_flag`" in " ".join(judged(bench, history, head, "p-eagle").unjudged)
+
+
+def test_what_is_off_or_changes_nothing_is_no_reason_to_skip(bench, drafted, tmp_path):
+    """An unknown flag that is off; names and versions; and what real heads say of themselves."""
+    harmless = {
+        "norm_of_dreams": False,
+        "another": None,
+        "scale": 0,
+        "speculators_version": "0.8.0",
+        "transformers_version": "9.0",
+        "auto_map": {"": "config.Some"},
+        "layer_types": ["full_attention"],
+        "logit_scale": 1.0,
+        "eagle_config": {"use_last_layernorm": True, "use_mtp_layernorm": False},
+    }
+    found = judged(bench, drafted, with_config(bench, tmp_path / "head", **harmless))
+    assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
+    assert found.finding("draft p").check.result is Result.PASSED
+    assert "The drafter agrees at" in found.to_dict()["verdict"]
+
+
+def test_a_tensor_that_the_judge_has_no_place_for_is_named(bench, drafted, tmp_path):
+    head = with_config(bench, tmp_path / "head")
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    save_file({**tensors, "fc_norm.0.weight": tensors["norm.weight"].clone()}, tmp_path / "head" / "model.safetensors")
+    found = judged(bench, drafted, head)
+    assert "the head has a tensor fc_norm.0.weight, which this judge does not know" in found.unjudged[0]
+    assert found.exit is Exit.NOT_JUDGED
+
+
+def test_a_model_that_is_no_head_is_told_in_words(bench, drafted, tmp_path):
+    head = with_config(bench, tmp_path / "head")
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if name != "fc.weight"}, tmp_path / "head" / "model.safetensors")
+    found = judged(bench, drafted, head)
+    assert found.unjudged == ("The drafter was not judged: head is no EAGLE head: it has no tensor fc.weight.",)
+    assert failed(found) == set()
+    assert found.exit is Exit.NOT_JUDGED
+
+
+def test_a_head_that_cannot_be_loaded_leaves_the_target_judged(bench, drafted, tmp_path):
+    found = judged(bench, drafted, Source(str(tmp_path / "nothing"), "head"))
+    assert found.exit is Exit.NOT_JUDGED
+    assert "cannot load the head" in found.unjudged[0]
+    assert found.finding("target p").check.result is Result.PASSED
+
+
+def test_a_head_of_another_size_leaves_the_target_judged(bench, drafted, tmp_path):
+    from tests.heads import head_tensors, write_head
+
+    folder = write_head(tmp_path / "wide", head_tensors(target=64), target_hidden_size=64)
+    found = judged(bench, drafted, Source(str(folder), "head"))
+    assert found.exit is Exit.NOT_JUDGED
+    assert "The drafter was not judged" in found.to_dict()["verdict"]
+    assert failed(found) == set()
+
+
+def test_a_drafter_that_is_not_at_hand_is_exit_2_and_one_that_differs_beats_it(bench, drafted, tiny):
+    options = bench.options(bench.engine("eagle"))
+    missing = dataclasses.replace(
+        options, draft=None, why_no_draft="the head x is not at hand: give --draft-model HEAD"
+    )
+    found = audit(drafted, "run.jsonl", missing)
+    assert found.exit is Exit.NOT_JUDGED
+    assert found.to_dict()["verdict"] == (
+        f"The target agrees at {found.nodes} nodes of {found.audited} steps. "
+        "The drafter was not judged: the head x is not at hand: give --draft-model HEAD."
+    )
+    wrong = audit(drafted, "run.jsonl", dataclasses.replace(missing, target=Source(str(tiny), "another")))
+    assert wrong.exit is Exit.INCONSISTENT
+    assert "The target does not agree: " in wrong.to_dict()["verdict"]
+    assert "The drafter was not judged" in wrong.to_dict()["verdict"]
+
+
+def test_a_check_that_does_not_apply_is_exit_0(bench):
+    history = run(bench.engine("none"), RULES["temperature"], tokens=6, prompts=PROMPTS[:2])
+    found = audit(history, "run.jsonl", bench.options(bench.engine("none")))
+    assert found.exit is Exit.CONSISTENT
+    assert "drafter" not in found.to_dict()["verdict"]
+
+
+def test_the_models_part_of_a_combined_drafter_is_named(bench):
+    engine = bench.engine("suffix+eagle")
+    history = run(engine, RULES["greedy"], tokens=12, prompts=PROMPTS[:2])
+    options = dataclasses.replace(bench.options(engine), draft=None, why_no_draft="it is not at hand")
+    found = audit(history, "run.jsonl", options)
+    assert found.exit is Exit.NOT_JUDGED
+    assert "The drafter agrees at" in found.to_dict()["verdict"]  # its text was judged
+    assert "The drafter's model was not judged: it is not at hand." in found.to_dict()["verdict"]
+
+
+def test_requests_without_their_prompt_are_not_judged(bench):
+    engine = bench.engine("ngram")
+    history = run(engine, {}, tokens=6, prompts=PROMPTS[:2])
+    blind = History(dataclasses.replace(engine.run_info), engine.vocabulary)
+    for record in history.steps:
+        admitted = [dataclasses.replace(info, prompt_tokens=info.prompt_tokens[:0]) for info in record.admitted[:1]]
+        blind.append(dataclasses.replace(record, admitted=(*admitted, *record.admitted[1:])))
+    found = audit(blind, "run.jsonl", bench.options(engine))
+    assert found.exit is Exit.NOT_JUDGED
+    assert "1 request left out: the prompt" in found.to_dict()["verdict"]
+
+
+def as_vllm(history, labels=None, params=None):
+    """The same run, as if vLLM had made it: its requests with other labels, or other parameters."""
+    made = History(dataclasses.replace(history.run, versions={"vllm": "0.32.0"}), history.vocabulary)
+    for record in history.steps:
+        admitted = tuple(
+            dataclasses.replace(
+                info, labels=dict(labels or {}), params=dataclasses.replace(info.params, **params or {})
+            )
+            for info in record.admitted
+        )
+        made.append(dataclasses.replace(record, admitted=admitted))
+    return made
+
+
+@pytest.mark.parametrize("name", ["eagle", "draft tree"])
+def test_the_drafters_of_vllm_do_not_see_penalties(bench, name):
+    """A greedy run without penalties: as vLLM drafts, whatever its requests' penalties are."""
+    engine = bench.engine(name)
+    history = run(engine, RULES["greedy"], tokens=12, prompts=PROMPTS[:3])
+    penalties = {"repetition_penalty": 1.8, "frequency_penalty": 1.5, "presence_penalty": 1.5}
+    drafter = {"draft p", "drafter tokens", "drafter top tokens"}
+    of_vllm = audit(as_vllm(history, params=penalties), "run.jsonl", bench.options(engine))
+    assert not failed(of_vllm) & drafter
+    assert of_vllm.finding("drafter tokens").check.tested > 0
+    ours = as_vllm(history, params=penalties)
+    ours.run = history.run
+    assert failed(audit(ours, "run.jsonl", bench.options(engine))) & drafter
+
+
+def test_a_sampled_drafter_of_vllm_has_the_temperature_and_nothing_else(bench):
+    engine = bench.engine("draft tree")
+    history = run(engine, {"temperature": 0.7}, tokens=12, prompts=PROMPTS[:3])
+    found = audit(as_vllm(history, params={"top_p": 0.6, "top_k": 3}), "run.jsonl", bench.options(engine))
+    assert "draft p" not in failed(found)
+    hot = audit(as_vllm(history, params={"temperature": 1.4}), "run.jsonl", bench.options(engine))
+    assert "draft p" in failed(hot)
+
+
+LIMITS = ["allowed_token_ids", "bad_words", "min_tokens", "logits_processors", "structured_outputs"]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
+    """The engine drew under a bias that the capture does not tell; a label says that there was one."""
+    engine = bench.engine("eagle")
+    history = run(engine, {"temperature": 1.0, "logit_bias": {70: 6.0}}, tokens=10, prompts=PROMPTS[:2])
+    hidden = {"params": {"logit_bias": {}}}
+    assert {"target p", "final p"} <= failed(audit(as_vllm(history, **hidden), "run.jsonl", bench.options(engine)))
+    found = audit(as_vllm(history, labels={limit: "..."}, **hidden), "run.jsonl", bench.options(engine))
+    assert not {"target p", "final p", "target raw p"} & failed(found)
+    assert found.finding("target p") is None
+    said = f"2 requests: the target's p was not compared, as {limit} limit the tokens"
+    assert any(note.startswith(said) for note in found.notes)
+    raw = found.finding("target raw p")
+    assert (raw is None) is (limit == "structured_outputs")  # vLLM notes it behind the mask
+    assert ("The target was not judged" in found.to_dict()["verdict"]) is (raw is None)
+
+
+def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
+    engine = bench.engine("ngram")
+    history = run(engine, {"temperature": 1.0}, tokens=6, prompts=PROMPTS[:1])
+    request = history.requests[next(iter(history.requests))]
+    request.info = dataclasses.replace(request.info, labels={"min_tokens": "mine"})
+    assert contexts_of(request, [], [], history.run).limits == ()
+    found = audit(history, "run.jsonl", bench.options(engine))
+    assert found.finding("target p").check.tested
+
+
+def test_a_target_that_cannot_be_loaded_is_an_error(drafted):
+    with pytest.raises(UserError, match="cannot load nothing"):
+        audit(drafted, "run.jsonl", Options(Source("/nowhere", "nothing")))

@@ -1,0 +1,204 @@
+"""A judge never dies of a capture: wrong values of the right type are judged, or named, and the rest goes on."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.findings import Exit, Result
+from specscope.errors import UserError
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.history import History
+from specscope.trace.reading import read_capture
+from tests.analyze.audit.runs import RULES, Bench, run
+from tests.engines import PROMPTS
+
+
+@pytest.fixture(scope="module")
+def bench(deep, tmp_path_factory):
+    return Bench(deep, tmp_path_factory.mktemp("head"))
+
+
+def changed(history, change):
+    """The history with each request's part in each step as `change(part)` makes it."""
+    made = History(history.run, history.vocabulary)
+    for record in history.steps:
+        made.append(dataclasses.replace(record, requests=tuple(change(part) for part in record.requests)))
+    return made
+
+
+@pytest.mark.parametrize("name", ["eagle", "p-eagle", "draft tree", "suffix+eagle"])
+def test_outputs_that_are_swapped_between_requests_are_judged(bench, name):
+    """The steps of two requests change places: no step of theirs follows from what was committed."""
+    engine = bench.engine(name)
+    history = run(engine, RULES["greedy"], tokens=10, prompts=[*PROMPTS[:2], PROMPTS[3]])
+    first, second = list(history.requests)[:2]
+    other = {first: second, second: first}
+    found = audit(
+        changed(history, lambda part: dataclasses.replace(part, request=other.get(part.request, part.request))),
+        "run.jsonl",
+        bench.options(engine),
+    )
+    assert found.exit is Exit.INCONSISTENT
+    assert found.finding("context").check.failed
+    assert "cannot follow from what was committed before" in found.to_dict()["verdict"]
+    assert found.finding("target p").check.result is Result.PASSED  # the third request is as it was
+    assert not any("Error" in sentence for sentence in found.unjudged)
+
+
+def test_where_no_step_can_be_judged_the_context_is_wrong(bench):
+    engine = bench.engine("eagle")
+    history = run(engine, {}, tokens=6, prompts=PROMPTS[:1])
+    moved = changed(history, lambda part: dataclasses.replace(part, context_len=part.context_len + 50))
+    found = audit(moved, "run.jsonl", bench.options(engine))
+    assert (found.exit, found.audited) == (Exit.INCONSISTENT, 0)
+
+
+def with_token(part, token, node=0):
+    tokens = part.tree.token.copy()
+    tokens[node] = token
+    return dataclasses.replace(part, tree=dataclasses.replace(part.tree, token=tokens))
+
+
+@pytest.mark.parametrize("token", [-1, 300, 2**31 - 1])
+@pytest.mark.parametrize("name", ["eagle", "draft tree", "ngram"])
+def test_a_token_that_the_model_does_not_have_is_wrong(bench, name, token):
+    engine = bench.engine(name)
+    history = run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:3])
+    step = next(p for r in history.steps for p in r.requests if len(p.tree) and p.index > 2)
+    bad = changed(history, lambda part: with_token(part, token) if part is step else part)
+    found = audit(bad, "run.jsonl", bench.options(engine))
+    context = found.finding("context").check
+    assert found.exit is Exit.INCONSISTENT
+    assert f"token {token} is none of the 300 that the model has" in context.detail or context.failed > 1
+    assert found.finding("final p").check.result is Result.PASSED
+    assert not any("Error" in sentence for sentence in found.unjudged)
+
+
+@pytest.mark.parametrize("p", [float("nan"), -0.5, 2.0, float("inf")])
+def test_a_p_that_is_none_is_a_difference(bench, p):
+    engine = bench.engine("draft tree")
+    history = run(engine, RULES["temperature"], tokens=8, prompts=PROMPTS[:2])
+    step = next(part for record in history.steps for part in record.requests if len(part.tree))
+
+    def spoil(part):
+        if part is not step:
+            return part
+        values = part.verdict.p.copy()
+        values[0] = p
+        return dataclasses.replace(part, verdict=dataclasses.replace(part.verdict, p=values))
+
+    found = audit(changed(history, spoil), "run.jsonl", bench.options(engine))
+    assert found.finding("target p").check.failed == 1
+
+
+def test_a_request_of_one_token(bench):
+    for name in ("eagle", "p-eagle", "draft tree"):
+        engine = bench.engine(name)
+        history = run(engine, {}, tokens=1, prompts=["x", "y"])
+        info = next(iter(history.requests.values())).info
+        assert len(info.prompt_tokens) >= 1
+        assert audit(history, "run.jsonl", bench.options(engine)).exit is Exit.CONSISTENT
+
+
+INTS = [-1, 0, 1, 2, 5, 63, 299, 300, 49151, 2**31 - 1]
+FLOATS = [0.0, -0.0, 1.0, 0.5, -1.0, 2.0, 1e-300, 1e300, "NaN", "Infinity", "-Infinity"]
+LEFT_ALONE = ("specscope.step", "specscope.run.")
+
+
+def damaged(lines, chance):
+    """Some values of the evidence are others of the same type."""
+    lines = json.loads(json.dumps(lines))
+    parts = [part for line in lines for part in line["resourceSpans"]]
+    spans = [span for part in parts for scope in part["scopeSpans"] for span in scope["spans"]]
+    pairs = [pair for span in spans for pair in span.get("attributes", ())]
+    pairs = [pair for pair in pairs if pair["key"].startswith("specscope.") and not pair["key"].startswith(LEFT_ALONE)]
+    for _ in range(chance.choice([1, 2, 4, 16])):
+        value = chance.choice(pairs)["value"]
+        several = value.get("arrayValue", {}).get("values")
+        _spoil(chance.choice(several) if several else value, chance)
+    return lines
+
+
+def _spoil(value, chance):
+    if "intValue" in value:
+        value["intValue"] = str(chance.choice(INTS))
+    elif "doubleValue" in value:
+        value["doubleValue"] = chance.choice(FLOATS)
+    elif value.get("stringValue", "").startswith("{"):
+        told = json.loads(value["stringValue"])
+        arrays = [one for one in told.values() if isinstance(one, list) and one]
+        if arrays:
+            _spoil_array(chance.choice(arrays), chance)
+            value["stringValue"] = json.dumps(told)
+
+
+def _spoil_array(array, chance):
+    at = chance.randrange(len(array))
+    if isinstance(array[at], list) and array[at]:
+        _spoil_array(array[at], chance)
+    elif isinstance(array[at], float):
+        array[at] = float(chance.choice(FLOATS[:8]))
+    elif isinstance(array[at], int):
+        array[at] = chance.choice(INTS)
+
+
+def judge_damaged(lines, options, path, seeds):
+    """How many of them could be read and judged. Whatever was done, nothing but UserError is raised."""
+    judged = 0
+    for seed in seeds:
+        path.write_text("".join(json.dumps(line) + "\n" for line in damaged(lines, random.Random(seed))))
+        try:
+            found = audit(read_capture(path).history, path.name, options)
+        except UserError:
+            continue
+        assert not any("Error:" in sentence for sentence in found.unjudged), (seed, found.unjudged)
+        json.dumps(found.to_dict())
+        judged += 1
+    return judged
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("rule", ["greedy", "all"])
+@pytest.mark.parametrize("name", ["eagle dynamic", "draft tree", "suffix+eagle"])
+def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
+    engine = bench.engine(name)
+    history = run(engine, RULES[rule], tokens=8, prompts=PROMPTS[:3])
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    for record in history.steps:
+        writer(record)
+    writer.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert judge_damaged(lines, bench.options(engine, sample=8), path, range(25)) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle", "sampled"])
+def test_damage_of_the_samples_is_never_an_exception(tmp_path, name):
+    from specscope.cli.judges import audit_options
+    from tests.trace.damage import TRACES
+
+    lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]
+    options = audit_options(read_capture(TRACES / f"{name}.jsonl").history, None, None, 4)
+    assert judge_damaged(lines, options, tmp_path / "run.jsonl", range(3))
+
+
+def test_odd_places_of_parents_notes_are_judged(bench):
+    """Noted tokens that the model does not have cannot be its likeliest."""
+    engine = bench.engine("draft tree")
+    history = run(engine, RULES["temperature"], tokens=8, prompts=PROMPTS[:2])
+    step = next(part for record in history.steps for part in record.requests if part.parents is not None)
+
+    def spoil(part):
+        if part is not step:
+            return part
+        top = np.full_like(part.parents.top, 99_999)
+        return dataclasses.replace(part, parents=dataclasses.replace(part.parents, top=top))
+
+    found = audit(changed(history, spoil), "run.jsonl", bench.options(engine))
+    assert found.finding("target top tokens").check.failed >= 1
+    assert not found.unjudged

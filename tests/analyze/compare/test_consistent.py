@@ -1,0 +1,284 @@
+"""No two places of a comparison contradict each other: verdict, headline, reasons, tables, --fail-if and page."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specscope.analyze.compare import tables
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.failif import named, parse
+from specscope.analyze.compare.page import render_html
+from specscope.analyze.compare.result import Answer, Comparison
+from specscope.analyze.compare.verdict import exit_code
+from specscope.trace.params import SamplingParams
+
+from .runs import Made, side
+
+NONE_MARKED = (Answer.SAME, Answer.CONFIGURED)
+FAULTS = ("coin", "p", "deep p", "verdict", "draw", "near draw")
+CACHE: dict = {}  # of the model's distributions
+runs = st.fixed_dictionaries(
+    {
+        "seed": st.integers(1, 3),
+        "requests": st.sampled_from([2, 5, 12]),
+        "tokens": st.sampled_from([12, 40]),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "dtype": st.sampled_from(["float32", "bfloat16"]),
+        "blur": st.sampled_from([0.3, 0.36, 0.6]),
+        "noise": st.sampled_from([0.0, 0.0, 0.004]),
+        "sampled": st.booleans(),
+        "evidence": st.booleans(),
+        "chain": st.sampled_from([0, 3, 4]),
+        "batch": st.sampled_from([1, 4]),
+    }
+)
+plants = st.dictionaries(
+    st.tuples(st.sampled_from(["r0", "r1", "r2"]), st.integers(0, 20)), st.sampled_from(FAULTS), max_size=4
+)
+
+
+def marked(found: Comparison) -> list[str]:
+    """The rows of all tables that hold a mark of something that nothing explains."""
+    rows = [(table.title, row) for table in tables.tables(found) for row in table.rows]
+    return [f"{title}: {row}" for title, row in rows if row[-1] == "*" or any(_is_marked(cell) for cell in row)]
+
+
+def _is_marked(cell: str) -> bool:
+    return cell.startswith("! ") or ": ! " in cell
+
+
+def check(found: Comparison) -> None:
+    """All rules."""
+    rows = marked(found)
+    if found.answer in NONE_MARKED:
+        assert not rows
+    assert bool(rows) == (found.answer is Answer.DIFFERENT) == bool(exit_code(found.answer, (), hit=False))
+    if found.answer is Answer.SAME:
+        assert not any(field.suspect or field.unsure or field.explained for field in found.fields)
+        assert not any(one.significant for one in found.figures)
+    tau = found.tau
+    for word in ("lower", "higher"):
+        assert (f"is {word} in B" in found.summary) == (
+            tau is not None and tau.significant and (tau.difference < 0) == (word == "lower")
+        )
+    if tau is None or tau.low is None:
+        return
+    assert tau.significant == tau.nonzero
+    ends = [f"{100 * end / tau.a:+.1f}" for end in (tau.low, tau.high)]
+    assert f"(95 %: {ends[0]} to {ends[1]} %)" in found.headline
+    assert ("no change is shown" in found.headline) is not tau.significant
+    assert tables.interval_text(tau) in next(row for row in tables.figures(found).rows if row[0] == "tau")
+
+
+@given(runs, runs, st.booleans(), plants)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_verdict_tables_and_headline_agree(how, other, alike, plant):
+    a = side(Made(**how, _cache=CACHE))
+    b = side(Made(**(how if alike else other), plant=plant, _cache=CACHE))
+    check(compare(a, b))
+
+
+@given(st.sampled_from(["drops", "rises", "differs"]), st.sampled_from(["0", "0.01", "1%", "5%"]), st.integers(1, 4))
+@settings(max_examples=12, deadline=None)
+def test_every_row_can_be_a_condition_and_is_judged_by_its_interval(way, size, seed):
+    sides = [side(Made(seed=at, blur=blur, _cache=CACHE)) for at, blur in ((seed, 0.3), (seed + 10, 0.45))]
+    found = compare(*sides)
+    rows = {one.name: one for one in found.figures}
+    rows |= {named(title, one): one for title, each in found.groups.items() for one in each}
+    assert len(rows) > 10
+    limits = parse(" or ".join(f"{name} {way} > {size}" for name in rows))
+    for one, condition in zip(rows.values(), compare(*sides, limits).conditions, strict=True):
+        least = float(size.rstrip("%")) / 100 * abs(one.a) if "%" in size else float(size)
+        beyond = {"drops": one.high < -least, "rises": one.low > least}
+        assert condition.hit == (any(beyond.values()) if way == "differs" else beyond[way])
+        if size == "0" and way == "differs":
+            assert condition.hit == one.nonzero
+
+
+def test_tau_is_judged_by_its_own_interval():
+    """The headline said that no change is shown, the table -0.103 (-0.167 to -0.039), and --fail-if failed: tau had
+    lost its star to a correction over all figures."""
+    shown = None
+    for blur in (0.33, 0.36, 0.39, 0.42):
+        found = compare(side(seed=1), side(seed=2, blur=blur), parse("tau differs > 0"))
+        assert found.tau.significant == found.tau.nonzero == found.conditions[0].hit
+        if found.tau.nonzero and found.tau.p_value > 0.025 / len(found.figures):  # where it had none before
+            shown = found
+    assert shown is not None
+    assert shown.answer is Answer.DIFFERENT
+    assert shown.headline.startswith(f"tau {shown.tau.a:.2f} → {shown.tau.b:.2f}, ")
+    assert "no change is shown" not in shown.headline
+    page = render_html(shown)
+    assert shown.headline in page
+    assert tables.interval_text(shown.tau) in page
+
+
+def probable(one, *, moved: float = 0.0, from_depth: int = 2):
+    """A side whose drafter's own probabilities are recorded; at this depth and below they may be moved."""
+    prob = np.where(one.nodes["drawn"] == 0, 0.5, one.nodes["q"]).astype(np.float32)
+    prob[one.depth >= from_depth] *= np.float32(1 - moved)
+    one.nodes["prob"] = prob
+    return one
+
+
+def test_a_drafter_that_differs_where_no_verdict_does_is_different():
+    """`no difference beyond error`, exit code 0, where the drafter's probability differed at 358 of 359 nodes."""
+    plain, again = (probable(side(seed=1)) for _ in range(2))
+    assert compare(plain, again).answer is Answer.SAME
+    found = compare(plain, probable(side(seed=1), moved=0.01))
+    field = next(one for one in found.fields if one.name == "draft p")
+    assert field.suspect
+    assert field.differ > 100
+    assert found.answer is Answer.DIFFERENT
+    assert any(reason.startswith("draft p differs at") for reason in found.reasons)
+
+
+def test_a_value_that_is_no_number_is_no_rounding():
+    plain, other = side(seed=1), side(seed=1)
+    other.nodes["p"][np.flatnonzero(other.tried)[::100]] = np.nan
+    found = compare(plain, other)
+    assert found.answer is Answer.DIFFERENT
+    assert next(one for one in found.fields if one.name == "target p").suspect
+
+
+def test_a_drafters_rounding_grows_with_the_depth():
+    plain = probable(side(seed=1, dtype="bfloat16"))
+    found = compare(plain, probable(side(seed=1, dtype="bfloat16"), moved=0.15))
+    assert found.answer is Answer.SAME, found.reasons
+
+
+def test_another_draft_model_explains_the_drafters_probabilities():
+    run = dataclasses.replace(side(seed=1, requests=1).captures[0].run, draft_model="another")
+    other = probable(side(Made(seed=1, run=run)), moved=0.2)
+    found = compare(probable(side(seed=1)), other)
+    field = next(one for one in found.fields if one.name == "draft p")
+    assert not field.suspect
+    assert field.explained == ("draft model",)
+    assert found.answer is Answer.CONFIGURED
+    assert found.summary.startswith("different as configured")
+    assert any("as configured: draft model" in line for line in found.reasons)
+    row = next(row for row in tables.contexts(found).rows if row[0] == "draft p")
+    assert "draft model" in row[-1]
+    assert exit_code(found.answer, (), hit=False) == 0
+
+
+def test_a_configuration_that_has_no_part_in_it_explains_nothing():
+    run = dataclasses.replace(side(seed=1, requests=1).captures[0].run, versions={"torch": "9"}, device="another")
+    found = compare(probable(side(seed=1)), probable(side(Made(seed=1, run=run)), moved=0.2))
+    assert found.answer is Answer.DIFFERENT
+
+
+def test_parameters_that_were_asked_for_explain_the_target():
+    """p at another temperature is another: it was called a difference that nothing explains."""
+    cold = side(Made(seed=1, temperature=0.0, evidence=True))
+    found = compare(side(seed=1, evidence=True), cold)
+    assert "temperature" in next(one for one in found.fields if one.name == "target p").explained
+    assert not any(field.suspect for field in found.fields)
+    assert not any("!" in row for row in marked(found))
+
+
+def test_where_some_pairs_have_the_same_parameters_these_are_compared():
+    sides = [side(seed=1), side(seed=1)]
+    for request in sides[1].requests[:12]:
+        request.info = dataclasses.replace(request.info, params=SamplingParams(temperature=0.9, max_tokens=40))
+    assert compare(*sides).answer is not Answer.DIFFERENT
+    rows = sides[1].rows(sides[1].requests[20])
+    mine = (sides[1].node_step >= rows.start) & (sides[1].node_step < rows.stop)
+    sides[1].nodes["p"][mine] *= np.float32(0.5)
+    assert compare(*sides).answer is Answer.DIFFERENT
+
+
+@pytest.mark.parametrize("margin", [None, 0.2])
+def test_other_drafts_at_the_same_context_are_far_or_not_known(margin):
+    """Trees that differ at the same seed: rounding made them only where a draw was at a border."""
+    plain = side(seed=1)
+    plant = {(f"r{at}", int(plain.place[plain.requests[at].first + 2])): "draw" for at in range(20)}
+    sides = [plain, side(seed=1, plant=plant)]
+    if margin is not None:
+        for one in sides:
+            one.nodes["draw_margin"][:] = margin
+    found = compare(*sides)
+    field = next(one for one in found.fields if one.name == "draft tree")
+    assert field.differ == 20
+    assert (field.suspect, field.unsure) == (margin is not None, margin is None)
+    assert found.answer is (Answer.DIFFERENT if margin is not None else Answer.UNKNOWN)
+    assert "draft tree" in (found.reasons[0] if margin is not None else found.summary)
+
+
+@pytest.mark.parametrize(("prob", "suspect"), [(0.9, True), (0.4, False)])
+def test_two_likeliest_tokens_are_a_tie_only_where_both_can_be_so_likely(prob, suspect):
+    """Each draft token was mapped as its neighbour: with the same scores on both sides, and each above one half."""
+    sides = [side(seed=1, sampled=False), side(seed=1, sampled=False)]
+    last = np.flatnonzero(~np.isin(np.arange(len(sides[0].above)), sides[0].above))  # leaves: what is below stays
+    leaves = last[~sides[0].tried[last]][:40]
+    sides[1].nodes["token"][leaves] = (sides[1].nodes["token"][leaves] + 1) % 12
+    for one in sides:
+        one.nodes["prob"][:] = prob
+        one.nodes["score"][:] = np.log(prob) * one.depth
+    found = compare(*sides)
+    field = next(one for one in found.fields if one.name == "draft tree")
+    assert field.differ == 40
+    assert (field.suspect, field.unsure) == (suspect, False)
+
+
+def test_near_draws_and_other_seeds_make_no_other_drafter():
+    plain = side(seed=1)
+    plant = {(f"r{at}", int(plain.place[plain.requests[at].first + 2])): "near draw" for at in range(20)}
+    found = compare(plain, side(seed=1, plant=plant))
+    assert not any(one.suspect for one in found.fields)
+    other = compare(plain, side(seed=2))
+    assert next(one for one in other.fields if one.name == "draft tree, not judged").differ > 0
+    assert not any(one.suspect or one.unsure for one in other.fields)
+
+
+def test_adaptive_trees_follow_costs_and_load():
+    plain, other = side(seed=1), side(seed=1, chain=4)
+    for one in (plain, other):
+        one.steps["varies"] = True
+    found = compare(plain, other)
+    assert not any(field.suspect or field.unsure for field in found.fields)
+    assert sum("follow costs, load or other requests" in line for line in found.missing) == 2
+
+
+def test_what_changed_most_comes_first():
+    found = compare(side(seed=1), side(seed=2, blur=0.6))
+    table = tables.changes(found)
+    rows = [row for row in table.rows if row[0].startswith("request ")]
+    sizes = [abs(float(row[3])) for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(rows) == 8
+    every = [abs(pair.tau[1] - pair.tau[0]) for pair in found.pairs]
+    assert sizes[0] == pytest.approx(max(every), abs=0.005)
+    kinds = [row[0].split()[0] for row in table.rows]
+    assert kinds == sorted(kinds, key=["request", "label", "depth"].index)
+    assert {"label", "depth"} <= set(kinds)
+    starred = {row[0] for row in tables.figures(found).rows if row[-1] == "*"}
+    for row in table.rows:
+        if row[0].startswith("depth "):
+            assert (row[-1] == "*") == (f"{row[0]} rate" in starred)
+    assert "What changed most" in render_html(found)
+
+
+def test_a_suspect_decision_before_a_harmless_parting_is_a_reason():
+    """Of a pair only the cause at its parting counted: the decision that had gone wrong before it did not."""
+    at = int(side(seed=1).place[side(seed=1).requests[3].first + 4])
+    found = compare(side(seed=1), side(seed=1, plant={("r3", at): "coin"}))
+    (pair,) = (pair for pair in found.pairs if not pair.same)
+    parted = dataclasses.replace(pair.parting, cause=type(pair.parting.cause).DRAFTS)
+    from specscope.analyze.compare.verdict import accused
+
+    moved = dataclasses.replace(pair, parting=parted, first=pair.parting)
+    assert list(accused([moved], ())) == [pair.parting.cause]
+
+
+def test_json_says_the_same_as_the_text():
+    found = compare(side(seed=1), side(seed=2, blur=0.6))
+    read = found.to_dict()
+    assert (read["answer"], read["headline"]) == (found.answer, found.headline)
+    tau = next(one for one in read["figures"] if one["name"] == "tau")
+    assert (tau["low"], tau["high"], tau["significant"]) == (found.tau.low, found.tau.high, found.tau.significant)

@@ -1,0 +1,298 @@
+"""What verify convicts, diagnose explains: a check that failed, once or often, has its cause named from what failed."""
+
+import dataclasses
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from specscope.analyze.diagnose import healthy
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.naming import Failure, diagnose, settled
+from specscope.analyze.diagnose.text import render_diagnosis
+from specscope.analyze.findings import Check, Exit, Result
+from specscope.analyze.verify.trial import judge
+from specscope.trace.records import Outcome
+from tests.analyze.histories import history as made
+from tests.analyze.histories import record, step
+from tests.analyze.judges.edits import changed, sample, with_verdict
+
+
+def judged(history):
+    """(the names of verify's failed checks, the diagnosis)."""
+    trial = judge(history, source="run.jsonl")
+    return [check.name for check in trial.failed], diagnose(history, verify=trial)
+
+
+def untried_pair(part):
+    """The coins of two nodes that were not tried made equal."""
+    untried = np.flatnonzero(part.verdict.outcome == Outcome.UNTRIED)
+    if len(untried) < 2:
+        return None
+    coin = part.verdict.coin.copy()
+    coin[untried[1]] = coin[untried[0]]
+    return with_verdict(part, coin=coin)
+
+
+def test_two_steps_of_many_are_enough():
+    """Item 1: verify saw equal coins in two steps of 41, and diagnose knew no cause."""
+    history = sample("sampled")
+    able = [n for n, part in enumerate(decode_steps(history)) if untried_pair(part) is not None][:2]
+    failed, found = judged(changed(history, untried_pair, able))
+    assert "coins unequal" in failed
+    assert found.faults[0].cause is Cause.COINS_SHARED
+    assert "2 of 41 steps" in found.faults[0].for_[0]
+    assert not found.unexplained
+
+
+def decode_steps(history):
+    return [part for record in history.steps for part in record.requests if part.verdict is not None]
+
+
+def not_moved(part):
+    return dataclasses.replace(part, moved=part.moved[:0]) if len(part.moved) else None
+
+
+def accepted_by_p(part):
+    """The ratio test without q, and the verdicts as they were."""
+    if np.allclose(part.verdict.accept_prob, part.verdict.p_trial, atol=1e-3):
+        return None
+    return with_verdict(part, accept_prob=part.verdict.p_trial.astype(np.float64))
+
+
+def against_coin(part):
+    """A tried node's coin is on the wrong side of a: below it where it was rejected, above it where it was accepted."""
+    v = part.verdict
+    kind = Outcome.ACCEPTED if part.position % 2 else Outcome.REJECTED
+    tried = np.flatnonzero((v.outcome == kind) & (v.accept_prob > 0.05) & (v.accept_prob < 0.95))
+    if not len(tried):
+        return None
+    coin, a = v.coin.copy(), float(v.accept_prob[tried[0]])
+    coin[tried[0]] = (1 + a) / 2 if kind == Outcome.ACCEPTED else a / 2
+    return with_verdict(part, coin=coin)
+
+
+def nan_p(part):
+    return with_verdict(part, p=np.full_like(part.verdict.p, np.nan)) if len(part.tree) else None
+
+
+def minus_p(part):
+    p = part.verdict.p.copy()
+    p[:1] = -0.25
+    return with_verdict(part, p=p) if len(part.tree) else None
+
+
+def q_as_drawn(part):
+    """q as tried is q as drawn, though a sibling was taken out before."""
+    v, q = part.verdict, part.tree.q
+    later = [n for n in np.flatnonzero(v.outcome != 0) if (part.tree.parent[:n] == part.tree.parent[n]).any()]
+    if not later or abs(float(v.q_trial[later[0]] - q[later[0]])) < 1e-3:
+        return None
+    q_trial = v.q_trial.copy()
+    q_trial[later] = q[later]
+    return with_verdict(part, q_trial=q_trial)
+
+
+EDITS = [
+    ("accepted KV moved", not_moved, "sampled", Cause.KV_NOT_MOVED),
+    ("accept probability", accepted_by_p, "sampled", Cause.RATIO_BY_P),
+    ("probabilities", nan_p, "sampled", Cause.NOT_A_NUMBER),
+    ("probabilities", minus_p, "eagle", Cause.NOT_A_NUMBER),
+    ("q at trials", q_as_drawn, "sampled", Cause.Q_NOT_RENORMALISED),
+    ("outcomes", against_coin, "sampled", Cause.AGAINST_COIN),
+]
+
+
+@pytest.mark.parametrize("often", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize(("check", "edit", "name", "cause"), EDITS, ids=[edit[1].__name__ for edit in EDITS])
+def test_a_failed_check_has_its_cause_named(check, edit, name, cause, often):
+    """Items 1, 2 and 13, each in one step and in all that allow it."""
+    history = sample(name)
+    able = [n for n, part in enumerate(decode_steps(history)) if edit(part) is not None]
+    failed, found = judged(changed(history, edit, able if often else able[:1]))
+    assert check in failed
+    assert found.faults[0].cause is cause
+    assert found.exit is Exit.INCONSISTENT
+
+
+def rejected_choice(part):
+    """Item 16: the last accepted draft is said to have been rejected, and so was the target's choice."""
+    v = part.verdict
+    if not len(v.path):
+        return None
+    outcome = v.outcome.copy()
+    outcome[v.path[-1]] = Outcome.REJECTED
+    return with_verdict(part, outcome=outcome, path=v.path[:-1])
+
+
+def accepted_other(part):
+    """Item 16: a rejected draft is said to have been accepted, behind the path."""
+    v = part.verdict
+    rejected = np.flatnonzero(v.outcome == Outcome.REJECTED)
+    below = v.path[-1] if len(v.path) else -1
+    node = next((int(n) for n in rejected if part.tree.parent[n] == below), None)
+    if node is None:
+        return None
+    outcome = v.outcome.copy()
+    outcome[node] = Outcome.ACCEPTED
+    return with_verdict(part, outcome=outcome, path=np.append(v.path, node).astype(np.int32))
+
+
+@pytest.mark.parametrize("name", ["eagle", "ngram"])
+@pytest.mark.parametrize("edit", [rejected_choice, accepted_other])
+def test_greedy_acceptance_is_checked(edit, name):
+    history = sample(name)
+    able = [n for n, part in enumerate(decode_steps(history)) if edit(part) is not None]
+    assert able
+    assert "greedy acceptance" not in judged(history)[0]
+    failed, found = judged(changed(history, edit, able))
+    assert "greedy acceptance" in failed
+    assert Cause.ACCEPTED_COUNT in [fault.cause for fault in found.faults] or len(able) < 8
+    for line in found.unexplained:
+        assert "greedy acceptance" not in line
+    if len(able) < 8:
+        return  # too few to tell a count from decisions that are wrong one by one
+    way = "longer" if edit is accepted_other else "shorter"
+    assert any(f"1 {way} in" in line for fault in found.faults for line in fault.for_)
+    failed, found = judged(changed(history, edit, able[:1]))
+    assert "greedy acceptance" in failed
+    assert found.exit is Exit.INCONSISTENT
+
+
+def test_a_rule_that_is_named_and_not_used():
+    """Item 5: the header says block, every step says standard."""
+    history = sample("sampled")
+    history.run = dataclasses.replace(history.run, rule="block")
+    failed, found = judged(history)
+    assert failed == ["rule of verification"]
+    assert found.faults[0].cause is Cause.OTHER_RULE
+    assert "41 of 41 steps" in found.faults[0].for_[0]
+
+
+def failure(name, failed, tested):
+    return Failure("audit", Check(name, Result.FAILED, "", tested, failed, unit="node"), f"{name} differs")
+
+
+def test_the_cause_that_explains_more_comes_first():
+    """Item 3: q_temperature explained 738 of 738 nodes with 0.70, rules_wrong 1 of 738 with 0.80."""
+    failures = [failure("draft p", 738, 738), failure("target p", 1, 738)]
+    many = Suspect(Cause.Q_TEMPERATURE, 0.7, ("738 of 738",))
+    few = Suspect(Cause.RULES_WRONG, 0.8, ("1 of 738",))
+    faults, remarks = settled([few, many], failures, None)
+    assert [fault.cause for fault in faults] == [Cause.Q_TEMPERATURE, Cause.RULES_WRONG]
+    assert faults[0].score > 2 * faults[1].score - 0.2
+    assert not remarks
+
+
+def test_what_chance_gives_is_not_named():
+    """Item 18: and what is named says how often chance gives it."""
+    failures = [failure("draft p", 5, 100)]
+    by_chance = Suspect(Cause.DRAFTER_KV_FULL, 0.7, ("perhaps",), chance=0.01)
+    assert settled([by_chance], failures, None) == ([], [])
+    faults, _ = settled([dataclasses.replace(by_chance, chance=1e-9)], failures, None)
+    assert faults[0].to_dict("x")["chance"] == 1e-9
+
+
+def test_a_greedy_run_is_not_convicted_of_late_verdicts():
+    """Item 18: p and a are 0 or 1 there, and chance repeats a verdict."""
+    history = sample("eagle")
+
+    def alike(part):
+        n = len(part.tree)
+        zeros = np.zeros(n)
+        return with_verdict(part, coin=zeros, p=np.zeros(n, np.float32), final_coin=0.0, token=11)
+
+    found = diagnose(changed(history, alike))
+    assert Cause.VERDICT_LATE not in [fault.cause for fault in found.faults]
+
+
+def shown(found):
+    console = Console(width=110, record=True, file=io.StringIO())
+    render_diagnosis(found, "run.jsonl", console)
+    return console.export_text()
+
+
+def test_three_lists_in_order():
+    """Item 4: faults, then what is unexplained, then remarks without a number; no "no fault" below a fault."""
+    history = changed(sample("eagle"), lambda part: with_verdict(part, final_p=0.5), [3])
+    failed, found = judged(history)
+    assert failed
+    found = dataclasses.replace(
+        found,
+        remarks=(Suspect(Cause.WEAK_DRAFTER, 0.1, ("few are accepted",)),),
+        unexplained=("verify, something: odd",),
+    )
+    text = shown(found)
+    assert text.index("1. ") < text.index("Also wrong") < text.index("Remarks") < text.index("the drafter is weak here")
+    assert "2. " not in text
+    assert "No fault found" not in text
+    bare = shown(dataclasses.replace(found, suspects=()))
+    assert bare.index("Something is wrong that fits no known cause") < bare.index("Remarks")
+    assert "1. " not in bare
+    assert "no cause is named" in bare
+
+
+def test_a_healthy_run_says_what_was_looked_at():
+    found = diagnose(sample("sampled"))
+    assert found.exit is Exit.CONSISTENT
+    assert "No fault found by verify over 41 decode steps" in shown(found)
+    apart = diagnose(sample("sampled"), left_out=["audit: the model is not at hand"])
+    assert apart.exit is Exit.NOT_JUDGED
+    assert "what could not be judged is named above" in shown(apart)
+
+
+def unsure(part):
+    """The target's four likeliest tokens, raw, are alike."""
+    if part.parents is None:
+        return None
+    alike = np.full_like(part.parents.top_p, 0.2)
+    return dataclasses.replace(part, parents=dataclasses.replace(part.parents, top_p=alike))
+
+
+def test_the_targets_own_entropy_is_told_of_a_greedy_run():
+    """Item 6: at temperature 0 the entropy of p is 0 whatever the target thinks; hard text is possible there too."""
+    history = sample("eagle")
+    assert healthy.hard_text(Case.of(history)) is None
+    hard = healthy.hard_text(Case.of(changed(history, unsure)))
+    assert hard is not None
+    assert "at least 1.61 nats" in hard.for_[0]  # five alike: ln 5
+    assert "(n = 60 roots)" in hard.for_[0]
+
+
+def test_the_deepest_level_that_is_judged_is_no_last_one():
+    """Item 6: few trees of a dynamic plan reach their last level."""
+    small = tree_of(accepted=30, depth=2, deeper=5)
+    assert small is not None
+    assert "depth 2, the deepest with 20 trials (trees reach 4), is accepted in 100% of 35 trials" in small.for_[0]
+    small = tree_of(accepted=30, depth=4, deeper=0)
+    assert small is not None
+    assert "depth 4, the last, is accepted in 100% of 30 trials" in small.for_[0]
+    assert "tune" in Cause.TREE_TOO_SMALL.look
+
+
+def tree_of(accepted, depth, deeper):
+    """What is said of so many steps whose whole chain of that depth is accepted, and of some deeper ones."""
+    parts = [step(tree=str(depth), path=range(depth))] * accepted + [step(tree="4", path=range(4))] * deeper
+    return healthy.tree_too_small(Case.of(made([record(number, [part]) for number, part in enumerate(parts)])))
+
+
+@pytest.mark.parametrize("coin", [float("nan"), float("inf"), -1.0, 2.0])
+def test_a_coin_that_is_no_number_is_convicted_and_left_out_of_sums(coin):
+    def spoil(part):
+        coins = part.verdict.coin.copy()
+        coins[-1] = coin
+        return with_verdict(part, coin=coins)
+
+    whole, spoilt = (
+        judge(history, source="x") for history in (sample("sampled"), changed(sample("sampled"), spoil, {20}))
+    )
+    checks = {check.name: check for check in spoilt.checks}
+    assert checks["probabilities"].wrong.tolist() == [20]
+    for name in ("coins uniform", "coins in series", "coins and draws"):
+        healthy = next(check for check in whole.checks if check.name == name)
+        assert checks[name].tested < healthy.tested
+        assert math.isfinite(checks[name].statistic)

@@ -1,0 +1,83 @@
+"""Which node of a tree is not worth its row: counted by hand, and against a count node by node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.analyze.questions.answers import answer
+from specscope.analyze.questions.cells import FEWEST, by_cell
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.grids import grids
+from specscope.trace.reading import read_capture
+from specscope.trace.records import Outcome
+from specscope.trace.vocabulary import Vocabulary
+from tests.analyze.histories import demo
+
+from .made import decode, run_of
+
+ROOT = Path(__file__).parents[3]
+FORK = [-1, -1, 0]  # two below the root, one below the first of them
+
+
+def cells(history):
+    return {(cell.depth, cell.sibling): cell for cell in by_cell(Evidence.of(history)).cells}
+
+
+def test_each_cell_is_counted():
+    first = [decode([1, 2, 3], FORK, path=[0, 2], index=at, own=[0.8, 0.1, 0.5]) for at in range(FEWEST)]
+    second = decode([1, 2, 3], FORK, path=[1], rejected=[0], index=FEWEST, own=[0.2, 0.3, 0.5])
+    forced = decode([1, 2, 3], FORK, path=[0], forced=[0], index=FEWEST + 1)
+    history = run_of([*first, second, forced, decode(index=FEWEST + 2)])
+    found = cells(history)
+    counts = {key: (cell.accepted.total, cell.tried, cell.accepted.count) for key, cell in found.items()}
+    assert counts == {(1, 1): (21, 21, 20), (1, 2): (21, 1, 1), (2, 1): (21, 20, 20)}
+    assert found[1, 1].draft_p == pytest.approx((20 * 0.8 + 0.2) / 21)
+    clearest = found[1, 1].examples.clearest
+    assert (clearest.request, clearest.index, clearest.node) == ("a", FEWEST, 0)  # it was rejected there
+    answers = answer(history)
+    assert [(cell.depth, cell.sibling) for cell in answers.tree.cells] == [(1, 2), (2, 1), (1, 1)]  # the worst first
+    grid = grids(answers, Vocabulary())[-1]
+    assert grid.summary.startswith("least worth their rows: depth 1 sibling 2 (1 of 21 accepted), depth 2 sibling 1")
+    assert grid.rows[0].cells[:6] == ("1", "2", "21", "1", "1", "4.8%")
+    assert grid.rows[0].cells[7:9] == ("100.0%", "0.110")
+
+
+def test_few_rows_condemn_no_node():
+    found = by_cell(Evidence.of(run_of([decode([1, 2], [-1, -1], rejected=[0, 1])])))
+    assert len(found.cells) == 2
+    assert found.worst == ()
+    history = run_of([decode([1, 2], [-1, -1], rejected=[0, 1])])
+    assert grids(answer(history), Vocabulary())[-1].summary == "too few rows to name the least worth"
+
+
+def test_one_cell_alone_is_not_the_worst_of_any():
+    found = by_cell(Evidence.of(run_of([decode([1], rejected=[0], index=at) for at in range(30)])))
+    assert found.worst == ()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 12))
+def test_the_sums_are_those_of_the_stats(seed, requests, steps):
+    history = demo(requests, steps, seed)
+    found, counted = cells(history).values(), history.acceptance
+    assert sum(cell.accepted.total for cell in found) == counted.drafted
+    assert sum(cell.accepted.count for cell in found) == counted.accepted
+
+
+@pytest.mark.parametrize("name", ["eagle", "sampled", "evidence", "ngram"])
+def test_captures_node_by_node(name):
+    history = read_capture(ROOT / "traces" / f"{name}.jsonl").history
+    drafted, tried, accepted = Counter(), Counter(), Counter()
+    for step in (step for request in history.requests.values() for step in request.steps if step.verdict is not None):
+        for node in range(len(step.tree)):
+            key = len(step.tree.path_to(node)), step.tree.children(int(step.tree.parent[node])).index(node) + 1
+            drafted[key] += 1
+            tried[key] += step.verdict.outcome[node] != Outcome.UNTRIED
+            accepted[key] += node in step.verdict.path
+    found = {key: (c.accepted.total, c.tried, c.accepted.count) for key, c in cells(history).items()}
+    assert found == {key: (drafted[key], tried[key], accepted[key]) for key in drafted}

@@ -1,0 +1,95 @@
+"""Kinds of rejection: what they are told apart by, and what each cost, on runs that can be counted by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.kinds import RejectionKinds
+from specscope.analyze.questions.missed import Place
+from specscope.trace.records import Preceded
+
+from .made import decode, noted, run_of
+
+T = 77  # the final token
+TOP = [[T, 1, 2, 3]], [[0.9, 0.05, 0.01, 0.01]]
+DRAFT = [[5, 6, 7, 8]], [[0.4, 0.3, 0.2, 0.1]]
+
+
+def rejected(rank, index=0, sure=0.9):
+    """A chain of two whose first node was rejected; the target's token had this rank in the drafter."""
+    parents = noted([-1], 2, TOP[0], [[sure, 0.05, 0.01, 0.01]], [0.0, 0.0], draft_top=DRAFT[0], draft_top_p=DRAFT[1],
+                    choice_rank=[rank])  # fmt: skip
+    return decode([5, 9], rejected=[0], final=T, parents=parents, index=index)
+
+
+def whole(index):
+    """A chain of two that was accepted whole."""
+    return decode([5, 9], path=[0, 1], final=T, index=index)
+
+
+def kinds(*parts):
+    return RejectionKinds(Evidence.of(run_of(parts)))
+
+
+def test_a_kind_is_the_place_of_the_token_the_depth_and_what_preceded():
+    answers = kinds(rejected(7), rejected(7, 1), rejected(50, 2), whole(3), rejected(7, 4)).all()
+    told = {(kind.place, kind.depth, kind.preceded): kind.rejections.count for kind in answers}
+    assert told == {
+        (Place.RANKED, 1, Preceded.PREFILL): 1,
+        (Place.RANKED, 1, Preceded.NOTHING): 1,
+        (Place.LOWER, 1, Preceded.NOTHING): 1,
+        (Place.RANKED, 1, Preceded.FULL): 1,
+    }
+    assert {kind.rejections.total for kind in answers} == {4}
+
+
+def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
+    """Two steps accepted 2 and 1 nodes: past depth 1 a step kept 1.5, and each rejection at depth 1 kept none."""
+    one = decode([5, 9], path=[0], rejected=[1], final=T, index=2)
+    answers = kinds(rejected(7), whole(1), one, rejected(7, 3), rejected(7, 4)).all()
+    first = answers[0]
+    assert (first.place, first.depth, first.compared) == (Place.RANKED, 1, 2)
+    by_depth = {depth: [kind for kind in answers if kind.depth == depth] for depth in (1, 2)}
+    assert sum(kind.cost for kind in by_depth[1]) == pytest.approx(3 * 1.5)
+    assert sum(kind.cost for kind in by_depth[2]) == pytest.approx(1)  # the one that got there kept 2, this one 1
+    assert [kind.cost for kind in answers] == sorted((kind.cost for kind in answers), reverse=True)
+
+
+def test_where_no_step_got_past_the_depth_a_rejection_costs_a_token():
+    (kind,) = kinds(rejected(7)).all()
+    assert (kind.cost, kind.compared) == (1.0, 0)
+
+
+def test_examples_are_those_where_the_target_was_surest_and_others_of_one_step():
+    run = kinds(rejected(7), rejected(7, 1, 0.5), rejected(7, 2, 0.8), rejected(7, 3, 0.7))
+    after_nothing = next(kind for kind in run.all() if kind.rejections.count == 3)
+    assert [str(place) for place in after_nothing.examples] == ["a@2", "a@3"]
+    assert [str(place) for place in run.of("a", 2).examples] == ["a@3", "a@1"]
+    assert run.of("a", 9) is None
+    assert run.of("b", 1) is None
+
+
+def test_forced_steps_and_steps_without_a_rejection_are_no_kind():
+    forced = decode([5, 9], rejected=[0], final=T, forced=[0], index=1)
+    assert kinds(whole(0), forced).all() == []
+    assert kinds(whole(0)).of("a", 0) is None
+
+
+def test_how_often_a_token_was_drafted():
+    counts = kinds(rejected(7), whole(1)).counts(9)
+    assert (counts.drafted, counts.tried, counts.accepted) == (2, 1, 1)
+    nothing = kinds(whole(0)).counts(1234)
+    assert (nothing.drafted, nothing.tried, nothing.accepted) == (0, 0, 0)
+
+
+def test_a_kind_is_about_the_token_that_was_wanted_and_not_the_one_that_came():
+    """The target's likeliest token is the drafter's second, and not in the tree; a coin drew another one."""
+    parents = noted([-1], 2, [[6, T, 2, 3]], [[0.9, 0.05, 0.01, 0.01]], [0.0, 0.0], draft_top=DRAFT[0],
+                    draft_top_p=DRAFT[1], choice_rank=[2])  # fmt: skip
+    parents = dataclasses.replace(parents, choice=np.array([6], np.int32))
+    (kind,) = kinds(decode([5, 9], rejected=[0], final=T, parents=parents)).all()
+    assert kind.place is Place.TOP

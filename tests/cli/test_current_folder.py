@@ -1,0 +1,61 @@
+"""No process that specscope starts runs a file of the current folder because it has a module's name."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Terminal
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("click", "multiprocessing", "torch", "textual", "grpc", "specscope", "uvicorn", "runpy")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Whoever imports one of its modules leaves a file there."""
+    made = tmp_path / "downloaded"
+    made.mkdir()
+    for name in NAMES:
+        (made / f"{name}.py").write_text(f"open({str(made / 'ran')!r}, 'a').write({name!r} + '\\n')\n")
+    return made
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """The command as pip installs it, in a folder of its own."""
+    script = tmp_path / "bin" / "specscope"
+    script.parent.mkdir()
+    script.write_text("from specscope.__main__ import entry\nif __name__ == '__main__':\n    entry()\n")
+    return ["env", f"PYTHONPATH={ROOT}", f"TMPDIR={tmp_path}", sys.executable, str(script)]
+
+
+@pytest.mark.parametrize(
+    ("words", "shows"),
+    [
+        (["tui", "--listen", "127.0.0.1:0"], b"127.0.0.1:"),
+        (["run", "abc", "--max-tokens", "3", "--ignore-eos", "--kv-memory", "0.01", "--target", "TINY"], b"ended"),
+        (["serve", "--screen", "--port", "0", "--kv-memory", "0.01", "--target", "TINY"], b"specscope: serving "),
+        (["vllm", "--screen", "--python", "PYTHON", "--", "serve"], b"its output"),
+    ],
+    ids=["listen", "run", "serve", "vllm"],
+)
+def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")  # it has vLLM, as far as is asked
+    python.chmod(0o755)
+    places = {"TINY": str(tiny), "PYTHON": str(python)}
+    ran = folder / "ran"
+    terminal = Terminal(["env", "-C", folder, *installed, *(places.get(word, word) for word in words)])
+
+    def settled():
+        told = [terminal.screen, *(log.read_bytes() for log in tmp_path.glob("*.log"))]  # the server's own
+        return any(shows in part for part in told) or ran.exists() or terminal.process.poll() is not None
+
+    try:
+        terminal.wait_for(settled)
+        assert not ran.exists(), ran.read_text()
+        assert terminal.process.poll() is None, terminal.screen[-2000:]
+    finally:
+        terminal.close()
+    assert not ran.exists()

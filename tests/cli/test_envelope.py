@@ -1,0 +1,132 @@
+"""One layout for all JSON: every verb with --json, and `exit` is what the command really exits with."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from specscope.bench.paired import write_figures
+from specscope.cli.main import cli
+from tests.test_bad_input import run_here
+
+TRACES = Path(__file__).parents[2] / "traces"
+EAGLE, SAMPLED, PLANTED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted", "ngram"))
+COUNTS = TRACES.parent / "tests/data/vllm/chat_greedy.json"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Captures that are whole, cut off, without a decode step, and of counts only."""
+    path = tmp_path_factory.mktemp("envelope")
+    lines = Path(NGRAM).read_text().splitlines(keepends=True)
+    (path / "head.jsonl").write_text(lines[0])
+    (path / "cut.jsonl").write_text("".join(lines)[:-40])
+    assert run_here(["watch", str(COUNTS), "--headless", "-o", str(path / "counts.jsonl")])[0] == 0
+    return path
+
+
+def words_of(folder):
+    """A run of every verb with --json, by the verb; more than one where the exit code may be another."""
+    cut, head, counts = (str(folder / f"{name}.jsonl") for name in ("cut", "head", "counts"))
+    return {
+        "report": [[EAGLE], [EAGLE, SAMPLED], [cut], [head], [counts], [EAGLE, "--html", str(folder / "page.html")]],
+        "verify": [[EAGLE], [PLANTED], [head], [EAGLE, cut, PLANTED], [EAGLE, head]],
+        "diagnose": [[EAGLE, "--no-audit"], [PLANTED, "--no-audit"], [head, "--no-audit"], [EAGLE, cut, "--no-audit"]],
+        "audit": [[NGRAM, "--sample", "2"]],
+        "compare": [
+            [EAGLE, SAMPLED],
+            [EAGLE, SAMPLED, "--fail-if", "tau drops > 1%"],
+            [cut, NGRAM],
+            [NGRAM, PLANTED],
+            [counts, counts],
+            [SAMPLED, NGRAM, "--with", EAGLE, PLANTED],
+        ],
+        "why": [[EAGLE], [f"{EAGLE}#r2"], [f"{EAGLE}#r2@24"], [f"{EAGLE}#r2@24/0"], [cut]],
+        "tune": [[EAGLE, "--no-costs", "--nodes", "4"]],
+        "doctor": [[]],
+    }
+
+
+def verbs(group=cli, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from verbs(command, (*path, name))
+        elif any("--json" in one.opts for one in command.params):
+            yield " ".join((*path, name))
+
+
+def test_every_verb_with_json_is_tried_here(folder):
+    assert {verb for verb in verbs() if not verb.startswith("bench ")} == set(words_of(folder))
+
+
+def test_the_page_names_every_verb_and_only_keys_that_there_are(folder):
+    page = (TRACES.parent / "docs" / "json.md").read_text()
+    rows = {row[0].strip(" `"): row[1:] for line in page.splitlines() if len(row := line.strip("|").split("|")) == 3}
+    for verb, runs in words_of(folder).items():
+        both = [json.loads(run_here([verb, *words, "--json"])[1]) for words in runs]
+        known = {key for found in both for key in found}
+        inside = {key for found in both for one in found.get("captures", ()) for key in one}
+        nested = {"checks", "source"}
+        assert set(re.findall(r"`(\w+)`", rows[verb][0])) <= known | nested, verb
+        assert set(re.findall(r"`(\w+)`", rows[verb][1])) <= inside | nested, verb
+
+
+@pytest.mark.parametrize("verb", ["report", "verify", "diagnose", "audit", "compare", "why", "tune", "doctor"])
+def test_the_envelope(verb, folder):
+    for words in words_of(folder)[verb]:
+        code, out, _ = run_here([verb, *words, "--json"])
+        found = json.loads(out)
+        assert list(found)[:4] == ["schema", "source", "exit", "warnings"], words
+        assert re.fullmatch(rf"specscope\.{verb}/[1-9][0-9]*", found["schema"])
+        assert found["exit"] == code
+        files = [file for word in words if (file := word.partition("#")[0]).endswith(".jsonl")]
+        assert found["source"] == files
+        assert all(isinstance(line, str) for line in found["warnings"])
+        if verb in ("report", "verify", "diagnose", "audit"):
+            assert [one["source"] for one in found["captures"]] == files
+            for one in found["captures"]:
+                assert list(one)[:3] == ["source", "exit", "warnings"]
+            exits = {one["exit"] for one in found["captures"]}
+            assert found["exit"] == next(one for one in (1, 2, 0) if one in exits)
+        assert (any("cut" in file for file in files)) <= bool(found["warnings"]), words
+
+
+def test_bad_input_prints_no_json(folder):
+    for verb, words in words_of(folder).items():
+        if verb != "doctor":
+            code, out, err = run_here([verb, str(folder / "none.jsonl"), *words[0][1:], "--json"])
+            assert (code, out) == (2, ""), verb
+            assert err.count("\n") == 1
+
+
+def test_a_file_whose_name_is_not_text(tmp_path):
+    odd = tmp_path / "odd\udcff.jsonl"
+    odd.write_bytes(Path(NGRAM).read_bytes())
+    for words in (["report"], ["verify"], ["diagnose", "--no-audit"]):
+        code, out, _ = run_here([words[0], str(odd), *words[1:], "--json"])
+        assert code == 0
+        assert json.loads(out)["source"][0].endswith(".jsonl")
+
+
+def test_every_benchmark_writes_under_its_own_schema():
+    """Running them takes minutes: what they call is looked at."""
+    for verb in verbs():
+        if verb.startswith("bench "):
+            name = verb.removeprefix("bench ")
+            file = "serve/sweep.py" if name == "serve" else f"{name}.py"
+            tree = ast.parse((TRACES.parent / "specscope/bench" / file).read_text())
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+            written = [call.args[1] for call in calls if call.func.id in ("write_figures", "write_json")]
+            assert [ast.literal_eval(one) for one in written] == [name], verb
+
+
+def test_the_file_of_a_benchmark(tmp_path):
+    path = tmp_path / "figures.json"
+    write_figures(str(path), "cpu", {"machine": {}})
+    head = {"schema": "specscope.bench.cpu/1", "source": [], "exit": 0, "warnings": []}
+    assert json.loads(path.read_text()) == {**head, "machine": {}}

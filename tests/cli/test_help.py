@@ -1,0 +1,106 @@
+"""Help: verbs in groups with examples that parse, `specscope help VERB`, `-V`, and completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import specscope
+from specscope.cli.help import GROUPS, examples
+from specscope.cli.main import cli
+from tests.test_bad_input import run_here
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def commands(group=cli, path=()):
+    """(words, command) of every command, groups too."""
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+COMMANDS = dict(commands())
+
+
+def test_every_verb_is_in_one_group():
+    named = [name for names in GROUPS.values() for name in names]
+    assert len(named) == len(set(named))
+    assert set(named) - {"why"} == set(cli.commands) - {"why"}
+
+
+def test_the_help_has_the_verbs_in_groups_with_an_example_each():
+    code, out, _ = run_here(["--help"])
+    assert code == 0
+    lines = out.splitlines()
+    assert [line for line in lines if line in [f"{title}:" for title in GROUPS]] == [f"{title}:" for title in GROUPS]
+    for name in cli.commands:
+        at = next(at for at, line in enumerate(lines) if line.startswith(f"  {name} ") and at > lines.index("Look:"))
+        assert any(line.strip().startswith(f"specscope {name}") for line in lines[at + 1 : at + 4]), name
+    assert run_here([])[1] == out == run_here(["help"])[1]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_verbs_help_has_an_example_that_parses(words):
+    command, out = COMMANDS[words], run_here([*words, "--help"])[1]
+    found = examples(command)
+    assert found
+    assert all(example in out for example in found)
+    assert any(example.startswith(f"specscope {' '.join(words)}") for example in found)
+    for example in found:
+        said = shlex.split(example)[1:]
+        depth = 2 if isinstance(cli.commands[said[0]], click.Group) and len(said) > 1 else 1
+        verb = COMMANDS[tuple(said[:depth])]
+        verb.make_parser(click.Context(verb)).parse_args(said[depth:])  # an unknown flag raises
+
+
+def test_help_of_a_verb_is_its_help():
+    for words in (["report"], ["bench"], ["bench", "serve"]):
+        assert run_here(["help", *words]) == run_here([*words, "--help"])
+
+
+@pytest.mark.parametrize("words", [["rport"], ["bench", "none"], ["report", "more"]])
+def test_help_of_no_verb_is_one_line(words):
+    code, out, err = run_here(["help", *words])
+    assert (code, out) == (2, "")
+    assert words[-1] in err
+    assert err.count("\n") == 1
+
+
+def test_the_version():
+    assert run_here(["-V"]) == run_here(["--version"]) == (0, f"specscope, version {specscope.__version__}\n", "")
+
+
+def completed(*words):
+    """What bash is told to complete the last word with."""
+    environment = {
+        **os.environ,
+        "_SPECSCOPE_COMPLETE": "bash_complete",
+        "COMP_WORDS": shlex.join(["specscope", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "specscope"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60).stdout.split()
+
+
+def test_completion():
+    assert completed("rep") == ["plain,replay", "plain,report"]
+    assert "plain,--html" in completed("report", "--")
+    assert completed("report", "tra") == ["file,tra"]
+    assert completed("help", "ver") == ["plain,verify"]
+    assert completed("compare", "a.jsonl", "b") == ["file,b"]
+
+
+def test_the_script_that_the_readme_names_is_clicks():
+    assert 'eval "$(_SPECSCOPE_COMPLETE=bash_source specscope)"' in README.read_text()
+    environment = {**os.environ, "_SPECSCOPE_COMPLETE": "bash_source"}
+    command = [sys.executable, "-m", "specscope"]
+    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60).stdout
+    assert "complete -o nosort -F _specscope_completion specscope" in out

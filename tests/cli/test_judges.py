@@ -1,0 +1,132 @@
+"""Which models judge a capture: those that are named, else the capture's own where they are what they were."""
+
+import dataclasses
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specscope import Engine
+from specscope.cli.audit_again import engine_config_of
+from specscope.cli.judges import audit_options
+from specscope.errors import UserError
+from specscope.model.bundled import NAME
+from specscope.trace.history import History
+from tests.heads import head_tensors, write_head
+
+SMALL = {"dtype": "float32", "kv_memory": 0.01, "threads": 1}
+
+
+@pytest.fixture
+def model(deep, tmp_path):
+    """A target of its own, which a test may change."""
+    return shutil.copytree(deep, tmp_path / "model")
+
+
+@pytest.fixture
+def head(tmp_path):
+    return write_head(tmp_path / "head", head_tensors())
+
+
+def history_of(**config):
+    return History(Engine(**SMALL, **config).run_info)
+
+
+def change(folder):
+    """Other weights of the same size."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = min(tensors)
+    tensors[name] = tensors[name] + 0.5
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_a_capture_tells_where_its_models_lay_and_what_they_were(model, head):
+    run = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3").run
+    assert (run.target_path, run.draft_path) == (str(model), str(head))
+    assert len(run.target_digest) == len(run.draft_digest) == 32
+    some = history_of(target=str(model), drafter="draft_model", draft_model="self:2", tree="3").run
+    assert (some.draft_path, some.draft_digest) == ("self:2", f"{run.target_digest}:2")
+    none = history_of(target=str(model), drafter="none").run
+    assert (none.target_digest, none.draft_path, none.draft_digest) == (run.target_digest, "", "")
+
+
+def test_the_captures_own_models_are_used_where_they_are_what_they_were(model, head):
+    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    options = audit_options(history, None, None, None)
+    assert (options.target.path, options.draft.path) == (str(model), str(head))
+    assert (options.notes, options.why_no_draft) == ((), "")
+    again = engine_config_of(history.run, None, None)
+    assert (again.target, again.draft_model) == (str(model), str(head))
+
+
+def test_another_target_in_its_place_is_not_used(model):
+    history = history_of(target=str(model), drafter="ngram")
+    change(model)
+    with pytest.raises(UserError, match=r"^the capture's model model at .* has other weights.*give --target MODEL$"):
+        audit_options(history, None, None, None)
+    options = audit_options(history, str(model), None, None)  # as given, and it is said
+    assert len(options.notes) == 1
+    assert "--target" in options.notes[0]
+    assert "has other weights or settings than the capture's model model (digest" in options.notes[0]
+
+
+def test_another_head_in_its_place_is_not_used(model, head):
+    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    change(head)
+    options = audit_options(history, None, None, None)
+    assert options.draft is None
+    assert options.why_no_draft.startswith(f"the capture's head head at {head} has other weights or settings now (dig")
+    assert options.why_no_draft.endswith("give --draft-model HEAD")
+    assert "\n" not in options.why_no_draft
+    given = audit_options(history, None, str(head), None)
+    assert given.draft.path == str(head)
+    assert "--draft-model" in given.notes[0]
+
+
+def test_a_draft_model_that_changed_is_not_used(model, deep):
+    history = history_of(target=str(deep), drafter="draft_model", draft_model=str(model), tree="3")
+    assert audit_options(history, None, None, None).draft.path == str(model)
+    change(model)
+    options = audit_options(history, None, None, None)
+    assert options.draft is None
+    assert "give --draft-model MODEL" in options.why_no_draft
+
+
+def test_what_is_gone_is_named_with_its_flag(model, head):
+    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    shutil.rmtree(head)
+    said = "the head head is not at hand: give --draft-model HEAD"
+    assert audit_options(history, None, None, None).why_no_draft == said
+    shutil.rmtree(model)
+    with pytest.raises(UserError, match="the capture's model model is not at hand: give --target MODEL"):
+        audit_options(history, None, None, None)
+
+
+def test_what_a_capture_names_is_never_fetched(model, monkeypatch):
+    """A hub name is looked for in the cache alone, even where the hub could be asked."""
+    import specscope.model.loader as loader
+
+    def ask(name):
+        raise AssertionError(f"the hub is asked for {name}")
+
+    monkeypatch.setattr(loader, "hub_arguments", ask)
+    run = history_of(target=str(model), drafter="ngram").run
+    for told in ({"target": "some/model", "target_path": ""}, {"target": "model", "target_path": "some/model"}):
+        history = History(dataclasses.replace(run, target_digest="", **told))
+        with pytest.raises(UserError, match="is not at hand: give --target MODEL"):
+            audit_options(history, None, None, None)
+
+
+def test_captures_of_before_name_their_models_by_name(model, monkeypatch):
+    """They have neither path nor digest: the default model and head, and a folder of that name here."""
+    run = history_of(target=str(model), drafter="ngram").run
+    old = dataclasses.replace(run, target_path="", target_digest="")
+    with pytest.raises(UserError, match="not at hand"):
+        audit_options(History(old), None, None, None)
+    monkeypatch.chdir(model.parent)
+    assert audit_options(History(old), None, None, None).target.path == "model"
+    head = dataclasses.replace(old, drafter="eagle", draft_model=NAME)
+    assert audit_options(History(head), None, None, None).draft.name == NAME
+    other = audit_options(History(dataclasses.replace(head, draft_model="mine")), None, None, None)
+    assert other.why_no_draft == "the head mine is not at hand: give --draft-model HEAD"

@@ -1,0 +1,108 @@
+"""`specscope why`: of a node, a step, a request and a run, as its user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from specscope.cli.main import cli
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
+from specscope.trace.reading import read_capture
+
+TRACES = Path(__file__).parents[2] / "traces"
+EAGLE = str(TRACES / "eagle.jsonl")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["why", *arguments])
+
+
+def sentences(place):
+    answer = run(place, "--json")
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.output)["sentences"]
+
+
+def test_a_node_is_answered_in_words():
+    told = sentences(f"{EAGLE}#r2@24/0")
+    assert told[0].startswith("Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (")
+    assert "In this run ‘,’ was drafted 37 times, tried 11 and accepted 3." in told
+    assert told[-1].startswith(
+        "2 of 42 rejections (5%) are of this kind: at depth 1, after a step that accepted a part of a path, "
+    )
+    assert told[-1].endswith("; another: r1@7.")
+    text = " ".join(run(f"{EAGLE}#r2@24/0").output.split())
+    for sentence in told:
+        assert sentence in text
+
+
+def test_what_is_counted_over_the_run_is_counted():
+    history = read_capture(EAGLE).history
+    steps = [step for request in history.requests.values() for step in request.steps if step.verdict is not None]
+    comma = int(next(step for step in history.requests["r2"].steps if step.index == 24).tree.token[0])
+    outcomes = [outcome for step in steps for outcome in step.verdict.outcome[step.tree.token == comma].tolist()]
+    assert (len(outcomes), sum(o > 0 for o in outcomes), outcomes.count(1)) == (37, 11, 3)
+
+
+def test_a_step_is_told_from_its_path_on():
+    told = sentences(f"{EAGLE}#r2@24")
+    assert told[0] == "Accepted 0 of 4 levels."
+    assert told[1].startswith("Target wanted ‘␣for’")
+    assert sum(sentence.startswith("Then also rejected: ") for sentence in told) == 3
+
+
+def test_a_run_names_its_costliest_kinds_with_an_example_each():
+    answer = json.loads(run(EAGLE, "--json").output)
+    kinds = answer["kinds"]
+    assert 1 <= len(kinds) <= 5
+    assert [kind["tokens_lost"] for kind in kinds] == sorted((kind["tokens_lost"] for kind in kinds), reverse=True)
+    assert {kind["of_rejections"] for kind in kinds} == {answer["rejections"]}
+    for kind in kinds:
+        assert sentences(f"{EAGLE}#{kind['examples'][0]}")[1] == kind["sentence"] + "."
+    one = json.loads(run(f"{EAGLE}#r2", "--json").output)
+    assert all(place.startswith("r2@") for kind in one["kinds"] for place in kind["examples"])
+    assert one["rejections"] < answer["rejections"]
+    assert answer["undrafted"] == {"prompt": 3}  # the first step of each request
+    assert one["undrafted"] == {"prompt": 1}
+    said = (
+        "42 of 63 decode steps ended in a rejection. 3 of 63 steps drafted nothing: first token after the prompt 100%."
+    )
+    assert run(EAGLE).output.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("#r9@1", "there is no request 'r9'"),
+        ("#r2@99", "has no step 99; its steps: 0 to 24"),
+        ("#r2@24/99", "there is no node 99 in r2@24; there are: 0 to 16"),
+        ("#r2@x", "write the number of a step after @"),
+    ],
+)
+def test_a_place_that_is_not_there_is_one_line(place, said):
+    answer = run(EAGLE + place)
+    assert answer.exit_code != 0
+    assert said in str(answer.exception)
+
+
+def test_the_console_gives_the_same_answer():
+    from specscope.analyze.why import Typical
+
+    commands = Commands(Session(history=read_capture(EAGLE).history))
+    commands.session.typical = Typical(lambda: commands.session.history)
+    commands.run("goto r2@24")
+    assert commands.run("why").splitlines() == sentences(f"{EAGLE}#r2@24")
+    assert commands.run("why 0").splitlines() == sentences(f"{EAGLE}#r2@24/0")
+    assert commands.run("why 16").splitlines() == sentences(f"{EAGLE}#r2@24/16")
+    commands.run("node 3")
+    assert commands.run("why").splitlines() == sentences(f"{EAGLE}#r2@24")
+
+
+def test_a_capture_of_counts_cannot_be_explained():
+    answer = run(str(TRACES.parent / "tests" / "data" / "vllm" / "watched.jsonl"))
+    assert answer.exit_code != 0
+    assert "counts only" in str(answer.exception)

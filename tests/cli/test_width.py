@@ -1,0 +1,113 @@
+"""Text in a pipe is never cut or wrapped; in a narrow terminal it folds, and no key column is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.reading import read_sides
+from specscope.analyze.compare.text import render_text as compare_text
+from specscope.analyze.report import build_report
+from specscope.analyze.tables import Table
+from specscope.analyze.text import render_text as report_text
+from specscope.analyze.text import table_block
+from specscope.trace.reading import read_capture
+from tests.test_bad_input import run_here
+
+TRACES = Path(__file__).parents[2] / "traces"
+EAGLE, SAMPLED, PLANTED = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted"))
+
+
+def shown(table: Table, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(table_block(table))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+PIPED = [
+    ("report", EAGLE),
+    ("compare", EAGLE, SAMPLED),
+    ("verify", PLANTED),
+    ("diagnose", PLANTED, "--no-audit"),
+    ("tune", EAGLE, "--no-costs", "--nodes", "12"),
+    ("watch", str(TRACES.parent / "tests/data/vllm/chat_greedy.json"), "--headless"),
+]
+
+
+@pytest.mark.parametrize("words", PIPED, ids=[words[0] for words in PIPED])
+def test_piped_text_is_never_cut(words, monkeypatch):
+    """Not at 80 columns, and not where a shell exports its own width."""
+    monkeypatch.setenv("COLUMNS", "40")
+    out = run_here(words)[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_here(words)[1] == out
+    lines = out.splitlines()
+    assert max(map(len, lines)) > 80
+    assert [line for line in lines if line != line.rstrip() and len(line) > 200] == []  # nor padded to some width
+
+
+def test_tune_prints_whole_trees():
+    words = ["tune", EAGLE, "--no-costs", "--nodes", "12"]
+    out = run_here(words)[1]
+    trees = [row["tree"] for row in json.loads(run_here([*words, "--json"])[1])["trees"]]
+    assert max(map(len, trees)) > 40
+    assert [tree for tree in trees if tree not in out] == []
+    assert "…" not in out
+
+
+def test_the_configuration_in_a_pipe_is_whole():
+    out = run_here(["compare", EAGLE, SAMPLED])[1]
+    assert "dynamic:16,depth=5,top=4" in out
+    assert "…" not in out.split("Where outputs part")[0]
+
+
+FIGURES = ("vLLM", "corrected", "conditional", "proposed", "tried", "accepted")
+DEPTHS = Table("Per position", ("depth", *FIGURES), [(str(n), *(f"{n}{at}.0%" for at in range(6))) for n in (1, 2)])
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 68, 69, 200])
+def test_a_table_without_room_goes_on_below_with_its_key(width):
+    """Every figure is there in full, and each part begins with the key column."""
+    lines = shown(DEPTHS, width)
+    assert max(map(cell_len, lines)) <= width
+    heads = [at for at, line in enumerate(lines) if line.startswith("depth")]
+    assert [name for at in heads for name in lines[at].split()[1:]] == list(FIGURES)
+    for number, at in ((1, 2), (2, 3)):
+        cells = [cell for head in heads for cell in lines[head + at].split()]
+        assert [cell for cell in cells if cell == str(number)] == [str(number)] * len(heads)
+        assert [cell for cell in cells if "%" in cell] == list(DEPTHS.rows[number - 1][1:])
+    assert (len(heads) == 1) is (width >= 69)
+
+
+def test_words_fold_and_what_is_long_by_nature_is_cut():
+    columns, words = ("key", "n", "condition", "prompt"), frozenset(["condition", "prompt"])
+    row = ("k" * 30, "1", "when depth > 3 and q < 0.2", "p" * 90)
+    folding = Table("", columns, [row], words=words, cut=frozenset(["prompt"]))
+    lines = shown(folding, 60)
+    text = "\n".join(lines)
+    assert text.count("k") == 30 + 1
+    for word in ("when", "depth", "> 3", "and", "q <", "0.2"):
+        assert word in text
+    assert sum("p…" in line for line in lines) == 1
+    assert "p" * 90 in "\n".join(shown(folding, 300))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_key_column_is_empty_in_a_narrow_terminal(width):
+    """The depths of a report, and the conditions of a comparison: each was an empty column."""
+    out = io.StringIO()
+    report_text(build_report(read_capture(EAGLE).history, source="eagle"), Console(file=out, width=width))
+    assert max(map(cell_len, out.getvalue().splitlines())) <= width
+    positions = out.getvalue().split("Per position")[1].split("Final tokens")[0].splitlines()
+    assert [line.split()[0] for line in positions if "75.0%" in line] == ["1"]
+    out = io.StringIO()
+    compare_text(compare(*read_sides([EAGLE], [SAMPLED])), Console(file=out, width=width))
+    assert max(map(cell_len, out.getvalue().splitlines())) <= width
+    contexts = out.getvalue().split("At equal contexts")[1].split("Figures")[0]
+    assert "as configured (temperature)" in " ".join(contexts.split())

@@ -1,0 +1,71 @@
+"""Python code that comes with a model is never run, and nobody is asked whether it may be."""
+
+import ast
+import io
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from specscope.errors import UserError
+from specscope.model.loader import load_model, load_tokenizer
+from tests.test_bad_input import run_here
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+KINDS = {
+    "model": ("config.json", {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}, {"model_type": "own"}),
+    "tokenizer": (
+        "tokenizer_config.json",
+        {"AutoTokenizer": ["own.Tokenizer", None]},
+        {"tokenizer_class": "OwnTokenizer"},
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def own(request, tiny, tmp_path, monkeypatch):
+    """(what has code of its own, its folder, the file that the code would leave); whoever asks is answered yes."""
+    folder, ran = shutil.copytree(tiny, tmp_path / "own"), tmp_path / "ran"
+    name, code, other = KINDS[request.param]
+    changed = json.loads((folder / name).read_text()) | {"auto_map": code} | other
+    changed.pop("architectures", None)
+    (folder / name).write_text(json.dumps(changed))
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    return request.param, folder, ran
+
+
+def test_it_is_not_run(own):
+    what, folder, ran = own
+    load = load_tokenizer if what == "tokenizer" else partial(load_model, device=CPU, dtype=torch.float32)
+    with pytest.raises(UserError, match=r"own: it needs Python code of its own, which specscope never runs$"):
+        load(str(folder))
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("verb", ["audit", "diagnose"])
+def test_nor_by_a_judge(own, verb):
+    what, folder, ran = own
+    code, _, err = run_here([verb, str(ROOT / "traces" / "ngram.jsonl"), "--target", str(folder)])
+    assert not ran.exists()
+    if what == "model":
+        assert (code, err.strip().splitlines()[-1]) == (
+            2,
+            f"specscope: error: cannot load {folder}: it needs Python code of its own, which specscope never runs",
+        )
+
+
+def test_every_load_says_so():
+    """`Auto*.from_pretrained` asks on standard input where it is not told."""
+    for path in (ROOT / "specscope").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            parts = [ast.unparse(part) for part in (node.func, *node.args)]  # partial() takes it as an argument
+            if any(part.startswith("Auto") and part.endswith(".from_pretrained") for part in parts):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"

@@ -1,0 +1,50 @@
+"""Which changes of a fork can make another token come out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specscope.trace.changes import Changes
+from specscope.trace.params import SamplingParams
+
+WARM, GREEDY = SamplingParams(temperature=0.8, seed=1), SamplingParams(seed=1)
+
+
+def told(changes: Changes, before: SamplingParams, *, lossless: bool = True, ended: bool = False) -> str:
+    after = dataclasses.replace(before, **changes.params)
+    return changes.explaining(before, after, lossless=lossless, ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("changes", "before", "expected"),
+    [
+        (Changes(params={"temperature": 0.7}), GREEDY, "temperature=0.7"),
+        (Changes(params={"temperature": 0}), WARM, "temperature=0"),
+        (Changes(params={"temperature": 0.8}), WARM, ""),  # it was that before
+        (Changes(params={"seed": 9}), WARM, "seed=9"),
+        (Changes(params={"seed": 9, "top_k": 5}), GREEDY, ""),  # neither moves the likeliest token
+        (Changes(params={"presence_penalty": 0.5}), GREEDY, "presence_penalty=0.5"),
+        (Changes(params={"max_tokens": 9}), WARM, ""),  # the outputs part before their ends
+        (Changes(params={"max_tokens": 9, "seed": 2}), WARM, "seed=2"),
+        (Changes(engine={"drafter": "ngram"}), WARM, "drafter=ngram"),  # other drafts, other coins
+        (Changes(engine={"drafter": "ngram"}), GREEDY, ""),
+        (Changes(coins={(4, 0): 0.1}), WARM, "coin of node 0 0.1"),
+        (Changes(coins={(4, 0): 0.1}), GREEDY, ""),
+        (Changes(outcomes={(4, 0): False}), GREEDY, "node 0 rejected"),
+        (Changes(tokens={4: 65}), GREEDY, "token 65"),
+        (Changes(tail=(1, [3])), GREEDY, "last 1 token replaced by 1"),
+        (Changes(), WARM, ""),
+    ],
+)
+def test_what_can_matter_is_named(changes, before, expected):
+    assert told(changes, before) == expected
+
+
+def test_the_end_of_an_output_is_explained_by_its_length():
+    assert told(Changes(params={"max_tokens": 9}), GREEDY, ended=True) == "max_tokens=9"
+
+
+def test_a_greedy_run_that_is_not_lossless_follows_its_drafts():
+    assert told(Changes(engine={"drafter": "synthetic:0.5"}), GREEDY, lossless=False) == "drafter=synthetic:0.5"
