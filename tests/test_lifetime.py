@@ -1,9 +1,9 @@
 """Nothing outlives its terminal or its parent, however either died, and captures stay whole."""
 
 import contextlib
-import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from specscope.trace.reading import read_capture
-from tests.processes import SPECSCOPE, Terminal
-from tests.waiting import HANG_SECONDS
+from tests.processes import SPECSCOPE, Terminal, free_port
+from tests.waiting import HANG_SECONDS, until
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FLUSH_SECONDS = 30.0  # a line a half second, and the bus's tenth: more only where lines are held back
@@ -206,17 +206,24 @@ def test_killed_a_hundred_times(terminal, model, prompts, tmp_path):
 
 
 def test_what_is_started_in_the_background_ends_with_its_shell():
-    """A process without any terminal, whose parent dies."""
-    script = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdin=0).pid, flush=True); os._exit(0)"
-    read, write = os.pipe()
-    command = [*SPECSCOPE, "tui", "--web", "--web-port", "18377", "--", "replay", "traces/ngram.jsonl"]
-    if os.fork() == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        os.setsid()
-        os.dup2(write, 1)
-        os.execv(sys.executable, [sys.executable, "-c", script, *command])
-    os.close(write)
-    os.wait()
-    child = psutil.Process(int(os.read(read, 100)))
-    os.close(read)
-    assert psutil.wait_procs([child], timeout=HANG_SECONDS)[1] == []
+    """A process without any terminal, whose parent dies after it has begun: before, nobody can know whose child it was."""
+    script = """if True:
+        import os, subprocess, sys
+        nothing = subprocess.DEVNULL
+        child = subprocess.Popen(sys.argv[1:], stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
+        print(child.pid, child.stderr.readline(), flush=True)
+        os._exit(0)"""
+    command = [*SPECSCOPE, "tui", "--web", "--web-port", str(free_port()), "--", "replay", "traces/ngram.jsonl"]
+    shell = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    pid, line = shell.stdout.split(maxsplit=1)
+    assert "serving" in line
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(pid))
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)  # where nobody reaps orphans

@@ -23,6 +23,7 @@ from PIL import Image
 from specscope.cli.web import SESSIONS, make_server, serve
 from specscope.errors import UserError
 from specscope.tui import palette
+from tests.processes import free_port
 from tests.waiting import HANG_SECONDS, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,12 +31,6 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 COLOURS = {name: palette.style(name, True).color.triplet for name in ("accepted", "rejected", "recovered")}
 PAPER = (0xFB, 0xFB, 0xF8)  # the light theme's background
 SAMPLE = Path(__file__).parents[2] / "traces" / "sampled.jsonl"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def answers(port):
