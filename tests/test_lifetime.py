@@ -206,7 +206,7 @@ def test_killed_a_hundred_times(terminal, model, prompts, tmp_path):
 
 
 def test_what_is_started_in_the_background_ends_with_its_shell():
-    """A process without any terminal, whose parent dies after it has begun: before, nobody can know whose child it was."""
+    """A process without any terminal, whose parent dies once it has begun: before, nobody knows whose child it was."""
     script = """if True:
         import os, subprocess, sys
         nothing = subprocess.DEVNULL
