@@ -30,25 +30,25 @@ EXTRAS = {
 }
 
 
-def main() -> None:
+def main(command: click.Group = cli, name: str = "specscope") -> None:
     """Run the command; errors that users can fix become one line and exit code 2."""
     open_streams()
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what is lost is counted and shown at the end
-    code = _guarded(_run)
+    code = _guarded(lambda: _run(command, name))
     code = _guarded(flush_output) or code  # printed text must not be lost silently
     sys.exit(code)
 
 
-def _run() -> None:
+def _run(command: click.Group, name: str) -> None:
     """Run the command. Not through click's own main, which hides broken pipes."""
     if "_SPECSCOPE_COMPLETE" in os.environ:
-        cli.main(prog_name="specscope")
+        command.main(prog_name=name)
     with (
         tidy_end(),
         watched() as lifetime,
-        cli.make_context("specscope", sys.argv[1:], obj=lifetime) as context,
+        command.make_context(name, sys.argv[1:], obj=lifetime) as context,
     ):
-        cli.invoke(context)
+        command.invoke(context)
 
 
 def _guarded(work: Callable[[], None]) -> int:
@@ -93,12 +93,12 @@ def _unexpected(error: Exception) -> int:
     return 70
 
 
-def entry() -> None:
+def entry(command: click.Group = cli, name: str = "specscope") -> None:
     """The program: `main`, then an immediate exit; an interpreter with torch takes a second to shut down."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no child looks for modules in the current folder: multiprocessing's would
     code = 0
     try:
-        main()
+        main(command, name)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     if "torch" not in sys.modules:

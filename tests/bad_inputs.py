@@ -587,7 +587,6 @@ def flags() -> list[Case]:
     cases += [Case("choice", (*CAPTURE, f"{flag}={value}"), GOOD, flag) for flag in CHOICES for value in NO_CHOICES]
     cases += [Case("port", ("tui", "--web", f"--web-port={value}"), {}, "--web-port") for value in ["0", *NO_NUMBERS]]
     cases += [Case("port", ("tui", "--listen=x:1", f"--http-port={x}"), {}, "--http-port") for x in ["-1", *NO_NUMBERS]]
-    cases += [Case("rounds", ("bench", "replay", PLANTED, f"--rounds={x}"), {}, "--rounds") for x in ["0", *NO_NUMBERS]]
     return cases
 
 
@@ -758,7 +757,7 @@ def outputs() -> list[Case]:
     cases += [Case("page", ("report", "c.jsonl", f"--html={x}"), held) for x in ["", *pages]]
     cases += [Case("page", ("compare", "c.jsonl", PLANTED, f"--html={x}"), held) for x in ["", *pages]]
     cases += [
-        Case("figures", ("bench", "cpu", f"--json={x}"), held)
+        Case("figures", ("bench", "serve", "http://127.0.0.1:9", f"--json={x}"), held)
         for x in ("", ".", "good.txt", "other.jsonl", "c.jsonl", "no/x")
     ]
     folders = ("", ".", "sub", "c.jsonl", "c.jsonl/x", "none/tables", "loop", "dangling", "pipe", "/dev/null", "/proc")

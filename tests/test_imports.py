@@ -25,7 +25,9 @@ ALLOWED = {
     "serve": {"vllm", "live", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
-    "bench": {"live", "engine", "speculate", "model", "kernels", "trace", "debug", "tui", "remote", "train", "watch"},
+    "measure": {"analyze", "live", "engine", "speculate", "model", "kernels", "trace", "debug", "specscope"},
+    "bench": {"measure", "engine", "watch", "trace"},
+    "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
 LIGHT = ["trace", "remote", "watch", "analyze", "debug", "tui"]
 # audit and diagnose run models: they import these when they do

@@ -1,1 +1,1 @@
-"""What `specscope bench` measures."""
+"""`specscope bench serve`: a load client for any OpenAI-compatible server. No torch."""

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specscope.analyze.audit.audit import audit
 from specscope.cli.captures import judge_each, need_steps
-from specscope.cli.judges import audit_options
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
+from specscope.measure.judges import audit_options
 from specscope.terminal import text_console
 
 
@@ -40,7 +40,7 @@ def audit_captures(
         hush(gguf=True)
         with progress_bar() as progress:
             if again:
-                from specscope.cli.audit_again import audit_again
+                from specscope.measure.audit_again import audit_again
 
                 found = audit_again(reader.history, file, target, draft_model, sample, progress)
             else:

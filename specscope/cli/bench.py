@@ -1,338 +1,203 @@
-"""The verbs of `specscope bench`. Each imports what it measures when it runs."""
+"""`specscope bench`: the flags of its verb `serve`."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from specscope.cli.bench_files import json_option, plot_file
-from specscope.cli.bench_serve import bench_serve
-from specscope.cli.numbers import real_from, whole_from
-from specscope.cli.options import engine_config, engine_options
-from specscope.engine.config import EngineConfig
-from specscope.live.start import check_places, share_cores
+from specscope.cli.numbers import Number, real_from, whole_from
+from specscope.errors import UserError
+from specscope.trace.params import PARAM_TYPES
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-rounds_option = click.option(
-    "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
-)
+MOST = 64  # numbers in a list
+MOST_SERVERS = 8
 
 
-def checked(flags: dict[str, Any]) -> EngineConfig:
-    """What to measure. Raises UserError for what is not there, before seconds go into importing torch."""
-    config = engine_config(flags)
-    check_places(config)
-    return config
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
+    """Several numbers, with commas between them."""
+
+    name = "numbers"
+
+    def __init__(self, kind: Number) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:  # noqa: ANN401
+        """Of text, or of a default as it is."""
+        if not isinstance(value, str):
+            return tuple(value)
+        words = value.split(",")
+        if len(words) > MOST:
+            raise UserError(f"{param.opts[0] if param else 'the list'} takes at most {MOST} numbers")
+        return tuple(self.kind.convert(word, param, ctx) for word in words)
 
 
-def paired(function: F) -> F:
-    """The flags of every benchmark that compares engines."""
-    return rounds_option(json_option(engine_options(function)))
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = [
+    click.option("--model", metavar="NAME", help="Model to ask for.  [default: the first that the server lists]"),
+    click.option(
+        "--dataset",
+        metavar="FILE",
+        help="ShareGPT's JSON, SPEED-Bench's, Spec-Bench's or vLLM's custom JSON Lines, a prompt file, or lines of "
+        "text.  [default: 65 built-in prompts]",
+    ),
+    click.option(
+        "--rate",
+        type=Numbers(real_from(0.001, 1e6)),
+        metavar="R,...",
+        help="Requests per second, with random arrival times; several values are run one after another.",
+    ),
+    click.option(
+        "--concurrency",
+        type=Numbers(whole_from(1, 10_000)),
+        metavar="N,...",
+        help="Requests at once; each answer starts the next request.  [default: 1]",
+    ),
+    click.option(
+        "--requests", type=whole_from(1, 100_000), default=100, show_default=True, metavar="N", help="Requests per run."
+    ),
+    click.option(
+        "--max-tokens",
+        type=Number(PARAM_TYPES["max_tokens"]),
+        metavar="N",
+        help="Maximum output tokens per request.  [default: as the dataset says, else 128]",
+    ),
+    click.option(
+        "--temperature",
+        type=Number(PARAM_TYPES["temperature"]),
+        default=0.0,
+        metavar="T",
+        help="Sampling temperature; 0 is greedy.  [default: 0]",
+    ),
+    click.option(
+        "--seed",
+        type=Number(PARAM_TYPES["seed"]),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Seed of arrival times, prompt order and sampling.",
+    ),
+    click.option(
+        "--burstiness",
+        type=real_from(0.05, 1000),
+        default=1.0,
+        metavar="B",
+        help="Shape of the gamma distribution of the gaps between requests: 1 is Poisson, less is burstier.  "
+        "[default: 1]",
+    ),
+    click.option(
+        "--warm-up",
+        type=whole_from(0, 10_000),
+        default=4,
+        show_default=True,
+        metavar="N",
+        help="Requests that are not counted, before each load.",
+    ),
+    click.option(
+        "--rounds",
+        type=whole_from(1, 100),
+        metavar="N",
+        help="How many times each load is run, servers in turn.  [default: 1; 3 with several servers]",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Ask for max-tokens tokens whatever the text (vLLM, SGLang)."),
+    click.option(
+        "--timeout",
+        type=real_from(0.1, 1e6),
+        default=600.0,
+        metavar="S",
+        help="Seconds that an answer may take.  [default: 600]",
+    ),
+    click.option("--chat/--completions", default=True, help="Which endpoint to use.  [default: chat]"),
+    click.option(
+        "--percentiles",
+        type=Numbers(real_from(0, 100)),
+        default=(99.0,),
+        metavar="P,...",
+        help="Percentiles of the times.  [default: 99]",
+    ),
+    click.option(
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        show_default=True,
+        metavar="NAME",
+        help="Environment variable that holds the API key, if there is one.",
+    ),
+    click.option("--detailed", is_flag=True, help="With --json: also the times of each request."),
+    click.option(
+        "--plot", metavar="FILE", callback=plot_file, help="Draw latency over load to this file, .svg or .png."
+    ),
+]
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure speed, memory and the cost of observation.
+    """Measure servers under load.
 
     \b
-      specscope bench cpu
       specscope bench serve http://127.0.0.1:8000 --concurrency 1,8,32
-
-    Comparisons are ratios of medians from interleaved A/B runs.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-        return
-    share_cores()
 
 
-bench.add_command(bench_serve)
-
-
-@bench.command("cpu")
-@paired
-def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare tokens/s with transformers' generate().
-
-    \b
-      specscope bench cpu --rounds 3
-
-    At batch 1 and 8; also n-gram and the default drafter on copy-heavy prompts, and the default drafter on unseen ones.
-    """
-    config = checked(flags)
-    from specscope.bench.cpu import run_cpu
-
-    run_cpu(config, rounds, json_file)
-
-
-@bench.command("peers")
-@paired
-@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
-def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare tokens/s with generate() and, with --vllm, vLLM.
-
-    \b
-      specscope bench peers --vllm /path/to/vllm/bin/python
-
-    At batch 1.
-    """
-    config = checked(flags)
-    from specscope.bench.peers import run_peers
-
-    run_peers(config, vllm, rounds, json_file)
-
-
-@bench.command("scale")
-@paired
-@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
-@click.option("--plot", metavar="FILE", callback=plot_file, help="Write the curves to this file, .svg or .png.")
-def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Measure tokens/s over batch size, context length and mixed batches.
-
-    \b
-      specscope bench scale --plot curves.svg
-
-    Plain decoding, beside transformers and, with --vllm, vLLM; and what contexts add to a step, beside the time that
-    their bytes take.
-    """
-    config = checked(flags)
-    from specscope.bench.scale import run_scale
-
-    run_scale(config, rounds, json_file, vllm=vllm, plot=plot)
-
-
-@bench.command("adaptive")
-@click.option(
-    "--steps", type=whole_from(20, 10**5), metavar="N", default=240, show_default=True, help="Steps of each mix."
-)
+@bench.command("serve")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
 @json_option
-@engine_options
-def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare adaptive trees with plain decoding and fixed trees.
+@_options
+def bench_serve(
+    urls: tuple[str, ...],
+    json_file: str | None,
+    rate: tuple[float, ...] | None,
+    concurrency: tuple[int, ...] | None,
+    plot: str | None,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Measure throughput and latency of OpenAI-compatible servers.
 
     \b
-      specscope bench adaptive --steps 120
+      specscope bench serve http://127.0.0.1:8000 --concurrency 1,8,32
+      specscope bench serve http://127.0.0.1:8000 --rate 1,2,4 --plot rate.svg
+      specscope bench serve http://127.0.0.1:8000 http://127.0.0.1:8001
 
-    Eleven mixes of prompts, batch sizes and temperatures. The KV cache has at least 4 GiB.
+    Several servers get the same requests in turn, and the first is compared with the others.
     """
-    config = checked(flags)
-    from specscope.bench.adaptive import run_adaptive
-
-    run_adaptive(config, steps, json_file)
-
-
-@bench.command("kernels")
-@json_option
-def bench_kernels(json_file: str | None) -> None:
-    """Compare each Triton kernel with its memory traffic (needs a GPU).
-
-    \b
-      specscope bench kernels
-
-    Attention is also compared with SDPA and FlexAttention.
-    """
-    from specscope.bench.kernels import run_kernels
-
-    run_kernels(json_file)
+    if len(urls) > MOST_SERVERS:
+        raise UserError(f"at most {MOST_SERVERS} servers can be measured in turn")
+    if rate and concurrency:
+        raise UserError("give either --rate or --concurrency")
+    if flags["detailed"] and json_file is None:
+        raise UserError("--detailed needs --json FILE")
+    sys.exit(_run(urls, json_file, rate, concurrency or (1,), plot, flags))
 
 
-@bench.command("gpu")
-@json_option
-def bench_gpu(json_file: str | None) -> None:
-    """Measure verify steps of 8B and 1.7B shapes (needs a GPU).
+def _run(
+    urls: tuple[str, ...],
+    json_file: str | None,
+    rates: tuple[float, ...] | None,
+    concurrencies: tuple[int, ...],
+    plot: str | None,
+    flags: dict[str, Any],
+) -> int:
+    from specscope.bench.endpoint import RequestOptions, base_url
+    from specscope.bench.loads import Load
+    from specscope.bench.sweep import LoadPlan, run_serve
 
-    \b
-      specscope bench gpu --json figures.json
-
-    They are compared with their memory traffic and with generate().
-    """
-    from specscope.bench.gpu import run_gpu
-
-    run_gpu(json_file)
-
-
-@bench.command("growth")
-@json_option
-def bench_growth(json_file: str | None) -> None:
-    """Measure how time grows with context length and batch size.
-
-    \b
-      specscope bench growth
-
-    Prints each curve and the exponent fitted to it.
-    """
-    from specscope.bench.growth import run_growth
-
-    run_growth(json_file)
-
-
-@bench.command("debug")
-@paired
-def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Measure the cost of a debugging session and of breakpoints.
-
-    \b
-      specscope bench debug
-
-    The breakpoints are twenty conditional ones that never hit.
-    """
-    config = checked(flags)
-    from specscope.bench.debug import run_debug
-
-    run_debug(config, rounds, json_file)
-
-
-@bench.command("attach")
-@click.argument("sample", metavar="CAPTURE")
-@click.option(
-    "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send steps."
-)
-def bench_attach(sample: str, seconds: int) -> None:
-    """Test whether an attached screen keeps up with 200 steps/s.
-
-    \b
-      specscope bench attach run.jsonl --seconds 20
-
-    The steps are taken from CAPTURE. Also measures how fast the screen answers keys.
-    """
-    from specscope.bench.attach import run_attach
-
-    run_attach(sample, seconds)
-
-
-@bench.command("observe")
-@paired
-@click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
-def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Measure the cost of capture, metrics and the screen.
-
-    \b
-      specscope bench observe --no-screen
-
-    Tokens/s with them over tokens/s with everything off.
-    """
-    config = checked(flags)
-    from specscope.bench.observe import run_observe
-
-    run_observe(config, rounds, json_file, screen=screen)
-
-
-@bench.command("traces")
-@click.option(
-    "--step-ms",
-    type=real_from(0.1, 10_000),
-    metavar="MS",
-    default=20.0,
-    show_default=True,
-    help="Step time assumed for the rates per second.",
-)
-@json_option
-@engine_options
-def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Measure how many bytes and spans each step sends to an OTLP endpoint.
-
-    \b
-      specscope bench traces --step-ms 10
-
-    For each trace level, evidence level and sampling ratio: measured, then
-    extrapolated to 1,000 engines.
-    """
-    config = checked(flags)
-    from specscope.bench.traces import run_traces
-
-    run_traces(config, step_ms, json_file)
-
-
-@bench.command("rules")
-@paired
-def bench_rules(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare the rules of verification: acceptance length and tokens/s.
-
-    \b
-      specscope bench rules --tree 3x2
-
-    At batch 8, greedy and at temperature 0.8, with a chain, a static tree and a dynamic one, or --tree.
-    """
-    config = checked(flags)
-    from specscope.bench.rules import run_rules
-
-    run_rules(config, rounds, json_file)
-
-
-@bench.command("text")
-@paired
-def bench_text(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare drafters that look into the text, the head, and both.
-
-    \b
-      specscope bench text
-
-    Acceptance length and tokens/s, over ten edits of one file and on unseen prompts.
-    """
-    config = checked(flags)
-    from specscope.bench.text import run_text
-
-    run_text(config, rounds, json_file)
-
-
-@bench.command("waiting")
-@paired
-@click.option("--requests", type=whole_from(1, 64), metavar="N", default=6, show_default=True, help="Requests at once.")
-def bench_waiting(rounds: int, requests: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Compare the ways in which idle threads can wait.
-
-    \b
-      specscope bench waiting --requests 4
-
-    The time of a step, on a quiet machine and beside busy processes.
-    """
-    config = checked(flags)
-    from specscope.bench.waiting import run_waiting
-
-    run_waiting(config, rounds, requests, json_file)
-
-
-@bench.command("replay")
-@click.argument("sample", metavar="CAPTURE")
-@click.option(
-    "--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="How often to measure."
-)
-@click.option(
-    "--steps",
-    type=whole_from(100, 1_000_000),
-    metavar="N",
-    default=10_000,
-    show_default=True,
-    help="Steps of the long capture.",
-)
-def bench_replay(sample: str, rounds: int, steps: int) -> None:
-    """Measure time to the first screen, and memory, of a long capture.
-
-    \b
-      specscope bench replay run.jsonl --steps 2000
-
-    The capture is made of CAPTURE's steps.
-    """
-    from specscope.bench.replay import run_replay
-
-    run_replay(sample, rounds, steps)
-
-
-@bench.command("widgets")
-@click.option("--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True)
-def bench_widgets(rounds: int) -> None:
-    """Compare frames of Textual's own widgets with specscope's.
-
-    \b
-      specscope bench widgets
-
-    The screens of specscope draw lines instead of using those widgets.
-    """
-    from specscope.bench.widgets import run_widgets
-
-    run_widgets(rounds)
+    for url in urls:
+        base_url(url)
+    loads = [Load(rate=one) for one in rates] if rates else [Load(concurrency=one) for one in concurrencies]
+    request = RequestOptions(
+        **{name: flags.pop(name) for name in ("chat", "max_tokens", "temperature", "seed", "ignore_eos", "timeout")}
+    )
+    flags["rounds"] = flags["rounds"] or (1 if len(urls) == 1 else 3)
+    key = os.environ.get(flags.pop("api_key_env")) or None
+    return run_serve(LoadPlan(urls, loads, request, key=key, **flags), json_file, plot)

@@ -113,8 +113,8 @@ def _examine(
 
 def _options(history: History, asked: Asked) -> tuple[Options | None, str]:
     """The models that judge; or why there are none, where nobody named one. Raises UserError for one that was named."""
-    from specscope.cli.judges import audit_options
     from specscope.live.start import share_cores
+    from specscope.measure.judges import audit_options
 
     share_cores()
     from specscope.model.quiet import hush

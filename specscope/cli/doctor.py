@@ -93,8 +93,8 @@ def examine_gpu(device: str | None = None, target: str | None = None) -> Iterato
     if where.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA GPU here: torch sees none (specscope doctor shows what this machine has)")
     pick_backend("triton", where)
-    from specscope.bench.device import device_info
-    from specscope.bench.gpu_check import FULL, SMALL, check_gpu  # imports triton
+    from specscope.measure.device import device_info
+    from specscope.measure.gpu_check import FULL, SMALL, check_gpu  # imports triton
 
     yield Finding("device", True, ", ".join(device_info(where).values()))
     remedy = "run with --backend torch, and report this line"

@@ -163,9 +163,9 @@ def _tune(
 def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
     """The engine that the captures tell of. Raises UserError."""
     from specscope.cli.audit import progress_bar
-    from specscope.cli.audit_again import engine_config_of
-    from specscope.cli.judges import audit_options
     from specscope.live.start import share_cores, start_engine
+    from specscope.measure.audit_again import engine_config_of
+    from specscope.measure.judges import audit_options
     from specscope.trace.rules import BLOCK, STANDARD
 
     share_cores()
@@ -183,18 +183,20 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
 
 
 def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> StepCosts:  # noqa: ANN401
-    from specscope.bench.step_costs import measure_costs
     from specscope.cli.audit import progress_bar
-    from specscope.cli.tune_work import work_of
+    from specscope.measure.step_costs import measure_costs
+    from specscope.measure.tune_work import work_of
 
     with progress_bar() as progress:
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
 
 
 def _check(found: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
-    from specscope.cli.tune_work import checked
+    from specscope.cli.audit import progress_bar
+    from specscope.measure.tune_work import checked
 
-    return checked(found, data, engine, batch, nodes, prompts)
+    with progress_bar() as progress:
+        return checked(found, data, engine, batch, nodes, prompts, progress)
 
 
 def _show(found: Tuning, *, as_json: bool, plot: str | None) -> None:

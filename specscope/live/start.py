@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # What OpenMP libraries read of how their threads wait: GNU's, and Intel's and LLVM's.
 WAITING_NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-SPINS = "1000"  # of GNU's, about 5 us; its own choice is 300,000. `specscope bench waiting` has the figures.
+SPINS = "1000"  # of GNU's, about 5 us; its own choice is 300,000. BENCHMARKS.md has the figures.
 LOOK_SECONDS = 0.1  # in which the others are watched
 BUSY = 0.6  # processors that others may keep busy: a screen that draws takes a quarter
 

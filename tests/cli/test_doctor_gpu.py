@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from specscope.bench import device as device_module
-from specscope.bench import gpu_check
 from specscope.cli import doctor
 from specscope.errors import UserError
 from specscope.kernels import kv_write, tree_verify
+from specscope.measure import device as device_module
+from specscope.measure import gpu_check
 from tests.cli.test_main import specscope
 
 CPU = torch.device("cpu")

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from specscope.bench.paired import write_figures
+from benchmarks.__main__ import bench as benchmarks
 from specscope.cli.main import cli
+from specscope.measure.paired import write_figures
 from tests.test_bad_input import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -115,14 +116,12 @@ def test_a_file_whose_name_is_not_text(tmp_path):
 
 def test_every_benchmark_writes_under_its_own_schema():
     """Running them takes minutes: what they call is looked at."""
-    for verb in verbs():
-        if verb.startswith("bench "):
-            name = verb.removeprefix("bench ")
-            file = "serve/sweep.py" if name == "serve" else f"{name}.py"
-            tree = ast.parse((TRACES.parent / "specscope/bench" / file).read_text())
-            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-            written = [call.args[1] for call in calls if call.func.id in ("write_figures", "write_json")]
-            assert [ast.literal_eval(one) for one in written] == [name], verb
+    files = {name: f"benchmarks/{name}.py" for name in verbs(benchmarks)}
+    for name, file in {**files, "serve": "specscope/bench/sweep.py"}.items():
+        tree = ast.parse((TRACES.parent / file).read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        written = [call.args[1] for call in calls if call.func.id in ("write_figures", "write_json")]
+        assert [ast.literal_eval(one) for one in written] == [name], name
 
 
 def test_the_file_of_a_benchmark(tmp_path):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.replay import lengthen
 from specscope.analyze.export.schema import SCHEMAS
-from specscope.bench.replay import lengthen
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
 from tests.waiting import HANG_SECONDS, until

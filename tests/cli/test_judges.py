@@ -7,9 +7,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from specscope import Engine
-from specscope.cli.audit_again import engine_config_of
-from specscope.cli.judges import audit_options
 from specscope.errors import UserError
+from specscope.measure.audit_again import engine_config_of
+from specscope.measure.judges import audit_options
 from specscope.model.bundled import NAME
 from specscope.trace.history import History
 from tests.heads import head_tensors, write_head

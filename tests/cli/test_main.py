@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_a_valid_capture(model, tmp_path):
 
 def test_help_and_version_are_quick_to_read():
     assert specscope("--version").stdout.startswith("specscope")
-    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["bench"], ["bench", "cpu"], ["doctor"]):
+    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["bench"], ["bench", "serve"], ["doctor"]):
         done = specscope(*words, "--help")
         assert done.returncode == 0
         assert "Usage:" in done.stdout
@@ -156,7 +156,6 @@ def test_an_unknown_fast_path_is_refused(prompts, model, tmp_path):
 
 BAD = {
     "no such model": (["capture", "P", "-o", "O", "--target", "./nothing"], "no model at ./nothing"),
-    "no such model to measure": (["bench", "peers", "--target", "./nothing"], "no model at ./nothing"),
     "no such prompts": (["capture", "./none.txt", "-o", "O"], "cannot read the prompts ./none.txt"),
     "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
     "bad temperature": (["capture", "P", "-o", "O", "--temperature", "-1"], "temperature must be 0"),
@@ -251,7 +250,6 @@ def test_a_tree_that_cannot_be_read_names_every_form_without_torch(words):
     "name",
     [
         "no such model",
-        "no such model to measure",
         "no such head",
         "bad device",
         "device of another kind",

@@ -113,7 +113,7 @@ def test_a_capture_without_drafts_is_refused(tmp_path):
 
 def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     """The whole way on a tiny engine: capture, costs, choice, check on other prompts."""
-    from specscope.bench import step_costs
+    from specscope.measure import step_costs
 
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)
     lines = tmp_path / "prompts.txt"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specscope import Engine, SamplingParams
-from specscope.bench.prompts import COPYING, PLAIN
+from specscope.measure.prompts import COPYING, PLAIN
 
 TOKENS = 128
 PROMPTS = [

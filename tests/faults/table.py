@@ -15,7 +15,7 @@ import torch
 
 from specscope.analyze.diagnose.diagnosis import Diagnosis
 from specscope.analyze.diagnose.run import examine
-from specscope.cli.judges import audit_options
+from specscope.measure.judges import audit_options
 from specscope.trace.reading import read_capture
 from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from specscope.bench.prompts import COPYING, PLAIN
+from specscope.measure.prompts import COPYING, PLAIN
 from tests.faults.models import story
 from tests.vllm.planted import ENGINES, HERE, RUNS, Run
 

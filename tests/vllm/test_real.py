@@ -21,8 +21,8 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit, Result
 from specscope.analyze.verify.trial import judge
-from specscope.bench.prompts import COPYING, PLAIN
-from specscope.cli.judges import audit_options
+from specscope.measure.judges import audit_options
+from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
 from specscope.trace.reading import read_capture
 from tests.vllm.test_device import assert_same

@@ -1,7 +1,7 @@
 """Lines: a scrolling widget that draws ready-made lines, and redraws only those that changed.
 
 Textual's own DataTable, Tree, Sparkline and Footer cost 6, 3.5, 2 and 23 times as much a frame, on a screen that may
-take 3 % of a machine beside an engine: `specscope bench widgets` measures it.
+take 3 % of a machine beside an engine: measured once, with a benchmark that is gone.
 """
 
 from __future__ import annotations

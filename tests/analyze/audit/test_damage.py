@@ -179,7 +179,7 @@ def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "sampled"])
 def test_damage_of_the_samples_is_never_an_exception(tmp_path, name):
-    from specscope.cli.judges import audit_options
+    from specscope.measure.judges import audit_options
     from tests.trace.damage import TRACES
 
     lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]

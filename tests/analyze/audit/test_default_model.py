@@ -4,8 +4,8 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
-from specscope.bench.prompts import PLAIN
-from specscope.cli.judges import audit_options
+from specscope.measure.judges import audit_options
+from specscope.measure.prompts import PLAIN
 from specscope.trace.history import History
 from tests.analyze.audit.runs import failed
 

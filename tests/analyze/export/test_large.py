@@ -7,9 +7,9 @@ import weakref
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.replay import lengthen
 from specscope.analyze.export import exporting
 from specscope.analyze.export.streamed import Streamed
-from specscope.bench.replay import lengthen
 from tests.bad_inputs import PLANTED
 
 STEPS, MEGABYTES = 100_000, 1000

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
-from specscope.cli.judges import audit_options
+from specscope.measure.judges import audit_options
 from specscope.trace.reading import read_capture
 from tests.faults.models import DRAFT, HEAD, TARGET
 from tests.faults.planted import FAULTS

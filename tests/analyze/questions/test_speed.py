@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks.replay import lengthen
 from specscope.analyze.questions.acceptance import by_condition
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.calibration import calibration
@@ -16,7 +17,6 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import missed
 from specscope.analyze.questions.rejections import rejections
 from specscope.analyze.report import build_report
-from specscope.bench.replay import lengthen
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.reading import read_capture
 from specscope.trace.tree import Drawn

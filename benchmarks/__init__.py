@@ -1,0 +1,1 @@
+"""What the developers measure: `python -m benchmarks NAME`. Not in the wheel."""

@@ -1,0 +1,256 @@
+"""`python -m benchmarks NAME`: the developers' measurements. Each imports what it measures when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from specscope.__main__ import entry
+from specscope.cli.bench_files import json_option, plot_file
+from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.options import engine_config, engine_options
+from specscope.engine.config import EngineConfig
+from specscope.live.start import check_places, share_cores
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+rounds_option = click.option(
+    "--rounds", type=whole_from(1, 100), metavar="N", default=5, show_default=True, help="Rounds of interleaved A/B."
+)
+
+
+def checked(flags: dict[str, Any]) -> EngineConfig:
+    """What to measure. Raises UserError for what is not there, before seconds go into importing torch."""
+    config = engine_config(flags)
+    check_places(config)
+    return config
+
+
+def paired(function: F) -> F:
+    """The flags of every benchmark that compares engines."""
+    return rounds_option(json_option(engine_options(function)))
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
+    """Measure speed, memory and the cost of observation.
+
+    Comparisons are ratios of medians from interleaved A/B runs. Servers are measured by `specscope bench serve`.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        return
+    share_cores()
+
+
+@bench.command("cpu")
+@paired
+def bench_cpu(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare tokens/s with transformers' generate().
+
+    \b
+      python -m benchmarks cpu --rounds 3
+
+    At batch 1 and 8; also n-gram and the default drafter on copy-heavy prompts, and the default drafter on unseen ones.
+    """
+    config = checked(flags)
+    from benchmarks.cpu import run_cpu
+
+    run_cpu(config, rounds, json_file)
+
+
+@bench.command("peers")
+@paired
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
+def bench_peers(rounds: int, json_file: str | None, vllm: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare tokens/s with generate() and, with --vllm, vLLM.
+
+    \b
+      python -m benchmarks peers --vllm /path/to/vllm/bin/python
+
+    At batch 1.
+    """
+    config = checked(flags)
+    from benchmarks.peers import run_peers
+
+    run_peers(config, vllm, rounds, json_file)
+
+
+@bench.command("scale")
+@paired
+@click.option("--vllm", metavar="PYTHON", help="bin/python of an environment with vLLM: also measure that.")
+@click.option("--plot", metavar="FILE", callback=plot_file, help="Write the curves to this file, .svg or .png.")
+def bench_scale(rounds: int, json_file: str | None, vllm: str | None, plot: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure tokens/s over batch size, context length and mixed batches.
+
+    \b
+      python -m benchmarks scale --plot curves.svg
+
+    Plain decoding, beside transformers and, with --vllm, vLLM; and what contexts add to a step, beside the time that
+    their bytes take.
+    """
+    config = checked(flags)
+    from benchmarks.scale import run_scale
+
+    run_scale(config, rounds, json_file, vllm=vllm, plot=plot)
+
+
+@bench.command("adaptive")
+@click.option(
+    "--steps", type=whole_from(20, 10**5), metavar="N", default=240, show_default=True, help="Steps of each mix."
+)
+@json_option
+@engine_options
+def bench_adaptive(steps: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Compare adaptive trees with plain decoding and fixed trees.
+
+    \b
+      python -m benchmarks adaptive --steps 120
+
+    Eleven mixes of prompts, batch sizes and temperatures. The KV cache has at least 4 GiB.
+    """
+    config = checked(flags)
+    from benchmarks.adaptive import run_adaptive
+
+    run_adaptive(config, steps, json_file)
+
+
+@bench.command("kernels")
+@json_option
+def bench_kernels(json_file: str | None) -> None:
+    """Compare each Triton kernel with its memory traffic (needs a GPU).
+
+    \b
+      python -m benchmarks kernels
+
+    Attention is also compared with SDPA and FlexAttention.
+    """
+    from benchmarks.kernels import run_kernels
+
+    run_kernels(json_file)
+
+
+@bench.command("gpu")
+@json_option
+def bench_gpu(json_file: str | None) -> None:
+    """Measure verify steps of 8B and 1.7B shapes (needs a GPU).
+
+    \b
+      python -m benchmarks gpu --json figures.json
+
+    They are compared with their memory traffic and with generate().
+    """
+    from benchmarks.gpu import run_gpu
+
+    run_gpu(json_file)
+
+
+@bench.command("debug")
+@paired
+def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure the cost of a debugging session and of breakpoints.
+
+    \b
+      python -m benchmarks debug
+
+    The breakpoints are twenty conditional ones that never hit.
+    """
+    config = checked(flags)
+    from benchmarks.debug import run_debug
+
+    run_debug(config, rounds, json_file)
+
+
+@bench.command("attach")
+@click.argument("sample", metavar="CAPTURE")
+@click.option(
+    "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send steps."
+)
+def bench_attach(sample: str, seconds: int) -> None:
+    """Test whether an attached screen keeps up with 200 steps/s.
+
+    \b
+      python -m benchmarks attach run.jsonl --seconds 20
+
+    The steps are taken from CAPTURE. Also measures how fast the screen answers keys.
+    """
+    from benchmarks.attach import run_attach
+
+    run_attach(sample, seconds)
+
+
+@bench.command("observe")
+@paired
+@click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
+def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Measure the cost of capture, metrics and the screen.
+
+    \b
+      python -m benchmarks observe --no-screen
+
+    Tokens/s with them over tokens/s with everything off.
+    """
+    config = checked(flags)
+    from benchmarks.observe import run_observe
+
+    run_observe(config, rounds, json_file, screen=screen)
+
+
+@bench.command("traces")
+@click.option(
+    "--step-ms",
+    type=real_from(0.1, 10_000),
+    metavar="MS",
+    default=20.0,
+    show_default=True,
+    help="Step time assumed for the rates per second.",
+)
+@json_option
+@engine_options
+def bench_traces(step_ms: float, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Measure how many bytes and spans each step sends to an OTLP endpoint.
+
+    \b
+      python -m benchmarks traces --step-ms 10
+
+    For each trace level, evidence level and sampling ratio: measured, then
+    extrapolated to 1,000 engines.
+    """
+    config = checked(flags)
+    from benchmarks.traces import run_traces
+
+    run_traces(config, step_ms, json_file)
+
+
+@bench.command("replay")
+@click.argument("sample", metavar="CAPTURE")
+@click.option(
+    "--rounds", type=whole_from(1, 100), metavar="N", default=3, show_default=True, help="How often to measure."
+)
+@click.option(
+    "--steps",
+    type=whole_from(100, 1_000_000),
+    metavar="N",
+    default=10_000,
+    show_default=True,
+    help="Steps of the long capture.",
+)
+def bench_replay(sample: str, rounds: int, steps: int) -> None:
+    """Measure time to the first screen, and memory, of a long capture.
+
+    \b
+      python -m benchmarks replay run.jsonl --steps 2000
+
+    The capture is made of CAPTURE's steps.
+    """
+    from benchmarks.replay import run_replay
+
+    run_replay(sample, rounds, steps)
+
+
+if __name__ == "__main__":
+    entry(bench, "python -m benchmarks")

@@ -1,0 +1,68 @@
+"""`python -m benchmarks debug`: what the debugger costs an engine that it does not stop."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.cpu import TOKENS, encode, run_prompts
+from specscope.debug.breakpoints import Breakpoints
+from specscope.debug.stops import StopReason
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.live.local import session_over
+from specscope.measure.paired import Comparison, Side, machine_info, measure_paired, show, write_json
+from specscope.measure.prompts import unseen_prompts
+from specscope.terminal import text_console
+from specscope.trace.params import SamplingParams
+
+PROMPTS = 5
+NEVER = (
+    ("reject", "depth == 1 and p < 0.1 and q > 2"),
+    ("accept", "a > 1.5 and depth >= 1"),
+    ("step", "tau > 99 or committed > 99"),
+    ("emit", '"∎∎" in text'),
+    ("draft", "nodes > 999"),
+    ("bonus", "final_p > 1.5"),
+    ("recover", "accepted > 99"),
+    ("finish", 'request == "nobody"'),
+    ("prefill", "context < 0"),
+    ("step", "ms < 0"),
+)
+
+
+def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
+    """Measure and print: a session without breakpoints, and with twenty conditional ones that never hit."""
+    console = text_console()
+    console.print("loading the engine", style="dim")
+    engine = Engine(config)
+    prompts = encode(engine, unseen_prompts(PROMPTS))
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    twenty = Breakpoints()
+    for event, condition in NEVER * 2:
+        twenty.add(event, condition)
+
+    def alone() -> int:
+        engine.timeline = None
+        return run_prompts(engine, prompts, params)
+
+    def debugged(points: Breakpoints) -> int:
+        engine.timeline = None
+        session = session_over(engine, points)
+        for prompt in prompts:
+            engine.add(prompt, params)
+            assert session.cont().reason is StopReason.END
+        return sum(len(request.output()) for request in session.history.requests.values())
+
+    sides: dict[str, Side] = {
+        "twenty breakpoints": lambda: debugged(twenty),
+        "no breakpoints": lambda: debugged(Breakpoints()),
+        "no debugger": alone,
+    }
+    rates = measure_paired(sides, rounds, console, "batch 1")
+    comparisons = [
+        Comparison("twenty that never hit", "twenty breakpoints", "no breakpoints", 0.97, rates),
+        Comparison("a session without breakpoints", "no breakpoints", "no debugger", 0.98, rates),
+    ]
+    machine = machine_info(engine.run_info.dtype, torch.get_num_threads())
+    show(comparisons, console, machine)
+    write_json(json_file, "debug", comparisons, machine)

@@ -1,0 +1,152 @@
+"""`python -m benchmarks kernels`: each kernel against the bytes that it must move, attention against torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
+
+from specscope.kernels import kv_compact, kv_write, sampling, tree_attention, tree_verify
+from specscope.kernels.flat_trees import NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
+from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.measure.device import Measured, copy_bandwidth, device_info, need_gpu, seconds
+from specscope.measure.paired import write_figures
+from specscope.terminal import text_console
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """The sizes of a batch."""
+
+    batch: int = 8
+    heads: int = 8
+    fold: int = 4
+    size: int = 128
+    vocabulary: int = 131072
+    layers: int = 32
+    dtype: torch.dtype = torch.bfloat16
+
+
+def run_kernels(json_file: str | None, work: Work | None = None, device: torch.device | None = None) -> None:
+    """Measure and print."""
+    device, work, console = device or need_gpu(), work or Work(), text_console()
+    bandwidth = copy_bandwidth(device, 1 << (30 if device.type == "cuda" else 20))
+    console.print(f"copying moves {bandwidth / 1e9:,.0f} GB/s", style="dim")
+    rows = list(measure(work, device, bandwidth))
+    table = Table(title=", ".join(device_info(device).values()), title_justify="left", title_style="dim")
+    for column in ("", "us", "share of copy bandwidth"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    for row in rows:
+        table.add_row(row.name, f"{row.seconds * 1e6:,.1f}", f"{row.share:.2f}")
+    console.print(table)
+    kernels = [row.to_dict() for row in rows]
+    write_figures(json_file, "kernels", {"machine": device_info(device), "bandwidth": bandwidth, "kernels": kernels})
+
+
+def measure(work: Work, device: torch.device, bandwidth: float) -> Iterator[Measured]:
+    """Every kernel at the sizes that matter."""
+
+    def took(name: str, size: int, call: Callable[[], object]) -> Measured:
+        return Measured(name, seconds(call, device), size, bandwidth)
+
+    contexts = (1024, 16384) if device.type == "cuda" else (64,)
+    for context in contexts:
+        for nodes in (0, 8, 32, 64):
+            yield from _attention(work, context, nodes, device, took)
+    width = 2 * work.heads * work.size
+    rows = torch.zeros(4096, width, dtype=work.dtype, device=device)
+    new, slots = torch.randn(512, width, device=device).to(work.dtype), torch.randperm(4096, device=device)[:512]
+    yield took("kv_write, 512 rows", kv_write.kv_write_bytes(rows, new), lambda: kv_write.kv_write(rows, slots, new))
+    layers = kv_compact.LayerPointers([rows.clone() for _ in range(work.layers)])
+    source = torch.arange(work.batch * 6, device=device) * 8 + 3
+    first = torch.arange(work.batch + 1, device=device) * 6
+    moved = kv_compact.kv_compact_bytes(layers, source)
+    yield took(
+        "kv_compact, 6 tokens each", moved, lambda: kv_compact.kv_compact(layers, source, source // 48 * 48, first)
+    )
+    yield from _verification(work, device, took)
+
+
+Took = Callable[[str, int, Callable[[], object]], Measured]
+
+
+def _attention(work: Work, context: int, nodes: int, device: torch.device, took: Took) -> Iterator[Measured]:
+    """The kernel, SDPA with a mask over keys gathered beforehand, and FlexAttention likewise."""
+    fed = 1 + nodes
+    per = -(-(context + fed) // BLOCK)
+    mask = np.eye(fed, dtype=np.bool_)
+    mask[:, 0] = True
+    parts = [
+        Part(range(i * per, (i + 1) * per), context, context + np.minimum(np.arange(fed), 1), mask)
+        for i in range(work.batch)
+    ]
+    batch = TreeBatch.build(parts, device)
+    heads = tree_attention.Heads(work.heads, work.size, work.size)
+    rows = torch.randn(work.batch * per * BLOCK, 2 * work.heads * work.size, device=device).to(work.dtype)
+    query = torch.randn(work.batch * fed, work.heads * work.fold, work.size, device=device).to(work.dtype)
+    size = tree_attention.tree_attention_bytes(query, rows, heads, batch)
+    scale = work.size**-0.5
+    name = f"{context:,} of context, {nodes} nodes"
+    yield took(
+        f"tree_attention, {name}",
+        size,
+        lambda: tree_attention.tree_attention(query, rows, heads, batch, scale=scale),
+    )
+    length = context + fed
+    dense = rows.view(work.batch, per * BLOCK, 2, work.heads, work.size)[:, :length].permute(2, 0, 3, 1, 4).contiguous()
+    key, value = dense[0], dense[1]
+    q = query.view(work.batch, fed, -1, work.size).transpose(1, 2).contiguous()
+    seen = torch.ones(fed, length, dtype=torch.bool, device=device)
+    seen[:, context:] = torch.from_numpy(mask).to(device)
+    bias = torch.zeros(fed, length, dtype=work.dtype, device=device).masked_fill(~seen, -torch.inf)
+    yield took(
+        f"SDPA, {name}",
+        size,
+        lambda: functional.scaled_dot_product_attention(q, key, value, attn_mask=bias, enable_gqa=True),
+    )
+    if device.type == "cuda":
+        yield took(f"FlexAttention, {name}", size, _flex(q, key, value, seen, device))
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, device: torch.device) -> Callable[[], object]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention)
+    block_mask = create_block_mask(
+        lambda b, h, row, slot: seen[row, slot], None, None, query.shape[2], key.shape[2], device=str(device)
+    )
+    return lambda: compiled(query, key, value, block_mask=block_mask, enable_gqa=True)
+
+
+def _verification(work: Work, device: torch.device, took: Took) -> Iterator[Measured]:
+    """Trees of 64 nodes, eight siblings a node, sampled without replacement; and the softmax before it."""
+    nodes, generator = 64, np.random.default_rng(0)
+    parent = np.array([i // 8 - 1 for i in range(nodes)], dtype=np.int32)
+    logits = torch.randn(work.batch * (nodes + 1), work.vocabulary, device=device)
+    heat, min_p = torch.full((len(logits),), 0.8, device=device), torch.zeros(len(logits), device=device)
+    yield took(
+        "probabilities, 65 rows each",
+        sampling.probabilities_bytes(logits),
+        lambda: sampling.probabilities(logits, heat, min_p),
+    )
+    p = sampling.probabilities(logits, heat, min_p)
+    q = sampling.probabilities(logits.roll(1, 0), heat, min_p)
+    trees = []
+    for i in range(work.batch):
+        q_row = np.full(nodes + 1, NOBODY)
+        q_row[:9] = i * (nodes + 1) + np.arange(9)
+        token = generator.choice(work.vocabulary, nodes, replace=False).astype(np.int32)
+        trees.append(
+            Tree(token, parent, np.full(nodes, WITHOUT_REPLACEMENT, np.uint8), generator.random(nodes + 1), q_row)
+        )
+    flat, choices = FlatTrees.build(trees).on(device), torch.zeros(0, dtype=torch.int64, device=device)
+    verify = lambda: tree_verify.tree_verify(flat, p, choices, q)  # noqa: E731
+    moved = tree_verify.tree_verify_bytes(flat, verify(), p)
+    yield took("tree_verify, 64 nodes each", moved, verify)

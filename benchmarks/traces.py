@@ -1,0 +1,235 @@
+"""`python -m benchmarks traces`: bytes and spans a step, by level of evidence and by the share that is kept.
+
+Sizes are of what goes over the wire: OTLP in protobuf, in the batches in which the exporter sends it. They do not
+depend on the machine's load. Rates follow from a stated step time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from rich.table import Table
+
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.measure.paired import write_figures
+from specscope.measure.prompts import COPYING, PLAIN
+from specscope.terminal import text_console
+from specscope.trace.export import SpanSink
+from specscope.trace.params import SamplingParams
+from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.sampling_sink import SamplingSink
+from specscope.trace.spans import SpanLevel
+from specscope.trace.trace_sampling import read_sampling
+from specscope.trace.vocabulary import Vocabulary
+
+REQUESTS, TOKENS = 24, 64
+TREE = "dynamic:8,depth=3,top=4"  # instead of adaptive trees
+RATIOS = (1.0, 0.1, 0.01)
+KEPT = 120  # requests that a row rests on, at least: the run is sent as often as that takes, each time as another run
+ENGINES, PAPER = 1000, (1.0, 0.1, 0.01, 0.001)  # of the table on paper
+LEVELS = (("full", SpanLevel.TREES), ("lean", SpanLevel.TREES), ("lean", SpanLevel.STEPS), ("lean", SpanLevel.REQUESTS))
+LENGTH = 3  # bytes before a span that say how long it is
+OF_ENGINE = ("engine_step", "schedule", "draft", "forward", "verify", "commit", "draft_pass")  # shared by its requests
+
+
+class Wire(SpanExporter):
+    """Counts what an OTLP exporter would send."""
+
+    def __init__(self) -> None:
+        self.spans = self.bytes = self.zipped = self.exports = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """One export, encoded as the real exporters do."""
+        body = encode_spans(spans).SerializeToString()
+        self.spans += len(spans)
+        self.exports += 1
+        self.bytes += len(body)
+        self.zipped += len(gzip.compress(body, 6))
+        return SpanExportResult.SUCCESS
+
+
+class Parts(Wire):
+    """The same, and what the spans of engine steps take of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Wire()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """One export."""
+        for one in encode_spans(spans).resource_spans[0].scope_spans[0].spans:
+            if one.name in OF_ENGINE:
+                self.engine.spans += 1
+                self.engine.bytes += one.ByteSize() + LENGTH
+        return super().export(spans)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one level and ratio send, over all engine steps, those that are left out among them."""
+
+    evidence: str
+    level: str
+    ratio: float
+    kept: float  # share of requests
+    bytes_per_step: float
+    zipped_per_step: float
+    spans_per_step: float
+    expected_per_step: float  # bytes, by the formula
+    thread_ms_per_step: float  # processor time of the sink's thread, without compression
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formula needs, of one level: what a request adds to a step, and what an engine step is by itself.
+
+    The resource, which each export has once, counts to the requests: few more exports than requests are kept.
+    """
+
+    evidence: str
+    level: str
+    request_bytes: float
+    engine_bytes: float
+    request_spans: float
+    engine_spans: float
+
+    def per_step(self, ratio: float, batch: int) -> tuple[float, float]:
+        """(bytes, spans): r B request + (1 - (1 - r)^B) engine: a step goes out if one of its B requests is kept."""
+        goes_out: float = 1 - (1 - ratio) ** batch
+        parts = ratio * batch
+        return (
+            parts * self.request_bytes + goes_out * self.engine_bytes,
+            parts * self.request_spans + goes_out * self.engine_spans,
+        )
+
+
+def run_traces(config: EngineConfig, step_ms: float, json_file: str | None) -> None:
+    """Measure and print."""
+    console = text_console()
+    rows, sizes = list[Row](), list[Sizes]()
+    if config.adapts:  # to measured costs: then sizes would depend on the machine's load
+        config = dataclasses.replace(config, tree=TREE, adaptive=False)
+    for evidence in ("full", "lean"):
+        with console.status(f"running {REQUESTS} requests with {evidence} evidence"):
+            run, vocabulary, records = recorded(dataclasses.replace(config, evidence=evidence))
+        for level in [level for of, level in LEVELS if of == evidence]:
+            with console.status(f"encoding {level} with {evidence} evidence"):
+                sizes.append(measured_sizes(run, vocabulary, records, evidence, level))
+                rows += [measured(run, vocabulary, records, sizes[-1], ratio) for ratio in RATIOS]
+    batch = sum(len(record.requests) for record in records) / len(records)
+    console.print(_measured_table(rows, batch))
+    console.print(_paper_table(sizes, config.max_batch, step_ms))
+    told = {"batch": batch, "rows": list(map(asdict, rows)), "sizes": list(map(asdict, sizes))}
+    write_figures(json_file, "traces", told)
+
+
+def recorded(config: EngineConfig) -> tuple[RunInfo, Vocabulary, list[StepRecord]]:
+    """A run of requests that come and go in full batches."""
+    engine, records = Engine(config), list[StepRecord]()
+    engine.subscribe(records.append, lossless=True)
+    prompts = [*COPYING, *PLAIN]
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    for number in range(REQUESTS):
+        engine.add(engine.turn(prompts[number % len(prompts)]), params)
+    while engine.busy:
+        engine.step()
+    engine.close()
+    return engine.run_info, engine.vocabulary, records
+
+
+def measured_sizes(
+    run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], evidence: str, level: SpanLevel
+) -> Sizes:
+    """Of a run of which everything is kept."""
+    wire = Parts()
+    sink = SamplingSink(SpanSink(wire, run, vocabulary, level), run, read_sampling(1.0, None))
+    for record in records:
+        sink(record)
+    sink.close()
+    steps, parts = len(records), sum(len(record.requests) for record in records)
+    return Sizes(
+        evidence,
+        level.value,
+        (wire.bytes - wire.engine.bytes) / parts,
+        wire.engine.bytes / steps,
+        (wire.spans - wire.engine.spans) / parts,
+        wire.engine.spans / steps,
+    )
+
+
+def measured(run: RunInfo, vocabulary: Vocabulary, records: list[StepRecord], sizes: Sizes, ratio: float) -> Row:
+    """A row: the run sent often enough, each time with other trace ids."""
+    wire, kept, spent = Wire(), 0, 0.0
+    laps = 1 if ratio == 1 else max(1, round(KEPT / ratio / REQUESTS))
+    for lap in range(laps):
+        named = dataclasses.replace(run, run_id=f"bench traces {lap}")
+        spans = SpanSink(wire, named, vocabulary, SpanLevel(sizes.level))
+        stage = SamplingSink(spans, named, read_sampling(ratio, None))
+        began = time.thread_time()
+        for record in records:
+            stage(record)
+        stage.close()
+        spent += time.thread_time() - began
+        kept += stage.decisions.kept.total()
+    steps = laps * len(records)
+    return Row(
+        sizes.evidence,
+        sizes.level,
+        ratio,
+        kept / (laps * REQUESTS),
+        wire.bytes / steps,
+        wire.zipped / steps,
+        wire.spans / steps,
+        sum(sizes.per_step(ratio, len(record.requests))[0] for record in records) / len(records),
+        1000 * spent / steps,
+    )
+
+
+def _measured_table(rows: list[Row], batch: float) -> Table:
+    table = Table(title=f"measured, {batch:.1f} requests a step", title_justify="left", title_style="dim")
+    table.add_column("level, evidence")
+    for name in ("ratio", "requests kept", "bytes/step", "expected", "gzip", "spans/step"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.level}, {row.evidence}",
+            f"{row.ratio:g}",
+            f"{row.kept:.2%}",
+            f"{row.bytes_per_step:,.0f}",
+            f"{row.expected_per_step:,.0f}",
+            f"{row.zipped_per_step:,.0f}",
+            f"{row.spans_per_step:.2f}",
+        )
+    return table
+
+
+def _paper_table(sizes: list[Sizes], batch: int, step_ms: float) -> Table:
+    """What follows for many engines with full batches."""
+    rate = 1000 / step_ms
+    title = (
+        f"on paper: {ENGINES:,} engines, {rate:g} steps/s each ({step_ms:g} ms), B = {batch} requests a step\n"
+        "a step: r B request + (1 - (1 - r)^B) engine"
+    )
+    table = Table(title=title, title_justify="left", title_style="dim")
+    for name in ("level, evidence", "request", "engine step", *(f"r = {ratio:g}" for ratio in PAPER)):
+        table.add_column(name, justify="left" if name.startswith("level") else "right")
+    for one in sizes:
+        cells = []
+        for ratio in PAPER:
+            size, spans = one.per_step(ratio, batch)
+            cells.append(f"{size * rate * ENGINES / 1e6:,.1f} MB/s\n{spans * rate * ENGINES:,.0f} spans/s")
+        table.add_row(
+            f"{one.level}, {one.evidence}",
+            f"{one.request_bytes:,.0f} B\n{one.request_spans:.2f} spans",
+            f"{one.engine_bytes:,.0f} B\n{one.engine_spans:.2f} spans",
+            *cells,
+        )
+    return table

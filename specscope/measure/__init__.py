@@ -1,0 +1,1 @@
+"""Runs an engine to time it, or to judge a capture by it."""

@@ -1,0 +1,216 @@
+"""`specscope doctor --gpu`: every kernel against its float64 reference on the device, a captured graph, its memory.
+
+The first thing to run where a GPU is. The same code runs on a CPU under Triton's interpreter, in small, for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.engine.engine import Engine
+from specscope.kernels import kv_compact, kv_write, launch, sampling, tree_attention, tree_verify
+from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
+from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.kernels.tree_verify_reference import tree_verify_reference
+from specscope.measure.device import copy_bandwidth, random_model
+from specscope.model.backend import Backend
+from specscope.model.batch import Segment
+from specscope.model.graphs import CudaCapture, Outputs, Shape
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
+from specscope.model.loader import adopt
+from specscope.model.runner import ModelRunner
+from specscope.trace.params import SamplingParams
+from specscope.trace.tree import ROOT, DraftTree
+
+BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number: rounding alone
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried on the device."""
+
+    name: str
+    good: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the work is: on a GPU large enough that contexts and the vocabulary are split."""
+
+    context: int = 4000
+    vocabulary: int = 131072
+    copied: int = 1 << 30
+    heads: int = 8
+    size: int = 128
+    half: bool = True  # bfloat16 and float16 as well
+    block: int = tree_verify.BLOCK
+
+
+FULL = Sizes()
+SMALL = Sizes(context=40, vocabulary=70, copied=1 << 16, heads=1, size=16, half=False, block=16)
+
+
+def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> Iterator[Check]:
+    """Try everything, one after another. `target`: what the engine runs, else the default model."""
+    found = launch.limits(device)
+    yield Check("limits", True, f"{found.multiprocessors} multiprocessors, {found.shared >> 10} KiB shared memory")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if sizes.half else (torch.float32,):
+        for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
+            label = f"tree_attention {_short(dtype)}, {name}"
+            yield _try(label, lambda d=dtype, n=nodes, s=splits: _attention(device, sizes, d, n, s))  # type: ignore[misc]
+    yield _try("kv_write", lambda: _kv_write(device, sizes))
+    yield _try("kv_compact", lambda: _kv_compact(device, sizes))
+    yield _try("sampling", lambda: _sampling(device, sizes))
+    for drawn, how in ((DETERMINISTIC, "deterministic"), (WITHOUT_REPLACEMENT, "sampled")):
+        for shares, turns in ((1, 0), (None, None), (4, 3)):
+            label = f"tree_verify {how}, {'as launched' if shares is None else f'{shares} a tree'}"
+            yield _try(label, lambda d=drawn, s=shares, t=turns: _verify(device, sizes, d, s, t))  # type: ignore[misc]
+    yield _try("graph", lambda: _graph(device))
+    yield _try("engine", lambda: _engine(device, target))
+    yield _try("copy bandwidth", lambda: f"{copy_bandwidth(device, sizes.copied) / 1e9:,.1f} GB/s read and written")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _try(name: str, work: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, work())
+    except Exception as error:  # whatever a compiler or a driver has against it is what is asked for
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Check(name, False, reason)
+
+
+def _near(got: Tensor, wanted: Tensor, bound: float) -> str:
+    """The largest difference in words. Raises ArithmeticError where it is more than rounding, or no number."""
+    a, b = got.detach().cpu().double(), wanted.detach().cpu().double()
+    off = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-3)
+    if not off <= bound:
+        raise ArithmeticError(f"off by {off:.2g} of the largest number; {bound:.2g} is rounding")
+    return f"off by {off:.1g} of the largest number at most"
+
+
+def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(device)
+
+
+def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: int, splits: int) -> str:
+    """Two sequences: a chunk of 40 rows, or a root with a tree; their blocks out of order."""
+    fed = 40 if nodes == 0 else 1 + nodes
+    mask = np.tri(fed, dtype=np.bool_)
+    if nodes:
+        mask = np.eye(fed, dtype=np.bool_)
+        mask[:, 0] = True
+    per = -(-(sizes.context + fed) // BLOCK_SIZE)
+    blocks = np.random.default_rng(0).permutation(2 * per)
+    places = sizes.context + (np.minimum(np.arange(fed), 1) if nodes else np.arange(fed))
+    batch = TreeBatch.build([Part(blocks[i::2].tolist(), sizes.context, places, mask) for i in range(2)], device)
+    heads = tree_attention.Heads(sizes.heads, sizes.size, sizes.size)
+    query = _random(device, dtype, 2 * fed, 4 * sizes.heads, sizes.size)
+    rows = _random(device, dtype, 2 * per * BLOCK_SIZE, 2 * sizes.heads * sizes.size)
+    got = tree_attention.tree_attention(query, rows, heads, batch, scale=sizes.size**-0.5, splits=splits)
+    wanted = tree_attention.tree_attention_reference(query, rows, heads, batch, scale=sizes.size**-0.5)
+    return _near(got, wanted, BOUND[dtype])
+
+
+def _kv_write(device: torch.device, sizes: Sizes) -> str:
+    width = 2 * sizes.heads * sizes.size
+    rows, new = _random(device, torch.float32, 64, width), _random(device, torch.float32, 9, width)
+    wanted, slots = rows.clone(), torch.randperm(64)[:9].to(device)
+    kv_write.kv_write_reference(wanted, slots, new)
+    kv_write.kv_write(rows, slots, new)
+    return _near(rows, wanted, 0.0)
+
+
+def _kv_compact(device: torch.device, sizes: Sizes) -> str:
+    layers = [_random(device, torch.float32, 64, 2 * sizes.heads * sizes.size) for _ in range(2)]
+    wanted = [rows.clone() for rows in layers]
+    source, target, first = (torch.tensor(x, device=device) for x in ([3, 6, 7, 40], [1, 2, 3, 33], [0, 3, 4]))
+    kv_compact.kv_compact_reference(wanted, source, target)
+    kv_compact.kv_compact(kv_compact.LayerPointers(layers), source, target, first)
+    return _near(torch.stack(layers), torch.stack(wanted), 0.0)
+
+
+def _sampling(device: torch.device, sizes: Sizes) -> str:
+    logits = _random(device, torch.float32, 3, sizes.vocabulary)
+    work = logits, torch.tensor([0.3, 1.0, 2.0], device=device), torch.tensor([0.0, 0.1, 0.0], device=device)
+    return _near(sampling.probabilities(*work), sampling.probabilities_reference(*work), 1e-5)
+
+
+def _verify(device: torch.device, sizes: Sizes, drawn: int, shares: int | None, turns: int | None) -> str:
+    """Four trees of eight siblings with a child each; every decision must be the reference's."""
+    generator, nodes, trees = np.random.default_rng(7), 16, []
+    parent = np.array([-1] * 8 + list(range(8)), dtype=np.int32)
+    for i in range(4):
+        q_row = np.full(nodes + 1, NOBODY)
+        if drawn != DETERMINISTIC:
+            q_row[:9] = i * 9 + np.arange(9)
+        token = generator.choice(sizes.vocabulary, nodes, replace=False).astype(np.int32)
+        trees.append(Tree(token, parent, np.full(nodes, drawn, np.uint8), generator.random(nodes + 1), q_row))
+    p, q = (_random(device, torch.float32, n, sizes.vocabulary).softmax(-1) for n in (4 * (nodes + 1), 36))
+    choices = torch.zeros(0, dtype=torch.int64, device=device)
+    work = FlatTrees.build(trees).on(device), p, choices, None if drawn == DETERMINISTIC else q
+    got = tree_verify.tree_verify(*work, block=sizes.block, shares=shares, turns=turns)
+    wanted = tree_verify_reference(*work)
+    for name in ("outcome", "token", "final_row", "recovered"):
+        if not torch.equal(getattr(got, name), getattr(wanted, name)):
+            raise ArithmeticError(f"another {name} than the reference's")
+    return _near(got.numbers, wanted.numbers, 2e-5)
+
+
+def _graph(device: torch.device) -> str:
+    """A small model's pass over two trees, captured and replayed: its logits are those of the same pass without."""
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+        "head_dim": 16,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = adopt(random_model(shape | heads, torch.float32, device), "a small model")
+    runner = ModelRunner(model, 16, backend=Backend.TRITON)
+    segments = []
+    for start in (3, 20):
+        table = BlockTable()
+        runner.cache.reserve(table, 8, 0)
+        tree = DraftTree.build([start + 1, start + 2], [ROOT, ROOT])
+        segments.append(Segment.of_tree(table, 0, [start], tree, logits=True))
+    plain = torch.cat(runner.forward(segments))
+    for _ in runner.capture([Shape(2, 4)], CudaCapture() if device.type == "cuda" else _keep, 64, 8):
+        pass
+    assert runner.graphs is not None
+    if runner.graphs.replay(segments) is None:
+        raise ArithmeticError("the captured shape did not take the batch")
+    return "captured and replayed, " + _near(torch.cat(runner.forward(segments)), plain, 1e-5)
+
+
+@torch.inference_mode()
+def _keep(run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
+    """What stands for a capture without a GPU: the pass is run again."""
+    outputs = run()
+
+    @torch.inference_mode()
+    def again() -> None:
+        for old, new in zip(outputs, run(), strict=True):
+            old.copy_(new)
+
+    return outputs, again
+
+
+def _engine(device: torch.device, target: str | None) -> str:
+    """A few tokens of an engine as it would be started here, and what it fell back to."""
+    engine = Engine(target=target, device=device.type, backend="triton", drafter="ngram", kv_memory=0.05)
+    engine.generate(["1, 2, 3, 1, 2, 3, 1, 2,"], SamplingParams(max_tokens=8, ignore_eos=True))
+    ran_by = engine.run_info.backend
+    if "could not be" in ran_by:
+        raise RuntimeError(ran_by)
+    return ran_by

@@ -1,0 +1,178 @@
+"""Seconds of a step by rows, and of a drafting pass by width: measured on the engine itself, as it decodes.
+
+Engines with trees of several sizes, over one loaded model, decode the same prompts and step in turn. So the figures
+hold all that a step takes: scheduling, attention at the prompts' lengths, verification, evidence and commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+
+import torch
+
+from specscope.engine.engine import Engine
+from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
+from specscope.measure.paired import machine_info, median_interval
+from specscope.speculate.drafters.base import Context, Draft, NoDrafter
+from specscope.speculate.drafters.combined import model_of
+from specscope.trace.costs import Point, StepCosts, rising
+from specscope.trace.plan import DynamicPlan
+from specscope.trace.tree import DraftTree
+
+ROUNDS = 24  # at least
+WARM = 2  # that do not count
+SECONDS = 60.0  # after which no round is added to make the figures surer
+SURE = 0.02  # relative error of the medians that is sure enough
+# Nodes, depth and width of a search, so that there are costs of 2 to 32 rows, and of passes of 1 to 8 rows.
+SEARCHES = ((1, 1, 1), (3, 3, 1), (5, 2, 2), (7, 2, 4), (11, 3, 4), (15, 3, 6), (23, 3, 6), (31, 3, 8))
+LARGER = ((47, 3, 8), (63, 4, 8), (95, 4, 10), (127, 5, 12))
+SIZES = (1, 3, 5, 7, 11, 15, 23, 31)  # nodes, for a drafter that is no model
+PLAIN = {"drafter": "none", "draft_model": None, "tree": None}
+Progress = Callable[[str, int, int], None]
+
+
+class Filler(NoDrafter):
+    """Drafts a chain of so many tokens, of any kind: what a step costs does not depend on them."""
+
+    name = "filler"
+
+    def __init__(self, nodes: int, vocab_size: int) -> None:
+        self.max_nodes = self.max_depth = nodes
+        self._draw = random.Random(nodes)
+        self._vocab_size = vocab_size
+
+    def most_nodes(self, context: Context) -> int:
+        """Always as many."""
+        return self.max_nodes
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """A chain for each."""
+        parent = list(range(-1, self.max_nodes - 1))
+        return [Draft(DraftTree.build(self._tokens(), parent)) for _ in contexts]
+
+    def _tokens(self) -> list[int]:
+        return [self._draw.randrange(self._vocab_size) for _ in range(self.max_nodes)]
+
+
+class CostLanes:
+    """Lanes with a drafter of each size, and one without; and the costs that follow from their steps."""
+
+    def __init__(self, engine: Engine, run: Sequence[Lane], plans: Sequence[DynamicPlan], work: Sequence[Work]) -> None:
+        """`plans`: of all lanes but the first; none where the drafter is no model."""
+        self.engine, self.run, self.plans = engine, run, plans
+        self.context = round(median(len(engine.encode(prompt)[1]) for prompt, _ in work))
+        for lane in run:
+            lane.give(itertools.cycle(work))
+
+    def counted(self, rounds: Rounds) -> Rounds:
+        """Without steps in which not all requests of a lane that drafts had drafts."""
+        drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in self.run]
+        return [
+            [None if step is None or step.drafts != wanted else step for step, wanted in zip(one, drafts, strict=True)]
+            for one in rounds
+        ]
+
+    def costs(self, rounds: Rounds, paces: Sequence[float]) -> StepCosts:
+        """From the rounds of these lanes, and how slow the machine was in each."""
+        counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
+        info, batch = self.engine.run_info, self.run[0].batch
+        first, passes = _passes(self.plans, counted[1:], batch) if self.plans else (NOTHING, ())
+        return StepCosts(
+            target=info.target,
+            drafter=info.drafter,
+            draft_model=info.draft_model,
+            dtype=info.dtype,
+            batch=batch,
+            context=self.context,
+            machine=machine_info(info.dtype, torch.get_num_threads()),
+            plain=_point(batch, [step.seconds for step in counted[0]]),
+            step=_steps(counted[1:]),
+            first=first,
+            passes=passes,
+        )
+
+
+@contextmanager
+def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int) -> Iterator[CostLanes]:
+    """For steps with up to `most_nodes` nodes a request. `work`: prompts to decode meanwhile, again and again."""
+    has_model = model_of(engine.drafter) is not None
+    searches = [*SEARCHES, *(one for one in LARGER if one[0] < 2 * most_nodes)]
+    plans = [DynamicPlan(*one) for one in searches] if has_model else []
+    wanted: dict[str, dict[str, str | None]] = {"plain": PLAIN}
+    wanted |= {str(plan): {"tree": str(plan)} for plan in plans} if has_model else {str(n): PLAIN for n in SIZES}
+    with lanes(engine, wanted, batch) as run:
+        for lane in run[1:] if not has_model else ():
+            filler = Filler(int(lane.name), engine.runner.loaded.vocab_size)
+            lane.engine.drafter = filler
+            lane.engine.scheduler.room.max_nodes = filler.max_nodes
+        yield CostLanes(engine, run, plans, work)
+
+
+def measure_costs(
+    engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress = lambda *_: None
+) -> StepCosts:
+    """In a few seconds; longer where the machine is busy."""
+    with cost_lanes(engine, work, batch, most_nodes) as measuring:
+        rounds = _measure(measuring, progress)[WARM:]
+        return measuring.costs(rounds, pace(measuring.counted(rounds)))
+
+
+NOTHING = Point(0, 0.0, 0.0, 0.0)
+
+
+def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
+    rounds: Rounds = []
+    start = time.monotonic()
+
+    def more() -> bool:
+        progress("measuring what a step costs", min(len(rounds), ROUNDS + WARM), ROUNDS + WARM)
+        if len(rounds) < ROUNDS + WARM:
+            return True
+        some = measuring.counted(rounds[WARM:])
+        counted = [scaled(steps, pace(some)) for steps in zip(*some, strict=True)]
+        if min(map(len, counted)) < ROUNDS // 2:
+            return True
+        error = max(_error([step.seconds for step in steps]) for steps in counted)
+        return error > SURE and time.monotonic() - start < SECONDS
+
+    in_turn(measuring.run, rounds, more)
+    return rounds
+
+
+def _error(seconds: Sequence[float]) -> float:
+    low, high = median_interval(seconds)
+    return (high - low) / 2 / median(seconds)
+
+
+def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[Point, ...]:
+    """Of steps without drafting, by rows: a size's rows are the mean of its steps'."""
+    points: dict[int, Point] = {}
+    for steps in sizes:
+        if steps:
+            rows = round(sum(step.rows for step in steps) / len(steps))
+            points[rows] = _point(rows, [step.seconds - step.drafting for step in steps])
+    return rising([points[rows] for rows in sorted(points)])
+
+
+def _passes(
+    plans: Sequence[DynamicPlan], sizes: Sequence[Sequence[Timed]], batch: int
+) -> tuple[Point, tuple[Point, ...]]:
+    """Drafting with one pass; and a later pass by its rows: what drafting takes beyond that, by pass."""
+    whole = {plan: [step.drafting for step in steps] for plan, steps in zip(plans, sizes, strict=True) if steps}
+    first = next(_point(batch, seconds) for plan, seconds in whole.items() if plan.depth == 1)
+    by_rows: dict[int, list[float]] = {}
+    for plan, seconds in whole.items():
+        if plan.depth > 1:
+            each = [max(one - first.seconds, 1e-6) / (plan.depth - 1) for one in seconds]
+            by_rows.setdefault(batch * plan.top, []).extend(each)
+    return first, rising([_point(rows, by_rows[rows]) for rows in sorted(by_rows)])
+
+
+def _point(rows: int, seconds: Sequence[float]) -> Point:
+    low, high = median_interval(seconds)
+    return Point(rows, middle(seconds), low, high)

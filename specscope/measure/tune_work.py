@@ -1,0 +1,89 @@
+"""What `specscope tune` runs: the capture's own prompts to measure costs, and others to check the choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specscope.analyze.audit.options import Progress
+from specscope.analyze.tune.read import Recorded
+from specscope.analyze.tune.tuning import Row, Tuning, expected
+from specscope.engine.engine import Engine
+from specscope.engine.prompts import read_prompts
+from specscope.measure.lanes import Work
+from specscope.measure.prompts import PLAIN
+from specscope.measure.step_costs import PLAIN as NO_DRAFTER
+from specscope.measure.tune_check import measure_trees, other_prompts
+from specscope.trace.params import SamplingParams
+from specscope.trace.plan import parse_plan
+from specscope.trace.records import RequestInfo
+
+PROMPTS = 16  # that costs are measured with
+LONGEST = 512  # tokens of them that are used: a prefill is not measured
+COST_TOKENS = 48  # that each makes
+CHECK_PROMPTS = 12
+CHECK_TOKENS = 64
+
+
+def work_of(data: Recorded, batch: int) -> list[Work]:
+    """Prompts of the captures, evenly, with their parameters; of a capture without text any others."""
+    infos = [info for info in _infos(data) if len(info.prompt_tokens)]
+    count = max(PROMPTS, 2 * batch)
+    some = infos if len(infos) <= count else [infos[i * len(infos) // count] for i in range(count)]
+    if not some:
+        return [(prompt, _until(params_of(data), COST_TOKENS)) for prompt in PLAIN]
+    return [(info.prompt_tokens[-LONGEST:].tolist(), _until(info.params, COST_TOKENS)) for info in some]
+
+
+def params_of(data: Recorded) -> SamplingParams:
+    """Those of the first request."""
+    infos = _infos(data)
+    return infos[0].params if infos else SamplingParams()
+
+
+def _infos(data: Recorded) -> list[RequestInfo]:
+    all_of_them = [request.info for history in data.histories for request in history.requests.values()]
+    return [info for info in all_of_them if info is not None]
+
+
+def _until(params: SamplingParams, tokens: int) -> SamplingParams:
+    """Whatever ends the output early is off: each makes so many tokens."""
+    return replace(params, max_tokens=tokens, stop=(), ignore_eos=True)
+
+
+def checked(
+    found: Tuning, data: Recorded, engine: Engine, batch: int, nodes: int, prompts: str | None, progress: Progress
+) -> Tuning:
+    """The tuning with what its named trees really do on other prompts. Raises UserError."""
+    params = _until(params_of(data), min(params_of(data).max_tokens, CHECK_TOKENS))
+    if prompts is None:
+        seen = [info.prompt for info in _infos(data)]
+        texts = other_prompts(seen, max(CHECK_PROMPTS, 2 * batch))
+        work: list[Work] = [
+            (engine.turn(text), replace(params, seed=(params.seed + at) % 2**63)) for at, text in enumerate(texts)
+        ]
+        what = f"{len(work)} prompts that the capture does not hold"
+    else:
+        specs = read_prompts(prompts, params, raw=False)
+        work = [(engine.turn(spec.prompt, raw=spec.raw), spec.params) for spec in specs]
+        what = prompts
+    rows = {_name(row): row for row in found.rows if _is_checked(row)}
+    trees = {name: {"tree": row.tree} if row.tree else dict(NO_DRAFTER) for name, row in rows.items()}
+    measured, costs = measure_trees(engine, trees, work, batch, work_of(data, batch), nodes, progress)
+    new = []
+    for row in found.rows:
+        if _is_checked(row) and (one := measured.get(_name(row))) is not None:
+            plan = parse_plan(row.tree) if row.tree else None
+            told = expected(row, plan, data.evidence, costs)
+            row = replace(row, expected=told, measured=one.tokens_per_s, measured_length=one.length)
+        new.append(row)
+    choice = next((row for row in new if "choice" in row.names), None)
+    return replace(found, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
+
+
+def _name(row: Row) -> str:
+    return row.tree or "no drafting"
+
+
+def _is_checked(row: Row) -> bool:
+    """The choice, the default, no drafting, and what was asked for; the recorded tree is large, and was run."""
+    return row.names != ("recorded",) and (bool(row.names) or row.family == "asked")

@@ -1,0 +1,176 @@
+"""Datasets in the layouts that load benches use: read alike, and refused by line."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from specscope.bench.datasets import CHARACTERS, Dataset, LoadRequest, built_in, read_dataset
+from specscope.errors import UserError
+
+ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}
+LONG, ANSWER = "a question of some length", "an answer that has rather more to say"
+TALK = {"id": "x_0", "conversations": [{"from": "human", "value": LONG}, {"from": "gpt", "value": ANSWER}]}
+TALK_TOKENS = len(ANSWER) // CHARACTERS
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def of(tmp_path, content):
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    return read_dataset(str(path))
+
+
+LAYOUTS = {
+    "turns of SPEED-Bench": (
+        lines(ABOUT | {"multiturn": True, "turns": ["one", "two"]}),
+        ("SPEED-Bench", LoadRequest("one")),
+    ),
+    "messages of SPEED-Bench": (
+        lines(ABOUT | {"multiturn": True, "messages": [*CHAT, {"role": "user", "content": "two"}]}),
+        ("SPEED-Bench", LoadRequest(CHAT)),
+    ),
+    "Spec-Bench": (
+        lines({"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []}),
+        ("Spec-Bench", LoadRequest("one")),
+    ),
+    "custom": (lines({"prompt": "one", "output_tokens": 12}), ("vLLM's custom layout", LoadRequest("one", 12))),
+    "own": (
+        lines({"prompt": "one", "kind": "code", "temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
+        ("specscope's layout", LoadRequest("one", 9, {"temperature": 0.5, "stop": ["x"]})),
+    ),
+    "own chat": (
+        lines({"messages": [*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]}),
+        (
+            "specscope's layout",
+            LoadRequest([*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]),
+        ),
+    ),
+    "text": (b"\n one \n", ("text", LoadRequest(" one "))),
+    "ShareGPT": (json.dumps([TALK]).encode(), ("ShareGPT", LoadRequest(LONG, TALK_TOKENS))),
+    "ShareGPT, indented": (json.dumps([TALK], indent=2).encode(), ("ShareGPT", LoadRequest(LONG, TALK_TOKENS))),
+    "ShareGPT, with a mark": (
+        b"\xef\xbb\xbf \n" + json.dumps([TALK]).encode(),
+        ("ShareGPT", LoadRequest(LONG, TALK_TOKENS)),
+    ),
+    "SGLang's key": (
+        json.dumps([{"conversation": TALK["conversations"]}]).encode(),
+        ("ShareGPT", LoadRequest(LONG, TALK_TOKENS)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_recognised(name, tmp_path):
+    content, (layout, ask) = LAYOUTS[name]
+    assert of(tmp_path, content) == Dataset(layout, [ask])
+
+
+def test_conversations_that_vllms_bench_leaves_out_are_left_out(tmp_path):
+    def talk(asked, answered, turns=2):
+        values = ["q" * asked * CHARACTERS, "a" * answered * CHARACTERS, "more"]
+        return {"conversations": [{"from": "human", "value": value} for value in values[:turns]]}
+
+    kept = [(4, 4), (1024, 1024), (10, 2038)]
+    gone = [(3, 9), (1025, 9), (9, 3), (10, 2039)]
+    rows = [talk(*pair) for pair in [*kept, *gone]] + [talk(9, 9, turns=1), {"id": "empty"}]
+    found = of(tmp_path, json.dumps(rows).encode())
+    assert [(len(ask.prompt) // CHARACTERS, ask.tokens) for ask in found.asks] == kept
+    assert found.left_out == len(gone) + 2
+    with pytest.raises(UserError, match="has no prompts \\(2 conversations are too short or too long\\)"):
+        of(tmp_path, json.dumps(rows[-2:]).encode())
+
+
+GOOD = lines({"prompt": "fine", "output_tokens": 3})
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECBENCH"
+BAD = {
+    "not JSON": (GOOD + b"\n{broken\n", "data, line 3: this is not JSON"),
+    "no object": (GOOD + b"[1]\n", "data, line 2: this is not a JSON object"),
+    "nothing asked": (GOOD + lines({"category": "x"}), 'data, line 2: give either "prompt" or "messages"'),
+    "no turns": (lines(ABOUT | {"turns": []}), 'data, line 1: "turns" must be a list of texts'),
+    "empty turn": (lines(ABOUT | {"turns": [""]}), 'data, line 1: "turns" must be'),
+    "turns of numbers": (lines(ABOUT | {"turns": [3]}), 'data, line 1: "turns" must be'),
+    "no messages": (lines(ABOUT | {"messages": []}), 'data, line 1: "messages" must be'),
+    "no tokens": (lines({"prompt": "x", "output_tokens": 0}), 'data, line 1: "output_tokens" must be 1 or more, not 0'),
+    "a parameter": (lines({"prompt": "x", "top_p": 2}), "data, line 1: top_p must be"),
+    "a placeholder": (GOOD + lines(ABOUT | {"multiturn": False, "turns": [PLACEHOLDER]}), "data, line 2: this row"),
+    "a placeholder among messages": (
+        lines(ABOUT | {"messages": [{"role": "user", "content": f"{PLACEHOLDER}."}]}),
+        "fill the file in with SPEED-Bench's prepare.py",
+    ),
+    "cut off": (json.dumps([TALK, TALK], indent=2).encode()[:-60], "data, line 24: this is not JSON"),
+    "broken inside": (b"[\n{},\n{]\n]", "data, line 3: this is not JSON"),
+    "no conversations": (b'[\n{"conversations": []},\n{"conversations": 3}]', "data, line 3: no conversation"),
+    "no objects": (b"[\n\n3]", "data, line 3: no conversation"),
+    "empty": (b"\n \n", "has no prompts"),
+    "empty array": (b" []", "has no prompts"),
+    "not UTF-8": (GOOD + b"\xff\n", "data, line 2: this is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said_in_one_line(name, tmp_path):
+    content, says = BAD[name]
+    with pytest.raises(UserError) as refused:
+        of(tmp_path, content)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=8))
+def test_what_is_written_is_read(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("written")
+    for rows in (
+        [ABOUT | {"turns": [text, "more"]} for text in texts],
+        [{"prompt": text, "output_tokens": at + 1} for at, text in enumerate(texts)],
+        [{"prompt": text} for text in texts],
+    ):
+        assert [ask.prompt for ask in of(folder, lines(*rows)).asks] == texts
+    rows = [{"question_id": 1, "messages": [{"role": "user", "content": text}]} for text in texts]
+    assert [ask.text() for ask in of(folder, lines(*rows)).asks] == texts
+
+
+@settings(deadline=None)
+@example(b"[" * 5000)
+@example(b'[{"conversations": [{"value": "\\ud800"}]}]')
+@example(b'{"turns": ["\\ud800"]}')
+@example(b'[{"conversations": [{"value": "\xed\xa0\x80"}]}]')
+@given(st.binary(max_size=60) | st.sampled_from([content for content, _ in LAYOUTS.values()]).map(lambda c: c[:-5]))
+def test_no_file_crashes_it(tmp_path_factory, content):
+    try:
+        found = of(tmp_path_factory.mktemp("any"), content)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert found.asks
+
+
+def test_prompts_are_taken_in_an_order_that_the_seed_decides():
+    dataset = Dataset("text", [LoadRequest(f"{number}") for number in range(10)])
+    taken = dataset.take(25, seed=3)
+    assert dataset.take(25, seed=3) == taken
+    assert dataset.take(25, seed=4) != taken
+    assert Counter(ask.prompt for ask in taken[:10]) == Counter(ask.prompt for ask in dataset.asks)
+    assert taken[10:20] == taken[:10]
+    assert taken[20:] == taken[:5]
+
+
+def test_the_built_in_prompts_are_those_that_no_head_saw():
+    assert len(built_in().asks) == 65
+    assert built_in().asks[0] == LoadRequest("Give three tips for staying healthy.")
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=f"cannot read the dataset {path}"):
+            read_dataset(str(path))

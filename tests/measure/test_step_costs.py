@@ -1,0 +1,124 @@
+"""Costs and trees measured in turn: what is counted, the pace of a round, and a whole measurement of a tiny engine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specscope import Engine, SamplingParams
+from specscope.measure import step_costs
+from specscope.measure.lanes import Lane, Timed, lanes, pace, scaled
+from specscope.measure.step_costs import measure_costs, rising
+from specscope.measure.tune_check import measure_trees, other_prompts
+from specscope.trace.costs import Point
+from specscope.trace.stats import measure
+from tests.faults.models import HEAD, TARGET, story
+from tests.waiting import HANG_SECONDS
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+ROW_SECONDS = 0.01
+WORK = [(story(900 + i, 50), replace(PARAMS, seed=i)) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def eagle():
+    return Engine(
+        target=str(TARGET), dtype="float32", kv_memory=0.05, max_batch=2, drafter="eagle", draft_model=str(HEAD)
+    )
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_costs_of_a_drafter_that_is_a_model(batch, eagle, monkeypatch):
+    monkeypatch.setattr(step_costs, "SECONDS", 0.0)
+    done = []
+    costs = measure_costs(eagle, WORK, batch, 8, lambda what, now, of: done.append((now, of)))
+    assert [one.rows for one in costs.step] == [batch * rows for rows in (2, 4, 6, 8, 12, 16, 24, 32)]
+    assert [one.rows for one in costs.passes] == [batch * rows for rows in (1, 2, 4, 6, 8)]
+    assert costs.plain.rows == batch == costs.batch
+    seconds = [one.seconds for one in costs.step]
+    assert seconds == sorted(seconds)
+    assert 0 < costs.plain.seconds < HANG_SECONDS
+    assert costs.first.seconds > 0
+    assert (costs.target, costs.drafter, costs.draft_model) == ("target", "eagle", "head")
+    assert done[-1] == (26, 26)
+    assert eagle.runner.cache.pool.used == 0  # what the lanes took is free
+
+
+def test_costs_of_prompt_lookup_are_rows_alone(monkeypatch):
+    monkeypatch.setattr(step_costs, "SECONDS", 0.0)
+    one = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="ngram", tree="3x4")
+    costs = measure_costs(one, WORK, 1, 8)
+    assert [point.rows for point in costs.step] == [nodes + 1 for nodes in step_costs.SIZES]
+    assert costs.first.seconds == 0
+    assert costs.passes == ()
+
+
+def test_a_tree_is_measured_as_it_runs(eagle, monkeypatch):
+    """The same acceptance length as a run of its own, prefill aside; its costs are of the same rounds.
+
+    By a clock of the test's own, on which a step takes 10 ms a row and drafting nothing: how far two real measurements
+    of one thing differ depends on the machine's load.
+    """
+    timed = Lane._timed
+
+    def by_rows(lane, record, _):
+        step = timed(lane, record, ROW_SECONDS * sum(1 + len(part.tree) for part in record.requests))
+        return step and replace(step, drafting=0.0)
+
+    monkeypatch.setattr(Lane, "_timed", by_rows)
+    tree = "dynamic:4,depth=2,top=3"
+    trees = {"plain": step_costs.PLAIN, tree: {"tree": tree}}
+    found, costs = measure_trees(eagle, trees, WORK, 1, WORK, 8)
+    own = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD), tree=tree)
+    results = [own.generate(*one)[0] for one in WORK]
+    total = measure(step for result in results for step in result.steps)
+    assert found[tree].length == pytest.approx(total.tau)
+    assert found["plain"].length == 1.0
+    assert found["plain"].steps == len(WORK) * (PARAMS.max_tokens - 1)  # prefill's step gives one
+    assert found["plain"].tokens_per_s == pytest.approx(1 / ROW_SECONDS)
+    assert 0.2 / ROW_SECONDS < found[tree].tokens_per_s <= total.tau / ROW_SECONDS / 2  # 2 to 5 rows, 1 token at least
+    assert costs.plain.seconds == pytest.approx(ROW_SECONDS)
+    assert [point.seconds for point in costs.step] == pytest.approx([ROW_SECONDS * point.rows for point in costs.step])
+
+
+def test_only_full_batches_of_decoding_count(eagle):
+    with lanes(eagle, {"plain": step_costs.PLAIN}, 2) as (lane,):
+        lane.give(iter(WORK[:3]))
+        steps = []
+        while not lane.done:
+            steps.append(lane.step())
+    counted = [step for step in steps if step is not None]
+    assert 0 < len(counted) < len(steps)
+    assert {step.rows for step in counted} == {2}
+
+
+def step(seconds, drafting=0.0):
+    return Timed(seconds, drafting, 1, 1, 0, 0, 0)
+
+
+def test_the_pace_of_a_round_is_found_although_steps_are_missing():
+    drawn = np.random.default_rng(0)
+    own, slow = [0.02, 0.05, 0.11], [1.0, 1.0, 3.0, 1.0, 0.5, 2.0, 1.0]
+    rounds = [
+        [None if drawn.random() < 0.2 else step(seconds * pace_, seconds * pace_ / 4) for seconds in own]
+        for pace_ in slow
+    ]
+    assert pace(rounds) == pytest.approx(slow)
+    for lane, seconds in zip(zip(*rounds, strict=True), own, strict=True):
+        for one in scaled(lane, pace(rounds)):
+            assert one.seconds == pytest.approx(seconds)
+            assert one.drafting == pytest.approx(seconds / 4)
+
+
+def test_more_rows_never_take_less():
+    points = [Point(rows, seconds, seconds, seconds) for rows, seconds in enumerate((1.0, 3.0, 2.0, 1.0, 4.0, 3.5))]
+    assert [one.seconds for one in rising(points)] == [1.0, 2.0, 2.0, 2.0, 3.75, 3.75]
+
+
+def test_prompts_that_were_seen_are_left_out():
+    every = other_prompts([], 1000)
+    some = other_prompts([f"<user>{prompt}<end>" for prompt in every[::2]], 1000)
+    assert some == every[1::2]
+    assert len(set(other_prompts([], 10))) == 10
+    assert other_prompts(every, 10) == []
