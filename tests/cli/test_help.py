@@ -16,7 +16,7 @@ from specscope.cli.help import GROUPS, examples
 from specscope.cli.main import cli
 from tests.test_bad_input import run_here
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
 
 def commands(group=cli, path=()):
@@ -99,7 +99,7 @@ def test_completion():
 
 
 def test_the_script_that_the_readme_names_is_clicks():
-    assert 'eval "$(_SPECSCOPE_COMPLETE=bash_source specscope)"' in README.read_text()
+    assert 'eval "$(_SPECSCOPE_COMPLETE=bash_source specscope)"' in PAGE.read_text()
     environment = {**os.environ, "_SPECSCOPE_COMPLETE": "bash_source"}
     command = [sys.executable, "-m", "specscope"]
     out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60).stdout

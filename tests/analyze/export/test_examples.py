@@ -32,5 +32,5 @@ def test_the_page_answers_in_both_languages():
 
 
 def test_the_page_is_linked():
-    readme = (PAGE.parents[3] / "README.md").read_text()
-    assert f"({PAGE.relative_to(PAGE.parents[3])})" in readme
+    page = (PAGE.parents[3] / "docs" / "export.md").read_text()
+    assert f"(../{PAGE.relative_to(PAGE.parents[3])})" in page

@@ -1,0 +1,104 @@
+"""What README, BENCHMARKS and docs/ say can be done can be done."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import bench
+from specscope.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*(ROOT / name for name in ("README.md", "BENCHMARKS.md", "CONTRIBUTING.md")), *(ROOT / "docs").glob("*.md")]
+TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+LIMITS = {"README.md": 8000, "BENCHMARKS.md": 8000, "CONTRIBUTING.md": 4000}  # bytes
+EVERYTHING = "\n".join(TEXT.values())
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_pages_stay_short(name):
+    assert len(TEXT[name].encode()) <= LIMITS[name]
+
+
+def test_the_python_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT["docs/python.md"], re.S)
+    assert len(example.strip().splitlines()) <= 12
+    exec(compile(example, "docs/python.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "acceptance length" in printed
+    assert "accepted" in printed
+
+
+def test_every_flag_that_the_pages_name_exists():
+    params = [param for command in (*_commands(cli), *_commands(bench)) for param in command.params]
+    known = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
+    known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
+    known |= {"--otlp-traces-endpoint", "--enable-trace"}  # vLLM's and SGLang's
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", EVERYTHING):
+        assert flag in known, flag
+
+
+def test_every_test_that_the_pages_name_exists():
+    tests = [word for command in re.findall(r"`pytest ([^`]*)`", EVERYTHING) for word in command.split() if "/" in word]
+    assert len(tests) > 10
+    for path in tests:
+        assert (ROOT / path.partition("::")[0]).exists(), path
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_links_lead_somewhere(name):
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXT[name]):
+        if "://" not in link:
+            path, _, heading = link.partition("#")
+            page = (ROOT / name).parent / path if path else ROOT / name
+            assert page.exists(), link
+            if heading and page.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+                assert heading in {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}, link
+
+
+def test_every_command_that_the_pages_show_is_one():
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", EVERYTHING, re.S))
+    shown = [line.split("#")[0].split() for line in re.findall(r"^specscope (.*)$", blocks, re.M)]
+    assert len(shown) > 10
+    for verb, *rest in shown:
+        command = cli.commands[verb]
+        known = {opt for param in command.params for opt in param.opts} | set(getattr(command, "commands", ()))
+        assert not [word for word in rest[: 1 if verb in ("train", "bench") else 0] if word not in known]
+    for name in re.findall(r"`python -m benchmarks ([a-z]+)", EVERYTHING):
+        assert name in bench.commands, name
+
+
+def test_the_debuggers_transcript_is_what_it_says():
+    from specscope.cli.debug import over_capture
+
+    (block,) = re.findall(r"```console\n(.*?)```", TEXT["README.md"], re.S)
+    first, *rest = re.split(r"^\(specscope\) ", block, flags=re.M)
+    commands = over_capture(first.split()[-1])
+    assert len(rest) == 4
+    for piece in rest:
+        line, _, wanted = piece.partition("\n")
+        assert commands.run(line) == wanted.rstrip()
+
+
+def test_the_settings_name_every_action():
+    from specscope.tui.keys import ACTIONS
+
+    (listed,) = re.findall(r"The actions: `([^`]*)`", TEXT["docs/start.md"])
+    assert listed.split() == list(ACTIONS)
+
+
+def _commands(command):
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from _commands(child)
+
+
+def test_the_diagnosis_is_what_it_says():
+    from tests.test_bad_input import run_here
+
+    (block,) = re.findall(r"```text\n\$ specscope (diagnose .*?)```", TEXT["docs/judges.md"], re.S)
+    command, _, shown = block.partition("\n")
+    code, out, _ = run_here(command.split())
+    assert code == 1
+    assert out.split() == shown.split()  # which is as wide as a terminal
