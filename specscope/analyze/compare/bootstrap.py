@@ -15,6 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from specscope.analyze.compare.result import Estimate
+from specscope.analyze.significance import holm, t_quantile, t_two_sided
 from specscope.trace.records import ROUNDING
 from specscope.trace.tree import Doubles
 
@@ -39,7 +40,7 @@ class Ratio:
 
 def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) -> list[Estimate]:
     """All of them; significant by Holm's correction over the whole list."""
-    return holm(measured(ratios, clusters), alpha)
+    return marked(measured(ratios, clusters), alpha)
 
 
 def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
@@ -93,52 +94,8 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     )
 
 
-def holm(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:
-    """Which differ, so that a false one is among them with probability `alpha` at most (Holm 1979)."""
-    order = sorted(
-        (at for at, one in enumerate(estimates) if one.p_value is not None), key=lambda at: estimates[at].p_value or 0.0
-    )
-    found = list(estimates)
-    for rank, at in enumerate(order):
-        p_value = found[at].p_value
-        if p_value is None or p_value > alpha / (len(order) - rank):
-            break
-        found[at] = replace(found[at], significant=True)
-    return found
-
-
-def t_two_sided(t: float, degrees: int) -> float:
-    """The probability that Student's t is at least so far from 0."""
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
-
-
-def t_quantile(p: float, degrees: int) -> float:
-    """Student's t below which it lies with probability p, above 1/2: by bisection."""
-    low, high = 0.0, 1000.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - t_two_sided(middle, degrees) / 2 < p else (low, middle)
-    return (low + high) / 2
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function, by its continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny = 1e-300
-    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
-    fraction = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = fraction
-        for term in (even, odd):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            fraction *= c * d
-        if abs(fraction - before) < 1e-14 * abs(fraction):
-            break
-    return front * fraction
+def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:
+    """Which differ, so that a false one is among them with probability `alpha` at most."""
+    told = [one.p_value for one in estimates if one.p_value is not None]
+    rejected = iter(holm(told, alpha))
+    return [one if one.p_value is None else replace(one, significant=next(rejected)) for one in estimates]

@@ -23,7 +23,7 @@ from specscope.analyze.compare.columns import (
 )
 from specscope.trace.history import History
 from specscope.trace.method import TEXT, model_part, text_part
-from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
+from specscope.trace.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord, followed_by
 from specscope.trace.tree import ROOT, Drawn
 from specscope.trace.vocabulary import Vocabulary
 
@@ -97,7 +97,7 @@ class Collector:
             how = (verdict.final_p, _whole(part), verdict.final_coin, verdict.final_margin, final_gap)
             final = (accepted, n, verdict.token, _KIND[verdict.kind], *how)
             preceded = _PRECEDED[part.preceded or self._last.get(part.request, Preceded.PREFILL)]
-            self._last[part.request] = _left_behind(part)
+            self._last[part.request] = followed_by(verdict)
         judged = verdict is not None
         forced = judged and len(verdict.forced) > 0  # type: ignore[union-attr]
         # In the order of STEP.
@@ -255,17 +255,6 @@ def _root_gap(part: RequestStep) -> float:
     if parents is None or not len(parents.node) or parents.node[0] != ROOT or parents.top_p.shape[1] < 2:
         return float("nan")
     return float(parents.top_p[0, 0] - parents.top_p[0, 1])
-
-
-def _left_behind(part: RequestStep) -> Preceded:
-    """What a decode step is to the next one, for captures that do not say."""
-    verdict = part.verdict
-    assert verdict is not None
-    if not len(part.tree):
-        return Preceded.NO_DRAFT
-    if verdict.kind is FinalKind.BONUS:
-        return Preceded.FULL
-    return Preceded.PARTIAL if len(verdict.path) else Preceded.NOTHING
 
 
 class BranchedError(Exception):

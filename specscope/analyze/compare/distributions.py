@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.bootstrap import Ratio, estimates, holm, measured
+from specscope.analyze.compare.bootstrap import Ratio, estimates, marked, measured
 from specscope.analyze.compare.columns import KINDS, PRECEDED, Side
 from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import (
@@ -107,7 +107,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     known = measured([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters)
     tau = [replace(one, significant=one.nonzero) for one in known if one.name == TAU]
     unjudged = [one for one in known if one.name in (LOOPS, WITHOUT_LOOPS)]
-    return [*tau, *unjudged, *holm([one for one in known if one.name not in (TAU, LOOPS, WITHOUT_LOOPS)], ALPHA)]
+    return [*tau, *unjudged, *marked([one for one in known if one.name not in (TAU, LOOPS, WITHOUT_LOOPS)], ALPHA)]
 
 
 def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:

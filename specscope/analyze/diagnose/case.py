@@ -78,18 +78,7 @@ class Step:
     @property
     def preceded(self) -> Preceded | None:
         """What came before it; worked out where the capture does not say."""
-        if self.part.preceded is not None:
-            return self.part.preceded
-        if self.visit.preempted:
-            return Preceded.PREEMPTION
-        if self.last is None:
-            return Preceded.PREFILL
-        if not len(self.last.tree):
-            return Preceded.NO_DRAFT
-        accepted = len(self.last.verdict.path)
-        if not accepted:
-            return Preceded.NOTHING
-        return Preceded.FULL if self.last.verdict.kind is FinalKind.BONUS else Preceded.PARTIAL
+        return self.visit.preceded
 
     def reference(self, node: int | None = None) -> Reference:
         """Where to look."""

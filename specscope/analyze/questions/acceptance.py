@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.compare.bootstrap import FEWEST, t_quantile
+from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, doubling
+from specscope.analyze.significance import t_quantile
 from specscope.analyze.verify.arrays import Indices
 from specscope.trace.tree import Doubles
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled, t_quantile
+from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
+from specscope.analyze.significance import t_quantile
 from specscope.analyze.tune.evidence import Evidence
 from specscope.trace.tree import Doubles
 

@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from specscope.analyze.findings import Check, Result, Unit
+from specscope.analyze.significance import holm
 from specscope.analyze.verify import coins
 from specscope.analyze.verify.arrays import Indices
 from specscope.analyze.verify.chances import Chances
 from specscope.analyze.verify.columns import Columns
 from specscope.analyze.verify.parents import LACKING
-from specscope.analyze.verify.sums import Distance, Sum, holm
+from specscope.analyze.verify.sums import Distance, Sum
 
 Scale = Callable[[float], str]
 FEW = "too few to judge"

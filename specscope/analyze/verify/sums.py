@@ -70,16 +70,6 @@ class Sum:
         return (limit + POWER * math.sqrt(self.variance)) / self.count
 
 
-def holm(p_values: list[float], alpha: float) -> list[bool]:
-    """Which are rejected when all are tested with a family-wise error of alpha (Holm 1979)."""
-    rejected = [False] * len(p_values)
-    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[at] > alpha / (len(p_values) - rank):
-            break
-        rejected[at] = True
-    return rejected
-
-
 @dataclass(frozen=True)
 class Distance:
     """How far numbers are from uniform on (0, 1): Kolmogorov's distance, judged by Massart's bound 2 exp(-2 n d^2)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specscope.analyze.compare.bootstrap import FEWEST, Ratio, estimates, holm, t_quantile, t_two_sided
+from specscope.analyze.compare.bootstrap import FEWEST, Ratio, estimates, marked
 from specscope.analyze.compare.result import Estimate
+from specscope.analyze.significance import t_quantile, t_two_sided
 
 # From tables: degrees of freedom, quantile at 0.975.
 TABLE = [(1, 12.7062), (2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
@@ -81,9 +82,9 @@ def test_two_engines_rounding_is_no_difference():
 
 def test_holm_takes_the_smallest_first_and_stops():
     p_values = [0.04, 0.001, 0.013, None, 0.5]
-    found = holm([Estimate(str(p), 1.0, 1.0, p_value=p) for p in p_values], 0.05)
+    found = marked([Estimate(str(p), 1.0, 1.0, p_value=p) for p in p_values], 0.05)
     assert [one.significant for one in found] == [False, True, True, False, False]
-    assert not any(one.significant for one in holm([Estimate("x", 1.0, 1.0, p_value=0.026)] * 2, 0.05))
+    assert not any(one.significant for one in marked([Estimate("x", 1.0, 1.0, p_value=0.026)] * 2, 0.05))
 
 
 def test_it_is_the_same_each_time():

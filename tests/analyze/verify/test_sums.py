@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specscope.analyze.verify.sums import Distance, Sum, holm
+from specscope.analyze.significance import holm
+from specscope.analyze.verify.sums import Distance, Sum
 
 
 def total(rng, chance, count, bias=0.0):
