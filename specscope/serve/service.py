@@ -26,11 +26,25 @@ from specscope.serve.observed import Observed
 from specscope.serve.reading import Limits
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
 from specscope.serve.text import TextStream
-from specscope.serve.trace_context import caller_of
 from specscope.trace.params import SamplingParams
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
+
+
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+
+def caller_of(headers: Headers) -> tuple[str, dict[str, str]]:
+    """(traceparent, labels that keep its tracestate); ("", {}) where the client sent none that is valid."""
+    given = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    context = get_current_span(TraceContextTextMapPropagator().extract(given)).get_span_context()
+    if not context.is_valid:
+        return "", {}
+    labels = {"tracestate": context.trace_state.to_header()} if context.trace_state else {}
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}", labels
+
 
 ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)  # an x-request-id that may become a part of our id
 

@@ -9,6 +9,7 @@ threshold over 56 other bits, which this decision (the SDK's own) does not use.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -18,7 +19,30 @@ from msgspec import Meta
 from specscope.errors import UserError
 from specscope.trace.checked import checked
 from specscope.trace.expressions import Expression
-from specscope.trace.request_names import NAMES
+
+# Where a breakpoint's condition has a field for a step (debug/events.py), the same name is the request's sum here.
+NAMES: Mapping[str, tuple[type, str]] = {
+    "request": (str, "the request's id"),
+    "tau": (float, "mean acceptance length; unknown if nothing was drafted"),
+    "rate": (float, "draft acceptance rate: accepted / drafted nodes; unknown if nothing was drafted"),
+    "drafts": (int, "steps with at least one drafted token"),
+    "nodes": (int, "nodes drafted"),
+    "accepted": (int, "nodes accepted"),
+    "emitted": (int, "output tokens"),
+    "steps": (int, "engine steps in which it took part"),
+    "prompt": (int, "tokens of the prompt"),
+    "error": (bool, "whether it failed"),
+    "cancelled": (bool, "whether it was cancelled"),
+    "reason": (str, "why it ended: eos, stop, length, cancelled or error"),
+    "ms": (float, "milliseconds from its arrival to its end"),
+    "queue_ms": (float, "milliseconds that it waited for admission"),
+    "ttft_ms": (float, "milliseconds to its first output token; unknown if there was none"),
+    "preempted": (int, "times that it lost its KV"),
+    "forced": (bool, "whether a verdict was forced"),
+    "rule": (str, "the rule of verification of its last step"),
+    "labels": (tuple, 'its labels, as in "kind=code" in labels'),
+}
+
 
 IDS = 2**64  # the ids that the ratio is taken of
 Share = Annotated[float, Meta(ge=0, le=1, description="between 0 and 1, such as 0.01")]

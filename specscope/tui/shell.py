@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from pathlib import Path
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
@@ -10,9 +12,21 @@ from textual.screen import Screen
 from specscope.errors import UserError
 from specscope.trace.files import keep_spaces
 from specscope.tui.palette import DARK, LIGHT
-from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
+
+
+def save_screenshot(app: App[None], folder: str) -> Path:
+    """Write what the screen shows; the file. Raises UserError where it cannot be written."""
+    path = Path(folder or ".").expanduser() / f"specscope-{datetime.now():%Y%m%d-%H%M%S-%f}.svg"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(app.export_screenshot())
+    except OSError as error:
+        raise UserError(
+            f"cannot write a screenshot to {path.parent}: {error.strerror}; set screenshots in the settings"
+        ) from error
+    return path
 
 
 class Shell(App[None]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,28 @@ from specscope.trace.records import (
     StepRecord,
     followed_by,
 )
+from specscope.trace.rules import LOSSY
 from specscope.trace.tree import DraftTree, Ints
 from specscope.trace.vocabulary import Vocabulary
 from specscope.vllm.batch import Judgements, OnHost, Place
 from specscope.vllm.numbers import NO_FLOATS, NO_INTS, Judged
 from specscope.vllm.requests import Known, ended, known
-from specscope.vllm.rules import in_one_pass, rule_of
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
+
+LOSSLESS = ("standard", "block")  # of `rejection_sample_method`; every other is not, or is not known to be
+ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
+
+
+def rule_of(speculation: Mapping[str, Any]) -> str:
+    """The rule of verification; lossy:NAME where it does not keep the target's distribution."""
+    method = str(speculation.get("rejection_sample_method") or "standard")
+    return method if method in LOSSLESS else f"{LOSSY}:{method}"
+
+
+def in_one_pass(speculation: Mapping[str, Any]) -> bool:
+    """Whether a block drafter drafts."""
+    return speculation.get("method") in ONE_PASS or bool(speculation.get("parallel_drafting"))
+
 
 Publish = Callable[[StepRecord], None]
 

@@ -7,7 +7,7 @@ import torch
 from specscope.model.backend import Backend
 from specscope.speculate.allowed import Allowed, allows, mask_, ones, unpacked
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.drafters.pruning import pruned
+from specscope.speculate.drafters.text_drafter import pruned
 from specscope.speculate.sampling import LogitRows, Memory, all_probabilities, target_rows
 from specscope.trace.method import MethodNotes
 from specscope.trace.params import SamplingParams

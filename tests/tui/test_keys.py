@@ -17,7 +17,7 @@ from specscope.trace.history import History
 from specscope.trace.reading import split_reference
 from specscope.trace.records import FinalKind, FinishReason, RequestEnd
 from specscope.tui.app import ScopeApp
-from specscope.tui.ask import Ask
+from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.settings import Settings
 from specscope.tui.widgets.hints import Hints

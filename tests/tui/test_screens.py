@@ -11,7 +11,7 @@ from specscope.debug.answers import Answer, Stopped
 from specscope.debug.stops import BreakpointHit, Stop, StopReason
 from specscope.trace.records import Outcome
 from specscope.trace.vocabulary import Vocabulary
-from specscope.tui.ask import Ask
+from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.fork_view import ForkPanel, ForkScreen
 from specscope.tui.screens.points_view import FieldsPanel, PointsScreen

@@ -10,7 +10,7 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.engine_spans import engine_span
 from specscope.trace.reading import CaptureReader
 from specscope.tui.app import ScopeApp
-from specscope.tui.ask import Ask
+from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.screens.timeline_view import SpansScreen
 from specscope.tui.widgets.lines import Lines

@@ -1,7 +1,7 @@
 import pytest
 
 from specscope.trace.rules import is_lossy
-from specscope.vllm.rules import in_one_pass, rule_of
+from specscope.vllm.witness import in_one_pass, rule_of
 
 
 @pytest.mark.parametrize(

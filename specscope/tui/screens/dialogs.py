@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widgets import Input
 
 from specscope.debug.answers import News
 from specscope.debug.commands import Commands
@@ -13,11 +20,33 @@ from specscope.errors import UserError
 from specscope.trace.checked import whole
 from specscope.trace.history import RequestHistory
 from specscope.trace.vocabulary import shell_word
-from specscope.tui.ask import Ask
 from specscope.tui.pending import Pending
 from specscope.tui.shell import Shell
+from specscope.tui.text import clean
 from specscope.tui.widgets.listing import ListPanel
 from specscope.tui.widgets.prompt import DebugPrompt, Talk
+
+
+class Ask(ModalScreen[str | None]):
+    """Returns what was typed, or None where it was called off."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", show=False)]
+
+    def __init__(self, question: str, placeholder: str = "", value: str = "") -> None:
+        super().__init__()
+        self._question, self._placeholder, self._value = question, placeholder, value
+
+    def compose(self) -> ComposeResult:
+        """The question is the title of its input."""
+        box = Input(self._value, placeholder=self._placeholder)
+        box.cursor_blink = False
+        box.border_title = Text(clean(self._question))
+        box.border_subtitle = Text("Enter confirms, Esc cancels")
+        yield box
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Done."""
+        self.dismiss(event.value)
 
 
 class Questions(Shell):
