@@ -23,6 +23,7 @@ from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
 from specscope.speculate.verify.distribution import Dense, Distribution, Point
+from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual
 from specscope.trace.history import RequestHistory
 from specscope.trace.params import SamplingParams
 from specscope.trace.ratios import ratios
@@ -152,7 +153,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
     found = _target(engine, seen, above)
-    p = found if node is not None else _left(seen, above, found)[0]
+    p: Distribution | Left = found if node is not None else _left(seen, above, found)[0]
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
@@ -169,11 +170,11 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         node=node,
         token=token,
         raw=_column(raw, token),
-        p=_column(_dense(p, raw), token),
+        p=_column(_row(p, raw), token),
         draft=None if thought is None else _column(thought, token, outside=bool(draft[token] == -torch.inf)),  # type: ignore[index]
         q=None if q is None else _column(q.probs, token),
-        p_tried=None if p_tried is None else _column(_dense(p_tried, raw), token),
-        q_tried=None if q_tried is None else _column(_dense(q_tried, raw), token),
+        p_tried=None if p_tried is None else _column(_row(p_tried, raw), token),
+        q_tried=None if q_tried is None else _column(q_tried.row, token),
         removed=(*refused, *_removed(moved, seen.params)),
         choice_rank=None if thought is None else _rank(thought, int(raw.argmax())),
         kl=None if thought is None else _kl(raw, thought),
@@ -190,7 +191,7 @@ def _target(engine: Engine, seen: PartTensors, node: int) -> Distribution:
     return distributions(logits, seen.params, seen.counts, [path], backend, seen.limits(node))[0]
 
 
-def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Distribution, Dense | None] | tuple[None, None]:
+def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Left, DrafterRow | None] | tuple[None, None]:
     """p and q that the rule used for a node whose elder siblings were rejected; None where it used them as sampled."""
     above = int(seen.draft.tree.parent[node])
     untried = seen.verdict is not None and seen.verdict.outcome[node] == Outcome.UNTRIED
@@ -199,30 +200,27 @@ def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Distribution,
     return _left(seen, above, p, node)
 
 
-def _left(
-    seen: PartTensors, above: int, p: Distribution, before: int | None = None
-) -> tuple[Distribution, Dense | None]:
+def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = None) -> tuple[Left, DrafterRow | None]:
     """p and q less what rejected children took, by the step's rule: all of them, or those before one.
 
     With all of them p is what the final token was drawn from. No q where the children are deterministic.
     """
     tree, verdict = seen.draft.tree, seen.verdict
-    q = seen.draft.q.get(above)
-    if verdict is not None and verdict.rule == MATCH:
-        q = None
+    drawn_from = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
+    q = None if drawn_from is None else DrafterRow(drawn_from.probs)
+    left: Left = Chosen(p.token) if isinstance(p, Point) else Residual(p.probs)
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
         if child == before:
             break
-        if q is None or tree.drawn[child] == Drawn.DETERMINISTIC:
-            p, _ = p.without(int(tree.token[child]))
+        token, drawn = int(tree.token[child]), tree.drawn[child]
+        if q is None or drawn == Drawn.DETERMINISTIC:
+            left, _ = left.reject(token, None)
             continue
-        scaled = p if ahead is None or not isinstance(p, Dense) else Dense(p.probs * float(ahead[child]))
-        left, mass = scaled.residual(q)
-        p = left if mass > 0 else p
-        if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
-            q, _ = q.without(int(tree.token[child]))
-    return p, q
+        left, _ = left.reject(token, q, 1.0 if ahead is None else float(ahead[child]))
+        if drawn == Drawn.WITHOUT_REPLACEMENT:
+            q = q.without(token)
+    return left, q
 
 
 def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
@@ -239,12 +237,11 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
             yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
 
 
-def _dense(p: Distribution, like: Tensor) -> Tensor:
-    if isinstance(p, Point):
-        one = torch.zeros_like(like)
-        one[p.token] = 1
-        return one
-    return p.probs  # type: ignore[attr-defined,no-any-return]
+def _row(p: Distribution | Left, like: Tensor) -> Tensor:
+    """[V] its probabilities."""
+    if isinstance(p, Point | Chosen):
+        return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
+    return p.probs if isinstance(p, Dense) else p.row
 
 
 def _column(probs: Tensor, token: int, *, outside: bool = False) -> DistributionView:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.place import put
-from specscope.speculate.verify.distribution import SLACK, draw_margin
 from specscope.trace.tree import Doubles
 
+SLACK = 1e-12  # of a sum of float64: so near to an end is at it
 BLOCK = 256  # tokens
 Siblings = tuple[list[list[int]], list[list[float]], list[list[float]]]  # tokens, probabilities, margins; [F][k] each
 BELOW_ONE = 1 - 2.0**-52  # keeps the largest coin's share of a sum below the sum, whatever is rounded
@@ -77,6 +77,15 @@ class Urn:
 def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
     """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
     return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)
+
+
+def draw_margin(coin: float, below: float, above: float) -> float:
+    """How far `coin` lies from the borders of (below, above), its token's part of the cumulative sum.
+
+    The ends of the sum are no borders: nothing lies beyond them.
+    """
+    borders = [abs(coin - border) for border in (below, above) if SLACK < border < 1 - SLACK]
+    return min(borders, default=1.0)
 
 
 def draw_siblings(rows: Tensor, coins: Doubles) -> Siblings:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_siblings
 from specscope.speculate.verify.distribution import Dense
 from tests.speculate.reads import Reads
+from tests.speculate.verify import book
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
@@ -18,7 +19,7 @@ SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at
 def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
     row = (torch.randn(width, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
     token, prob, margin = draw(row, coin)
-    wanted, far = Dense(row).draw(coin)
+    wanted, far = book.draw(Dense(row), coin)
     assert row[token] > 0
     between = row.double()[min(token, wanted) + 1 : max(token, wanted) + 1].sum()
     assert token == wanted or between < 1e-12  # at a border the last digit of a sum decides
@@ -74,13 +75,13 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
                 assert probs[f][child:] == [0.0] * (count - child)
                 assert margins[f][child:] == [1.0] * (count - child)
                 break
-            wanted, far = left.draw(float(coins[f, child]))
+            wanted, far = book.draw(left, float(coins[f, child]))
             assert margins[f][child] == pytest.approx(far, abs=1e-6)
             if far < 1e-6:
                 break  # each renormalises in float32, we never do
             assert tokens[f][child] == wanted
             assert probs[f][child] == float(row[wanted])
-            left, _ = left.without(wanted)
+            left, _ = book.without(left, wanted)
 
 
 def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):

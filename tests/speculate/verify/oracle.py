@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specscope.speculate.verify.distribution import Dense, Distribution
 from specscope.trace.records import FinalKind, Outcome, Verdict
 from specscope.trace.tree import ROOT, Doubles, DraftTree, Drawn
+from tests.speculate.verify import book
 
 NONE_FORCED: Mapping[int, bool] = {}
 
@@ -85,12 +86,12 @@ def _try_children(
             return child
         judgement.outcome[child] = Outcome.REJECTED
         if drawn == Drawn.DETERMINISTIC:
-            p_i, mass = p_i.without(token)
+            p_i, mass = book.without(p_i, token)
         else:
             assert q_i is not None
-            p_i, mass = p_i.residual(q_i)
+            p_i, mass = book.residual(p_i, q_i)
             if drawn == Drawn.WITHOUT_REPLACEMENT:
-                q_i, _ = q_i.without(token)
+                q_i, _ = book.without(q_i, token)
         judgement.residual_mass[child] = mass
         judgement.left = p_i
     return None
@@ -112,7 +113,7 @@ def verify(
     judgement = judge(tree, p, q, coin[1:].tolist(), forced)
     n = len(tree)
     was_forced = [node for node in forced if node in judgement.outcome] + ([n] if final is not None else [])
-    final, margin = judgement.left.draw(float(coin[0])) if final is None else (final, 1.0)
+    final, margin = book.draw(judgement.left, float(coin[0])) if final is None else (final, 1.0)
 
     def spread(values: Mapping[int, float], dtype: type) -> NDArray[Any]:
         out: NDArray[Any] = np.zeros(n, dtype=dtype)

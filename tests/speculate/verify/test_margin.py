@@ -13,6 +13,7 @@ from specscope.speculate.verify.distribution import Dense, Point
 from specscope.trace.records import ROUNDING, RequestStep
 from specscope.trace.tree import DraftTree, Drawn
 from specscope.trace.vocabulary import Vocabulary
+from tests.speculate.verify import book
 from tests.speculate.verify.oracle import verify
 
 COIN = st.floats(0.001, 0.999)
@@ -25,7 +26,7 @@ def dense(row):
 
 @given(ROWS, COIN)
 def test_another_token_needs_the_margin_and_no_less(row, coin):
-    token, margin = dense(row).draw(coin)
+    token, margin = book.draw(dense(row), coin)
     others = [i for i in range(5) if i != token]
     outcomes = {}
     for share in (0.999, 1.001):
@@ -35,7 +36,7 @@ def test_another_token_needs_the_margin_and_no_less(row, coin):
                 other = row.copy()
                 other[giver] -= moved
                 other[taker] += moved
-                outcomes.setdefault(share, set()).add(dense(other).draw(coin)[0])
+                outcomes.setdefault(share, set()).add(book.draw(dense(other), coin)[0])
     assert outcomes.get(0.999, {token}) == {token}
     if any(row[i] >= 1.001 * margin for i in range(5)) and margin < 1:
         below = coin - row[:token].sum()
@@ -45,10 +46,10 @@ def test_another_token_needs_the_margin_and_no_less(row, coin):
 
 
 def test_what_is_certain_has_no_margin():
-    assert Point(3).draw(0.5) == (3, 1.0)
-    assert dense([0.0, 1.0, 0.0]).draw(1e-9) == (1, 1.0)
-    assert dense([0.5, 0.5]).draw(0.499)[1] == pytest.approx(0.001)
-    assert dense([0.5, 0.5]).draw(1e-9)[1] == pytest.approx(0.5)  # below the first token there is none
+    assert book.draw(Point(3), 0.5) == (3, 1.0)
+    assert book.draw(dense([0.0, 1.0, 0.0]), 1e-9) == (1, 1.0)
+    assert book.draw(dense([0.5, 0.5]), 0.499)[1] == pytest.approx(0.001)
+    assert book.draw(dense([0.5, 0.5]), 1e-9)[1] == pytest.approx(0.5)  # below the first token there is none
 
 
 def judged(p, coin, q=None, drawn=Drawn.DETERMINISTIC, forced=None):

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.speculate.verify.distribution import Dense, Point
+from specscope.speculate.verify.left import DrafterRow, Residual
 from specscope.trace.coins import Stream, coins
 from specscope.trace.records import FinalKind, Outcome
 from specscope.trace.tree import ROOT, DraftTree, Drawn, parse_tree
-from tests.speculate.verify import enumeration
+from tests.speculate.verify import book, enumeration
 from tests.speculate.verify.enumeration import SHAPES, Model, dense, sampled_children, total_variation
 from tests.speculate.verify.oracle import judge, verify
 
@@ -77,7 +78,7 @@ def test_mistake_residual_not_renormalised_is_caught(monkeypatch):
         left = (self.probs - other.probs).clamp(min=0)
         return Dense(left), float(left.sum())
 
-    monkeypatch.setattr(Dense, "residual", residual)
+    monkeypatch.setattr(book, "residual", residual)
     assert worst_of() > 0.05
 
 
@@ -87,12 +88,12 @@ def test_mistake_q_not_renormalised_without_replacement_is_caught(monkeypatch):
         left[token] = 0
         return Dense(left), float(left.sum())
 
-    monkeypatch.setattr(Dense, "without", without)
+    monkeypatch.setattr(book, "without", without)
     assert worst_of("3x1") > 0.05
 
 
 def test_mistake_residual_forgotten_is_caught(monkeypatch):
-    monkeypatch.setattr(Dense, "residual", lambda self, other: (self, 1.0))
+    monkeypatch.setattr(book, "residual", lambda self, other: (self, 1.0))
     assert worst_of() > 0.05
 
 
@@ -128,8 +129,8 @@ def test_a_verdict_can_be_recomputed_from_its_evidence(seed):
     q = dense(q_model(()))
     left, tokens = q, []
     for coin in coins(seed, Stream.DRAFT, 0, 3):
-        tokens.append(left.draw(float(coin))[0])
-        left, _ = left.without(tokens[-1])
+        tokens.append(book.draw(left, float(coin))[0])
+        left, _ = book.without(left, tokens[-1])
     tree = DraftTree.build(tokens, [ROOT] * 3, [q.prob(t) for t in tokens], Drawn.WITHOUT_REPLACEMENT)
     p = [dense(p_model(())), *(dense(p_model((t,))) for t in tokens)]
     verdict = verify(tree, p, {ROOT: q}, coins(seed, Stream.VERIFY, 0, 4))
@@ -153,12 +154,12 @@ def test_a_verdict_can_be_recomputed_from_its_evidence(seed):
 
 def test_a_residual_of_zeros_falls_back_to_p_and_never_gives_nan():
     p = q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float32)
-    left, mass = Dense(p).residual(Dense(q))
+    left, mass = Residual(p).reject(0, DrafterRow(q))
     assert mass == 0
-    assert torch.equal(left.probs, p)
-    left, mass = Dense(torch.tensor([1.0, 0.0])).without(0)
+    assert torch.equal(left.row, p)
+    left, mass = Residual(torch.tensor([1.0, 0.0])).reject(0, None)
     assert mass == 0
-    assert not left.probs.isnan().any()
+    assert not left.row.isnan().any()
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20).filter(sum), st.floats(2**-54, 1 - 2**-53))
@@ -167,12 +168,12 @@ def test_a_draw_never_gives_a_token_of_probability_zero(weights, coin):
     row = row / row.sum()
     if row.isnan().any():
         return
-    assert row[Dense(row).draw(coin)[0]] > 0
+    assert row[book.draw(Dense(row), coin)[0]] > 0
 
 
 def test_draws_follow_the_distribution():
     row = torch.tensor([0.1, 0.0, 0.6, 0.3])
-    made = np.bincount([Dense(row).draw(u)[0] for u in (np.arange(1000) + 0.5) / 1000], minlength=4)
+    made = np.bincount([book.draw(Dense(row), u)[0] for u in (np.arange(1000) + 0.5) / 1000], minlength=4)
     assert made.tolist() == [100, 0, 600, 300]
 
 
