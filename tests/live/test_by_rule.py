@@ -24,9 +24,9 @@ def test_p_where_nothing_is_left_of_it_is_what_the_engine_drew_from():
     assert verdict.path.tolist() in ([0], [])
     seen = SimpleNamespace(draft=Draft(tree, q), verdict=verdict)
     left, _ = _left(seen, 0, row)
-    assert float(left.probs.sum()) == pytest.approx(1)
+    assert float(left.row.sum()) == pytest.approx(1)
     if verdict.path.tolist() == [0]:
-        assert left.probs.tolist() == pytest.approx(drawn_from.row.tolist())
+        assert left.row.tolist() == pytest.approx(drawn_from.row.tolist())
 
 
 def test_under_match_a_coin_is_given_to_the_sibling_that_has_it():
