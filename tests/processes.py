@@ -31,7 +31,7 @@ def free_port():
 class Terminal:
     """A command that leads the session of a terminal of its own, and whatever it starts."""
 
-    def __init__(self, command, size=(30, 110)):
+    def __init__(self, command, size=(30, 110), **variables):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
@@ -46,7 +46,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=ENV,
+            env=ENV | variables,
             start_new_session=True,
             preexec_fn=lead,
         )

@@ -15,6 +15,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
+from specscope.lifetime import Lifetime
 from specscope.live.start import start_engine
 from specscope.terminal import text_console
 from specscope.trace.loops import TOLD, loop_share
@@ -33,6 +34,7 @@ def capture_run(
     specs: list[PromptSpec],
     params: SamplingParams,
     options: OutputOptions,
+    lifetime: Lifetime,
     *,
     log_stats: bool,
     quiet: bool,
@@ -53,6 +55,7 @@ def capture_run(
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log)
+        lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
             try:
                 while engine.busy:

@@ -244,7 +244,16 @@ def debug(
 @engine_options
 @sampling_options
 @output_options
-def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
+@click.pass_obj
+def capture(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    output: str,
+    log_stats: bool,
+    quiet: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
     """Decode prompts and record every step, without a screen.
 
     \b
@@ -262,7 +271,7 @@ def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool,
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
     specs = prompt_specs(prompts, None, params, raw=raw, words_are_files=True)
     _check_forms(specs)
-    sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
+    sys.exit(capture_run(config, specs, params, settings, lifetime, log_stats=log_stats, quiet=quiet))
 
 
 @cli.command()

@@ -154,6 +154,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     with ends_at_once():
         engine = on_passing_thread(lambda: _load(run.config))
     outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
+    lifetime.leave = outputs.close  # where requests take longer than the grace
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
     serving = Serving(engine, run.options, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from specscope.errors import UserError
 from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
+from specscope.trace.open_requests import OpenRequests
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SpanLevel
@@ -73,6 +75,9 @@ class Outputs:
         self._sampling = options.sampling
         self._sampled: SamplingSink | None = None
         self._writer: CaptureWriter | None = None
+        self._running = OpenRequests()
+        self._closing = threading.Lock()
+        bus.subscribe(self._running, lossless=True)
         try:
             self._open_network(options, run, vocabulary)
             self._open_metrics(options, run, log, engine)
@@ -140,10 +145,17 @@ class Outputs:
             metrics.serve_prometheus(options.metrics_port)
 
     def close(self) -> list[str]:
-        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture."""
+        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture.
+
+        Requests that the engine has not ended are cancelled. May be called again, and from any thread.
+        """
+        with self._closing:
+            return self._close()
+
+    def _close(self) -> list[str]:
         failed: Exception | None = None
         try:
-            self._bus.close()
+            self._bus.close(self._running.ends)
         except Exception as error:
             failed = error
         for close in self._closers:
