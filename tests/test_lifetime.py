@@ -1,13 +1,13 @@
 """Nothing outlives its terminal or its parent, however either died, and captures stay whole."""
 
 import contextlib
-import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -205,7 +205,7 @@ def kill_somewhere(terminal, chance, verb, command, path, deed, **variables):
     what = f"{verb} after {deed!r}: {child.screen[-400:]!r}"
     assert child.left() == [], what
     pids = {str(member.pid) for member in child.family}
-    assert [name for name in os.listdir("/dev/shm") if pids & set(re.findall(r"\d+", name))] == [], what
+    assert [name for name in Path("/dev/shm").glob("*") if pids & set(re.findall(r"\d+", name.name))] == [], what
     if path is None or not path.exists() or not path.stat().st_size:
         return
     reader = read_capture(path)
@@ -217,7 +217,9 @@ def kill_somewhere(terminal, chance, verb, command, path, deed, **variables):
         assert at - steps[-1].end_ns / 1e9 < FLUSH_SECONDS, what
 
 
-def kill_often(terminal, model, prompts, tmp_path, times, seed, verbs=("run", "capture", "tui"), deed=None, **variables):
+def kill_often(
+    terminal, model, prompts, tmp_path, times, seed, verbs=("run", "capture", "tui"), deed=None, **variables
+):
     chance = random.Random(seed)
     for time_ in range(times):
         verb = chance.choice(verbs)
@@ -251,7 +253,7 @@ def test_killed_by_each_signal_it_leaves_no_file_but_its_capture(terminal, model
 
 
 def test_what_is_started_in_the_background_ends_with_its_shell():
-    """A process without any terminal, whose parent dies after it has begun: before, nobody can know whose child it was."""
+    """A process without any terminal, whose parent dies after it has begun: before, nobody can know whose child it is."""
     script = """if True:
         import os, subprocess, sys
         nothing = subprocess.DEVNULL
