@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import resource
 import select
 import signal
 import socket
@@ -26,6 +27,17 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def room_for(size):
+    """No file of this process may grow beyond `size` bytes: what fits is written, then it fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Terminal:

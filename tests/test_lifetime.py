@@ -253,7 +253,7 @@ def test_killed_by_each_signal_it_leaves_no_file_but_its_capture(terminal, model
 
 
 def test_what_is_started_in_the_background_ends_with_its_shell():
-    """A process without any terminal, whose parent dies after it has begun: before, nobody can know whose child it is."""
+    """A process without any terminal, whose parent dies after it has begun: before, nobody knows whose child it is."""
     script = """if True:
         import os, subprocess, sys
         nothing = subprocess.DEVNULL
