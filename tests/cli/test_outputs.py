@@ -266,7 +266,7 @@ def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, t
         path.write_text("another")
     gone = f"{path} was deleted or replaced during the run: what was captured is lost"
     assert outputs.close() == ([] if happens == "nothing" else [gone])
-    assert outputs.capture_is_gone == (happens != "nothing")
+    assert (outputs.code, outputs.captured) == ((0, str(path)) if happens == "nothing" else (1, ""))
 
 
 @pytest.mark.parametrize("steps", [1, 4])
