@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
@@ -120,14 +122,41 @@ entry()
 """
 
 
-def test_a_step_that_outlasts_the_grace_leaves_a_whole_capture(terminal, model, prompts, tmp_path):
+@pytest.mark.parametrize("verb", ["capture", "serve"])
+def test_a_step_that_outlasts_the_grace_leaves_a_whole_capture(terminal, model, prompts, tmp_path, verb):
     """As on a busy machine: the engine cannot end its requests any more."""
     path, script = tmp_path / "run.jsonl", STUCK.format(seconds=10 * HANG_SECONDS)
-    child = terminal(sys.executable, "-c", script, *endless("capture", prompts, path, model)[3:])
+    command = endless("capture", prompts, path, model)[3:]
+    if verb == "serve":
+        command = ["serve", "--port", "0", "-o", path, *model[:-1]]
+    child = terminal(sys.executable, "-c", script, *command)
+    if verb == "serve":
+        child.wait_for(lambda: b" on http://" in child.screen)
+        url = child.screen.decode().split(" on ")[1].split()[0]
+        asked = {"json": {"prompt": "abcabc", "ignore_eos": True, "max_tokens": 400}, "timeout": HANG_SECONDS}
+        threading.Thread(target=post, args=(url + "/v1/completions", asked), daemon=True).start()
     child.wait_for(lambda: b"stuck" in child.screen)
     child.hang_up()
     assert child.left() == []
     assert {request.state for request in whole(path).requests.values()} == {"cancelled"}
+
+
+def post(url, asked):
+    with contextlib.suppress(httpx2.HTTPError):  # the server ends meanwhile
+        httpx2.post(url, **asked)
+
+
+@pytest.mark.slow
+def test_a_capture_that_is_deleted_during_a_run_on_the_screen_is_told(terminal, model, prompts, tmp_path):
+    path = tmp_path / "run.jsonl"
+    child = terminal(*endless("run", prompts, path, model))
+    child.wait_for(running(path))
+    path.unlink()
+    child.remember()
+    child.type("q")
+    assert child.left() == []
+    assert child.process.wait(HANG_SECONDS) == 1
+    child.wait_for(lambda: b"was deleted or replaced during the run" in b" ".join(child.screen.split()))
 
 
 @pytest.mark.slow

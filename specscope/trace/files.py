@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from io import BytesIO
 from itertools import count
@@ -35,12 +36,28 @@ MOST_NAMES = 1000  # that are tried for a capture that may replace none
 PRIVATE = 0o600  # the mode of what holds prompts
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
-# How the files begin that specscope writes: only such a file may be replaced.
-CAPTURE = (b'{"resourceSpans":',)
-PAGE = (b"<!doctype html>",)
-FIGURES = (b"{\n",)  # bench --json: indented, which a line of JSON Lines never is
-PLOT = (b"<?xml", b"\x89png")
+HEAD = 4096  # bytes by which a file is known
+
 TRAINING = {"data", "training.pt", "training.jsonl"}  # what a folder holds that `train` has written to
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kind of file that specscope writes, as it is known by its head, in lower case."""
+
+    begins: tuple[bytes, ...]
+    holds: bytes  # what other programs' files of such a beginning do not
+
+    def is_of(self, head: bytes) -> bool:
+        """Whether a file that begins so is of this kind."""
+        head = head.lower()
+        return head.startswith(self.begins) and self.holds in head
+
+
+CAPTURE = Made((b'{"resourcespans":',), b'"specscope.run.id"')
+PAGE = Made((b"<!doctype html>",), b"<title>specscope ")
+FIGURES = Made((b"{\n",), b'"specscope')  # indented, which a line of JSON Lines never is
+PLOT = Made((b"<?xml", b"\x89png"), b"matplotlib")
 
 
 class Existing(Enum):
@@ -139,12 +156,12 @@ def check_output(
     path: str,
     flag: str,
     inputs: Iterable[str | os.PathLike[str] | None],
-    begins: Iterable[bytes],
+    made: Made,
     existing: Existing = Existing.REPLACE,
 ) -> None:
     """Refuse an output that cannot be written, or that would take the place of anything but an older output.
 
-    `inputs`: what the same command reads; `begins`: how an output of this kind begins. Writes nothing.
+    `inputs`: what the same command reads; `made`: the kind of the output. Writes nothing.
     """
     if not path:
         raise UserError(f"{flag} needs the name of a file")
@@ -167,7 +184,7 @@ def check_output(
             raise UserError(f"{flag} {path} would overwrite the input {name}: give another name")
     try:
         with open(path, "r+b") as file:  # not truncated, not created
-            _refuse_taken(file.fileno(), path, begins, existing)
+            _refuse_taken(file.fileno(), path, made, existing)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
@@ -204,7 +221,7 @@ def _open_empty(path: Path, existing: Existing) -> BinaryIO:
     return open(number, "wb", buffering=0)
 
 
-def _refuse_taken(number: int, path: str | Path, begins: Iterable[bytes], existing: Existing) -> None:
+def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing) -> None:
     """Lock an open file. Raises TakenError where another process writes it, or it holds what may not be replaced."""
     if fcntl is not None:
         try:
@@ -213,11 +230,11 @@ def _refuse_taken(number: int, path: str | Path, begins: Iterable[bytes], existi
             raise TakenError(f"{path} is being written by another process: give another name") from None
         except OSError:
             pass  # a file system without locks
-    start = os.read(number, 64)
+    head = os.read(number, HEAD)
     os.lseek(number, 0, os.SEEK_SET)
-    if start and not start.lower().startswith(tuple(begin.lower() for begin in begins)):
+    if head and not made.is_of(head):
         raise TakenError(f"{path} exists and was not written by this command: remove it, or give another name")
-    if start and existing is not Existing.REPLACE:
+    if head and existing is not Existing.REPLACE:
         raise TakenError(f"{path} exists, and --no-clobber keeps it: remove it, or give another name")
 
 

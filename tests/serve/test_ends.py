@@ -137,10 +137,17 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
 
 
 def test_an_older_capture_is_kept_and_one_that_is_deleted_meanwhile_is_told(command, tmp_path):
-    old, new = tmp_path / "run.jsonl", tmp_path / "run.2.jsonl"
+    """And the key of a file is the one that clients must send."""
+    old, new, key = (tmp_path / name for name in ("run.jsonl", "run.2.jsonl", "key"))
     before = Path(PLANTED).read_bytes()
     old.write_bytes(before)
-    server = command()
+    key.write_text("sesame\n")
+    server = command("--api-key-file", key)
+    codes = [
+        httpx2.get(server.url + "/v1/models", headers=headers).status_code
+        for headers in ({}, {"authorization": "Bearer key"}, {"authorization": "Bearer sesame"})
+    ]
+    assert codes == [401, 401, 200]
     assert f"specscope: {old} exists: capturing to {new}\n" in server.said
     assert old.read_bytes() == before
     assert stat.S_IMODE(new.stat().st_mode) == 0o600

@@ -56,6 +56,7 @@ CONTENTS = {
     "an empty file": (b"", "run.jsonl", "run.jsonl", "run.jsonl"),
     "a capture": (OLD, "run.jsonl", REFUSED, NEW),
     "something else": (b"my notes\n", REFUSED, REFUSED, NEW),
+    "spans of another program": (b'{"resourceSpans":[{"resource":{"attributes":[]}}]}\n', REFUSED, REFUSED, NEW),
     "JSON": (b'{"a": 1}\n', REFUSED, REFUSED, NEW),
 }
 
@@ -159,3 +160,29 @@ def test_a_capture_is_read_by_nobody_else(before, tmp_path):
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+OTHERS = {
+    "page.html": b"<!DOCTYPE html>\n<title>Holiday</title>\n",
+    "plot.svg": b'<?xml version="1.0"?>\n<svg>drawn by hand</svg>\n',
+    "costs.json": b'{\n  "name": "my-package"\n}\n',
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_like_them(name, tmp_path):
+    path = tmp_path / name
+    words = {
+        "page.html": ["report", PLANTED, "--html", str(path)],
+        "plot.svg": ["tune", PLANTED, "--no-costs", "--plot", str(path)],
+    }.get(name)
+    if words is not None:
+        assert run_here(words)[0] in (0, 1)
+        assert path.stat().st_size
+        assert run_here(words)[0] in (0, 1)
+    path.write_bytes(OTHERS[name])
+    words = words or ["tune", PLANTED, "--save-costs", str(path)]
+    code, _, err = run_here(words)
+    assert code == 2
+    assert err.endswith(f"{path} exists and was not written by this command: remove it, or give another name\n")
+    assert path.read_bytes() == OTHERS[name]
