@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 1.5  # from the loss until the process is ended by force
+GRACE_SECONDS = 1.0  # from the loss until `leave` is called
+LEAVE_SECONDS = 20.0  # that it may take on a busy machine, until the process is ended by force
 
 
 class Lifetime:
@@ -26,7 +27,7 @@ class Lifetime:
     """
 
     def __init__(self) -> None:
-        self.leave: Callable[[], None] = lambda: None
+        self.leave: Callable[[], object] = lambda: None
         self._parent = os.getppid()
         self._leads = os.getsid(0) == os.getpid()
         self._terminal = _controlling_terminal()
@@ -80,20 +81,12 @@ def _is_there(terminal: int) -> bool:
     return True
 
 
-def _end_soon(leave: Callable[[], None]) -> None:
-    """End this process by force after GRACE_SECONDS; `leave` is called before, for as long as it takes within them."""
-    done = threading.Event()
-
-    def last() -> None:
-        try:
-            leave()
-        finally:
-            done.set()
-
-    began = time.monotonic()
-    threading.Thread(target=last, name="specscope-leaving", daemon=True).start()
-    done.wait(GRACE_SECONDS)
-    time.sleep(max(began + GRACE_SECONDS - time.monotonic(), 0))
+def _end_soon(leave: Callable[[], object]) -> None:
+    """End this process by force where it has not ended after GRACE_SECONDS: when `leave` has saved what it can."""
+    time.sleep(GRACE_SECONDS)
+    leaving = threading.Thread(target=leave, name="specscope-leaving", daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_SECONDS)
     os._exit(128 + signal.SIGHUP)
 
 

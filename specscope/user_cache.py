@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
@@ -25,6 +26,22 @@ def place(folder: str, about: Mapping[str, str]) -> Path:
     """The file for things of this kind; `about` says all that it depends on."""
     name = hashlib.blake2b(msgspec.json.encode(dict(sorted(about.items()))), digest_size=8).hexdigest()
     return user_cache_path("specscope") / folder / f"{name}.json"
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder in the user's cache where nobody else can put anything, for files that will be run.
+
+    Raises OSError, also where it or a folder above it in the cache is another user's.
+    """
+    top = user_cache_path("specscope")
+    top.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (*(above for above in reversed(path.parents) if above.is_relative_to(top)), path):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        held = folder.stat()
+        if hasattr(os, "getuid") and held.st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+        if held.st_mode & 0o022:
+            folder.chmod(0o700)
 
 
 def store(path: Path, data: object, *, make_folder: bool = True) -> None:

@@ -753,6 +753,28 @@ def outputs() -> list[Case]:
     ]
     cases.append(Case("output", ("capture", "good.txt", "--output=", *CAPTURE[4:]), held, "-o"))
     cases += [Case("output", ("run", "--file", "good.txt", "-o", x, *CAPTURE[4:]), held) for x in [*same, *places[1:]]]
+    kept = ("--no-clobber", "-o", "c.jsonl")
+    cases.append(Case("no-clobber", ("capture", "good.txt", *kept, *CAPTURE[4:]), held, "--no-clobber keeps it"))
+    cases.append(Case("no-clobber", ("watch", "good.txt", "--headless", *kept), held, "--no-clobber keeps it"))
+    cases.append(Case("no-clobber", ("run", "x", "--no-clobber"), {}, "give -o FILE"))
+    cases.append(Case("no-clobber", ("watch", "good.txt", "--no-clobber"), held, "give -o FILE"))
+    cases += [Case("on-full", ("serve", f"--on-full={x}"), {}, "-o FILE") for x in ("stop", "drop")]
+    cases.append(Case("on-full", (*CAPTURE, "--on-full=full"), GOOD, "--on-full"))
+    two = held | {"good.txt": b"one\ntwo\n", "model.gguf": b"\xff"}
+    for name in ("good.txt", ".", "no/key", "pipe", "model.gguf"):
+        cases.append(Case("key file", ("serve", "--target=./nothing", f"--api-key-file={name}"), two, name))
+    for content in (b"", b"\n\n", "schl\u00fcssel".encode(), b"a\tb\n", b"x" * 2**17):
+        cases.append(Case("key file", ("serve", "--target=./nothing", "--api-key-file=key"), {"key": content}, "key"))
+    cases.append(Case("key file", ("serve", "--api-key=a", "--api-key-file=good.txt"), held, "give one of"))
+    for name in ("", "sub", "no/where.jsonl", "new/"):
+        cases.append(
+            Case(
+                "vllm",
+                ("vllm", f"--capture={name}", "--debug=s", "--", "serve", "m"),
+                held,
+                "--capture" if not name else name.strip("/"),
+            )
+        )
     pages = ["c.jsonl", "./c.jsonl", "soft-c", "hard-c", "good.txt", "other.jsonl", *places[1:9]]
     cases += [Case("page", ("report", "c.jsonl", f"--html={x}"), held) for x in ["", *pages]]
     cases += [Case("page", ("compare", "c.jsonl", PLANTED, f"--html={x}"), held) for x in ["", *pages]]

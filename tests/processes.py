@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import resource
 import select
 import signal
 import socket
@@ -28,10 +29,21 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@contextlib.contextmanager
+def room_for(size):
+    """No file of this process may grow beyond `size` bytes: what fits is written, then it fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 class Terminal:
     """A command that leads the session of a terminal of its own, and whatever it starts."""
 
-    def __init__(self, command, size=(30, 110)):
+    def __init__(self, command, size=(30, 110), **variables):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
@@ -46,7 +58,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=ENV,
+            env=ENV | variables,
             start_new_session=True,
             preexec_fn=lead,
         )

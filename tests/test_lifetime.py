@@ -2,11 +2,15 @@
 
 import contextlib
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
@@ -16,6 +20,7 @@ from tests.waiting import HANG_SECONDS, until
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FLUSH_SECONDS = 30.0  # a line a half second, and the bus's tenth: more only where lines are held back
+CACHED = (".json", ".nbi", ".nbc")  # figures of the machine, compiled kernels
 WORKER = "multiprocessing.spawn"
 
 
@@ -101,6 +106,59 @@ def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path
         assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
 
 
+STUCK = """
+import sys, time
+from specscope.__main__ import entry
+from specscope.engine.engine import Engine
+
+def forward(self, now, real=Engine._forward):
+    real(self, now)
+    if self.steps > 5:
+        print("stuck", flush=True)
+        time.sleep({seconds})
+
+Engine._forward = forward
+entry()
+"""
+
+
+@pytest.mark.parametrize("verb", ["capture", "serve"])
+def test_a_step_that_outlasts_the_grace_leaves_a_whole_capture(terminal, model, prompts, tmp_path, verb):
+    """As on a busy machine: the engine cannot end its requests any more."""
+    path, script = tmp_path / "run.jsonl", STUCK.format(seconds=10 * HANG_SECONDS)
+    command = endless("capture", prompts, path, model)[3:]
+    if verb == "serve":
+        command = ["serve", "--port", "0", "-o", path, *model[:-1]]
+    child = terminal(sys.executable, "-c", script, *command)
+    if verb == "serve":
+        child.wait_for(lambda: b" on http://" in child.screen)
+        url = child.screen.decode().split(" on ")[1].split()[0]
+        asked = {"json": {"prompt": "abcabc", "ignore_eos": True, "max_tokens": 400}, "timeout": HANG_SECONDS}
+        threading.Thread(target=post, args=(url + "/v1/completions", asked), daemon=True).start()
+    child.wait_for(lambda: b"stuck" in child.screen)
+    child.hang_up()
+    assert child.left() == []
+    assert {request.state for request in whole(path).requests.values()} == {"cancelled"}
+
+
+def post(url, asked):
+    with contextlib.suppress(httpx2.HTTPError):  # the server ends meanwhile
+        httpx2.post(url, **asked)
+
+
+@pytest.mark.slow
+def test_a_capture_that_is_deleted_during_a_run_on_the_screen_is_told(terminal, model, prompts, tmp_path):
+    path = tmp_path / "run.jsonl"
+    child = terminal(*endless("run", prompts, path, model))
+    child.wait_for(running(path))
+    path.unlink()
+    child.remember()
+    child.type("q")
+    assert child.left() == []
+    assert child.process.wait(HANG_SECONDS) == 1
+    child.wait_for(lambda: b"was deleted or replaced during the run" in b" ".join(child.screen.split()))
+
+
 @pytest.mark.slow
 def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
     prompts, path, log = tmp_path / "few.txt", tmp_path / "run.jsonl", tmp_path / "log"
@@ -149,11 +207,12 @@ def test_more_prompts_than_a_pipe_holds(terminal, model, prompts, tmp_path):
     assert child.left() == []
 
 
-def kill_somewhere(terminal, chance, verb, command, path):
+DEEDS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT]
+
+
+def kill_somewhere(terminal, chance, verb, command, path, deed, **variables):
     """Start a command, do something terrible to it at a random moment, and see what is left."""
-    child = terminal(*command)
-    deeds = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT]
-    deed = chance.choice([*deeds, signal.SIGSEGV, signal.SIGUSR1, signal.SIGALRM, "hang up", "below"])
+    child = terminal(*command, **variables)
     if chance.random() < 0.3:
         time.sleep(chance.uniform(0.05, 4))  # anywhere in its start
     else:
@@ -167,13 +226,15 @@ def kill_somewhere(terminal, chance, verb, command, path):
     elif deed == "below" and below:
         victim = chance.choice(below)
         with contextlib.suppress(psutil.NoSuchProcess):
-            victim.send_signal(chance.choice(deeds))
+            victim.send_signal(chance.choice(DEEDS))
         time.sleep(0.5)
         child.process.send_signal(signal.SIGTERM)  # the screen stays where its worker died: it is left by hand
     else:
         child.process.send_signal(signal.SIGTERM if deed == "below" else deed)
     what = f"{verb} after {deed!r}: {child.screen[-400:]!r}"
     assert child.left() == [], what
+    pids = {str(member.pid) for member in child.family}
+    assert [name for name in Path("/dev/shm").glob("*") if pids & set(re.findall(r"\d+", name.name))] == [], what
     if path is None or not path.exists() or not path.stat().st_size:
         return
     reader = read_capture(path)
@@ -185,14 +246,17 @@ def kill_somewhere(terminal, chance, verb, command, path):
         assert at - steps[-1].end_ns / 1e9 < FLUSH_SECONDS, what
 
 
-def kill_often(terminal, model, prompts, tmp_path, times, seed):
+def kill_often(
+    terminal, model, prompts, tmp_path, times, seed, verbs=("run", "capture", "tui"), deed=None, **variables
+):
     chance = random.Random(seed)
     for time_ in range(times):
-        verb = chance.choice(["run", "capture", "tui"])
+        verb = chance.choice(verbs)
         path = None if verb == "tui" else tmp_path / f"{time_}.jsonl"
         listening = [*SPECSCOPE, "tui", "--listen", "127.0.0.1:0"]
         command = listening if path is None else endless(verb, prompts, path, model)
-        kill_somewhere(terminal, chance, verb, command, path)
+        deeds = [*DEEDS, signal.SIGSEGV, signal.SIGUSR1, signal.SIGALRM, "hang up", "below"]
+        kill_somewhere(terminal, chance, verb, command, path, deed or chance.choice(deeds), **variables)
 
 
 @pytest.mark.slow
@@ -205,8 +269,20 @@ def test_killed_a_hundred_times(terminal, model, prompts, tmp_path):
     kill_often(terminal, model, prompts, tmp_path, 100, seed=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [*ENDING, signal.SIGKILL])
+def test_killed_by_each_signal_it_leaves_no_file_but_its_capture(terminal, model, prompts, tmp_path, number):
+    """25 times each: nothing runs on, nothing is left in shared memory, among temporary files or in the cache."""
+    left, cache = tmp_path / "tmp", tmp_path / "cache"
+    left.mkdir()
+    places = {"TMPDIR": str(left), "XDG_CACHE_HOME": str(cache)}
+    kill_often(terminal, model, prompts, tmp_path, 25, 3, ("run", "capture"), number, **places)
+    assert [name for name in left.rglob("*") if name.is_file()] == []
+    assert [name for name in cache.rglob("*") if name.is_file() and name.suffix not in CACHED] == []
+
+
 def test_what_is_started_in_the_background_ends_with_its_shell():
-    """A process without any terminal, whose parent dies once it has begun: before, nobody knows whose child it was."""
+    """A process without any terminal, whose parent dies after it has begun: before, nobody knows whose child it is."""
     script = """if True:
         import os, subprocess, sys
         nothing = subprocess.DEVNULL

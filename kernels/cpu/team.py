@@ -21,6 +21,8 @@ from llvmlite import binding
 from numba import types
 from platformdirs import user_cache_path
 
+from specscope.user_cache import own_folder
+
 NEEDED = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")  # by compiled functions
 
 me = types.ExternalFunction("omp_get_thread_num", types.int32())
@@ -66,9 +68,9 @@ def machine_code(function: Callable[..., None], arguments: int) -> Any:
     kind = types.void(*[types.int64] * arguments)
     folder = _cache()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError:  # else Numba would look for another place, where an older version's may lie
+    except OSError:  # else Numba would look for another place, where an older version's may lie, or another user's
         return numba.cfunc(kind, error_model="numpy")(function)
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
     try:

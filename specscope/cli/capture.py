@@ -15,6 +15,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
+from specscope.lifetime import Lifetime
 from specscope.live.start import start_engine
 from specscope.terminal import text_console
 from specscope.trace.loops import TOLD, loop_share
@@ -33,15 +34,15 @@ def capture_run(
     specs: list[PromptSpec],
     params: SamplingParams,
     options: OutputOptions,
+    lifetime: Lifetime,
     *,
     log_stats: bool,
     quiet: bool,
 ) -> int:
-    """Run all prompts; returns the exit code: 0; 1 where a request failed or the capture is lost; 128 and the
+    """Run all prompts; returns the exit code: 0; 1 where a request failed or the capture lacks something; 128 and the
     signal's number, 130 after Ctrl-C. Raises UserError.
     """
     console = text_console(error=True, quiet=quiet)
-    assert options.capture is not None
     total, undrafted, texts, errors = Acceptance(), Counter[Undrafted](), list[Ints](), Counter[str]()
     with _bar(console, len(specs)) as progress:
         with ends_at_once():
@@ -52,7 +53,8 @@ def capture_run(
                 engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log)
+        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
+        lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
             try:
                 while engine.busy:
@@ -71,13 +73,13 @@ def capture_run(
         warn(f"{count:,} of {plural(len(specs), 'request')} failed: {printable(reason)}")
     what = "interrupted; captured" if interrupt.asked else "captured"
     line = f"{what} {summary(engine.run_info, total, undrafted, loop_share(texts))}"
-    line += "" if outputs.capture_is_gone else f" → {options.capture}"
+    line += f" → {outputs.captured}" if outputs.captured else ""
     console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:
         console.print(
             f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}", soft_wrap=True
         )
-    return interrupt.code if interrupt.asked else int(bool(errors) or outputs.capture_is_gone)
+    return interrupt.code if interrupt.asked else int(bool(errors) or outputs.code)
 
 
 @contextmanager

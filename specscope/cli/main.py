@@ -27,6 +27,7 @@ from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
     engine_options,
+    no_clobber_option,
     output_options,
     output_settings,
     sampling_options,
@@ -89,6 +90,7 @@ def _tell(line: str) -> None:
     help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
+@no_clobber_option
 @click.option("--paused", is_flag=True, help="Start paused before the first step.")
 @engine_options
 @sampling_options
@@ -126,7 +128,8 @@ def run(
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port.",
+    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port. Whoever reaches the "
+    "address may send, so with 0.0.0.0 any machine may.",
 )
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Another port for HTTP.")
 @click.option("--web", is_flag=True, help="Serve the screen of a specscope COMMAND to a browser.  [default: run]")
@@ -239,12 +242,22 @@ def debug(
 @cli.command()
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=FILE)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
+@no_clobber_option
 @click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
 @click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
 @engine_options
 @sampling_options
 @output_options
-def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool, **flags: Any) -> None:  # noqa: ANN401
+@click.pass_obj
+def capture(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    output: str,
+    log_stats: bool,
+    quiet: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
     """Decode prompts and record every step, without a screen.
 
     \b
@@ -262,7 +275,7 @@ def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool,
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
     specs = prompt_specs(prompts, None, params, raw=raw, words_are_files=True)
     _check_forms(specs)
-    sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
+    sys.exit(capture_run(config, specs, params, settings, lifetime, log_stats=log_stats, quiet=quiet))
 
 
 @cli.command()

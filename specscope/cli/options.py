@@ -14,7 +14,7 @@ from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
 from specscope.trace.checked import Port, short
-from specscope.trace.files import CAPTURE, check_output, read_lines
+from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
 from specscope.trace.rules import RULES
@@ -225,9 +225,16 @@ _OUTPUT = [
         show_default=True,
         help="What is sent to the endpoint; captures always hold trees.",
     ),
+    click.option(
+        "--on-full",
+        type=click.Choice(["stop", "drop"]),
+        help="When the capture's disk is full: end the run, or drop steps and say how many.  [default: stop; drop for "
+        "serve]",
+    ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
     click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
 ]
+no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 _SAMPLED = [
     click.option(
         "--sample",
@@ -311,10 +318,19 @@ def _text_or_file(given: str, what: str, *, is_text: bool) -> str:
     return "\n".join(line for _, line in read_lines(given, what, largest=LONGEST_SCHEMA * 4))
 
 
-def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable[str | None] = ()) -> OutputOptions:
-    """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite."""
+def output_settings(
+    flags: dict[str, Any], capture: str | None, inputs: Iterable[str | None] = (), *, unattended: bool = False
+) -> OutputOptions:
+    """Take the output flags out of `flags`. `inputs`: files that the command reads, which it must not overwrite.
+
+    `unattended`: it may be started where nobody looks, and should run on.
+    """
+    no_clobber, on_full = flags.pop("no_clobber", False), flags.pop("on_full")
+    existing = Existing.NEW_NAME if unattended else Existing.REFUSE if no_clobber else Existing.REPLACE
     if capture is not None:
-        check_output(capture, "-o", inputs, CAPTURE)
+        check_output(capture, "-o", inputs, CAPTURE, existing)
+    elif no_clobber or on_full is not None:
+        raise UserError(f"{'--no-clobber' if no_clobber else '--on-full'} is about a capture: give -o FILE")
     endpoint = flags.pop("otlp_endpoint")
     for name in ENDPOINTS:
         if os.environ.get(name):
@@ -328,6 +344,8 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
         level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
         text=not flags.pop("no_text"),
+        existing=existing,
+        drops=on_full == "drop" or (unattended and on_full is None),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 from specscope.cli.streams import warn
+from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -29,13 +31,17 @@ def run_live(
 ) -> None:
     """Show the screen at once, while the worker loads; return when the user quits.
 
-    However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
+    However it ends, running requests end as cancelled and the capture is complete. Raises UserError, and SystemExit
+    where the capture lacks something.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []
 
     def open_outputs(ready: Ready) -> None:
-        outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params))
+        outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params, tell=notify))
+
+    def notify(line: str) -> None:
+        worker.news.append(Notice(line))
 
     with ends_at_once():
         from specscope.tui.program import run_app
@@ -47,8 +53,8 @@ def run_live(
         # When the screen closes or the terminal is lost. Further signals must not cut it short.
         with interruptible(), ending:
             worker.close()
-            while outputs:
-                losses.extend(outputs.pop().close())
+            for opened in outputs:
+                losses[:] = opened.close()
 
     lifetime.leave = finish
     try:
@@ -59,3 +65,5 @@ def run_live(
         warn(line)
     if worker.error:
         raise UserError(worker.error)
+    if any(opened.code for opened in outputs):
+        sys.exit(1)

@@ -18,6 +18,7 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
+from specscope.trace.files import read_lines
 from specscope.trace.outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specscope.serve.service import ServeOptions
 
 KEY = "SPECSCOPE_API_KEY"
+LARGEST_KEY = 2**16  # bytes of a file that holds one
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,11 @@ class ServeRun:
     "--api-key",
     envvar=KEY,
     metavar="KEY",
-    help=f"Key that clients must send; required if --host lets other machines connect. It is safer in {KEY}.",
+    help=f"Key that clients must send; required if --host lets other machines connect. It is safer in {KEY}, or in a "
+    "file.",
+)
+@click.option(
+    "--api-key-file", metavar="FILE", help="Read the key from the only line of this file; - is standard input."
 )
 @click.option("--served-model-name", metavar="NAME", help="What clients call the model.  [default: the target's name]")
 @click.option(
@@ -88,7 +94,12 @@ class ServeRun:
     metavar="N",
     help="Base seed for requests that give none.  [default: 0]",
 )
-@click.option("-o", "--output", metavar="FILE", help="Capture the run to this file.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Capture the run to this file. If it exists, the capture gets another name: run.2.jsonl for run.jsonl.",
+)
 @click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug --attach on this Unix socket.")
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
 @engine_options
@@ -124,7 +135,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     options = ServeOptions(
         host=flags.pop("host"),
         port=flags.pop("port"),
-        api_key=flags.pop("api_key"),
+        api_key=_api_key(flags.pop("api_key"), flags.pop("api_key_file")),
         name=flags.pop("served_model_name"),
         max_queue=flags.pop("max_queue"),
         shutdown_seconds=flags.pop("shutdown_timeout"),
@@ -135,16 +146,32 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
     )
-    if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
-        raise UserError("--api-key must be printable ASCII characters: it is sent in an HTTP header")
-    if options.api_key == "":
-        raise UserError("--api-key is empty: give a key, or leave it out")
     config = engine_config(flags)
-    return ServeRun(config, output_settings(flags, output, (config.target, config.draft_model)), options)
+    return ServeRun(config, output_settings(flags, output, unattended=True), options)
+
+
+def _api_key(given: str | None, file: str | None) -> str | None:
+    """The key, as it was given or from a file. Raises UserError, which shows nothing of it."""
+    name = "--api-key"
+    if file is not None:
+        if given is not None:
+            raise UserError(f"give one of --api-key-file and --api-key (or {KEY})")
+        name = f"--api-key-file {file}"
+        lines = [line for _, line in read_lines(file, "the API key", largest=LARGEST_KEY) if line]
+        if len(lines) > 1:
+            raise UserError(f"{name}: the file must hold the key alone, on one line")
+        given = "".join(lines)
+    if given is not None and not (given.isascii() and given.isprintable()):
+        raise UserError(f"{name} must be printable ASCII characters: it is sent in an HTTP header")
+    if given == "":
+        raise UserError(f"{name} is empty: give a key, or leave it out")
+    return given
 
 
 def run_server(run: ServeRun, lifetime: Lifetime) -> int:
-    """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's. Raises UserError."""
+    """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's; 1 where the capture lacks
+    something. Raises UserError.
+    """
     from specscope.live.start import on_passing_thread
     from specscope.serve.server import Serving, bind
     from specscope.trace.outputs import Outputs
@@ -153,7 +180,10 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     host, port = bound.getsockname()[:2]
     with ends_at_once():
         engine = on_passing_thread(lambda: _load(run.config))
-    outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None)
+    outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None, tell=warn)
+    if outputs.renamed:
+        _say(outputs.renamed)
+    lifetime.leave = outputs.close  # where requests take longer than the grace
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
     serving = Serving(engine, run.options, bound)
@@ -170,7 +200,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     finally:
         for line in outputs.close():
             warn(line)
-    return 0
+    return outputs.code
 
 
 def _load(config: EngineConfig) -> Engine:

@@ -21,6 +21,7 @@ from specscope.cli.streams import need_terminal
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
+from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.vllm import settings
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
@@ -47,7 +48,12 @@ class VllmRun:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--capture", metavar="FILE", help="Write a capture of the run. Each data-parallel rank gets its own.")
+@click.option(
+    "--capture",
+    metavar="FILE",
+    help="Write a capture of the run. Each data-parallel rank gets its own. If it exists, the capture gets another "
+    "name: run.2.jsonl for run.jsonl.",
+)
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. vLLM's own output goes to a file.")
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans to this URL.")
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
@@ -100,6 +106,8 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
         raise UserError("nothing to record to: give --capture FILE, --screen, --otlp-endpoint URL or --debug SOCKET")
     if run.screen and run.endpoint:
         raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
+    if run.capture is not None:
+        check_output(run.capture, "--capture", (), CAPTURE, Existing.NEW_NAME)
     python = interpreter(run.python)
     command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
     if run.screen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,14 @@ from msgspec import Meta
 
 from specscope.cli.captures import FILE
 from specscope.cli.numbers import Number
+from specscope.cli.options import checked_endpoint, no_clobber_option
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.outputs import OutputOptions
+from specscope.trace.spans import SpanLevel
 from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ POLL = 0.05  # seconds between two looks at what has come
 @click.option(
     "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine go to NAME-2, and so on."
 )
+@no_clobber_option
 @click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317.")
 @click.option(
     "--otlp-protocol",
@@ -60,6 +66,7 @@ def watch(
     sources: tuple[str, ...],
     interval: float,
     capture: str | None,
+    no_clobber: bool,
     otlp_endpoint: str | None,
     otlp_protocol: str | None,
     headless: bool,
@@ -76,15 +83,19 @@ def watch(
     The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
     """
-    from specscope.cli.options import checked_endpoint
-
     if follow and not headless:
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
+    if no_clobber and capture is None:
+        raise UserError("--no-clobber is about a capture: give -o FILE")
+    existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
+    options = OutputOptions(
+        capture, endpoint, otlp_protocol, SpanLevel.TREES, metrics_port=None, text=False, existing=existing
+    )
     with ends_at_once():
-        opened, open_outputs = _opened(sources, interval, capture, endpoint, otlp_protocol, follow or not headless)
+        opened, open_outputs = _opened(sources, interval, options, follow or not headless)
         if not headless:
             need_terminal(f"specscope watch {' '.join(map(shell_word, sources))} --headless")
         from specscope.watch.watching import Watch
@@ -96,35 +107,27 @@ def watch(
 
 
 def _opened(
-    texts: tuple[str, ...],
-    interval: float,
-    capture: str | None,
-    endpoint: str | None,
-    protocol: str | None,
-    follow: bool,
+    texts: tuple[str, ...], interval: float, options: OutputOptions, follow: bool
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""
-    from specscope.trace.files import CAPTURE, check_output
-    from specscope.trace.outputs import OutputOptions, Outputs
-    from specscope.trace.spans import SpanLevel
+    from specscope.trace.outputs import Outputs
     from specscope.trace.vocabulary import Vocabulary
     from specscope.watch.source import Server, open_source
 
-    files = [text for text in texts if "://" not in text]
+    capture = options.capture
     if capture is not None:
-        check_output(capture, "-o", files, CAPTURE)
+        check_output(capture, "-o", [text for text in texts if "://" not in text], CAPTURE, options.existing)
     sources = [open_source(text, interval, follow=follow) for text in texts]
     for source in sources:
         if isinstance(source, Server):
             source.open()
             say(f"{source.name}: {source.recognised}")
 
-    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> tuple[Outputs, str | None]:
-        path = None if capture is None else numbered(capture, number)
-        if path is not None and number:
-            check_output(path, "-o", files, CAPTURE)
-        options = OutputOptions(path, endpoint, protocol, SpanLevel.TREES, None, text=False)
-        return Outputs(options, bus, run, Vocabulary(), None, engine=engine), path
+    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
+        own = options
+        if capture is not None and number:  # a source named it, and nobody asked for the file
+            own = replace(options, capture=numbered(capture, number), existing=Existing.NEW_NAME)
+        return Outputs(own, bus, run, Vocabulary(), None, engine=engine)
 
     return sources, open_outputs
 
@@ -159,6 +162,8 @@ def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
     _last_words(watching, losses)
     if control.error:
         raise UserError(control.error)
+    if watching.code:
+        sys.exit(watching.code)
 
 
 def _print(watching: Watch, seconds: float | None) -> int:
@@ -184,7 +189,7 @@ def _print(watching: Watch, seconds: float | None) -> int:
         raise watching.errors[0]
     if not rows.any:
         say("no intervals were reported")
-    return interrupt.code if interrupt.asked else 0
+    return interrupt.code if interrupt.asked else watching.code
 
 
 def _last_words(watching: Watch, losses: list[str]) -> None:
@@ -255,5 +260,5 @@ class _Rows:
             title = f"{name}: {plural(len(records), unit)}"
             console.print(table_block(Table(printable(title), ("", ""), rows)))
         for run in self._runs.values():
-            if run.captured is not None:
+            if run.captured:
                 say(f"captured {run.name} → {run.captured}")

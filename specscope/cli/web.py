@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import secrets
 import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ import specscope
 from specscope.cli.streams import say
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
+from specscope.trace.checked import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp.web import Request, StreamResponse
@@ -63,13 +62,6 @@ class Guard:
     def _knows(self, request: Request) -> bool:
         given = (request.query.get("token", ""), request.cookies.get(self.cookie, ""))
         return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether no other machine reaches this address."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host.lower() == "localhost"
 
 
 def bracketed(host: str) -> str:

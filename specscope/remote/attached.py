@@ -14,7 +14,7 @@ from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.remote.listener import ENGINES, Listening, OtherUpdate, RunUpdate, Unreadable, listen
-from specscope.trace.checked import short, whole
+from specscope.trace.checked import is_loopback, short, whole
 from specscope.trace.engine_spans import OtherSpans
 from specscope.trace.history import KEPT, History, weight
 from specscope.trace.wording import plural
@@ -90,6 +90,9 @@ class Attached(Passive):
         self.where = f"{host}:{self.listening.grpc_port} (gRPC)" + (
             f", {host}:{self.listening.http_port} (HTTP)" if self.listening.http_port is not None else ""
         )
+        self._open_to = "" if is_loopback(host) else ": any machine that reaches it may write here, without a password"
+        if self._open_to:
+            self.news.append(Notice(f"listening on {self.where}{self._open_to}"))
         self._reader = threading.Thread(target=self._read, name="specscope-listener-reader", daemon=True)
         self._reader.start()
 
@@ -205,7 +208,7 @@ class Attached(Passive):
     def progress(self) -> tuple[str, float | None, float | None]:
         """Where it listens, and what it has heard where no engine is among it."""
         others = f"; {plural(len(self.others), 'span')} of other services: press w" if len(self.others) else ""
-        return f"listening on {self.where}{others}", None, None
+        return f"listening on {self.where}{self._open_to}{others}", None, None
 
 
 def checked_address(text: str, flag: str) -> tuple[str, int]:

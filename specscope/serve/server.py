@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import threading
@@ -23,6 +22,7 @@ from specscope.serve.http import make_app
 from specscope.serve.observed import Observed
 from specscope.serve.protocol import BoundedProtocol
 from specscope.serve.service import ServeOptions, Service
+from specscope.trace.checked import is_loopback
 from specscope.trace.records import StepRecord
 
 if TYPE_CHECKING:
@@ -32,19 +32,11 @@ HAND_BACK_SECONDS = 2.0  # for clients to take what they are told last
 ENGINE_SECONDS = 5.0  # for the engine to end its requests
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def bind(options: ServeOptions) -> socket.socket:
     """A socket at the address. Raises UserError, also where others would reach it and there is no key."""
     if options.api_key is None and not is_loopback(options.host):
         raise UserError(
-            f"--host {options.host} lets other machines connect: give --api-key KEY or set SPECSCOPE_API_KEY, "
+            f"--host {options.host} lets other machines connect: give --api-key-file FILE or set SPECSCOPE_API_KEY, "
             "or use 127.0.0.1"
         )
     try:

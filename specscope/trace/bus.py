@@ -113,6 +113,7 @@ class Bus:
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
+        self._lock = threading.Lock()  # held while a record is handed out: none comes behind the last
 
     def subscribe(self, sink: Sink, *, lossless: bool = False, limit: int | None = None) -> Subscription:
         """Add a sink: any callable that takes a record. It is called on a thread of its own."""
@@ -129,11 +130,12 @@ class Bus:
 
     def publish(self, record: StepRecord | Moved) -> None:
         """Queue a record for every sink. Raises what a lossless sink failed with: its evidence would be lost."""
-        for subscription in self.subscriptions:
-            if subscription.moves or isinstance(record, StepRecord):
-                subscription.put(record)
-            if subscription.lossless and subscription.error is not None:
-                raise subscription.error
+        with self._lock:
+            for subscription in self.subscriptions:
+                if subscription.moves or isinstance(record, StepRecord):
+                    subscription.put(record)
+                if subscription.lossless and subscription.error is not None:
+                    raise subscription.error
 
     @property
     def lost(self) -> int:
@@ -150,11 +152,20 @@ class Bus:
         for subscription in self.subscriptions:
             subscription.flush()
 
-    def close(self) -> None:
-        """Flush and end all subscriptions; raises the first error of a lossless sink."""
-        for subscription in self.subscriptions:
+    def close(self, last: Callable[[], StepRecord | None] = lambda: None) -> None:
+        """Flush and end all subscriptions; raises the first error of a lossless sink.
+
+        `last`: when everything was handed over, it may give one more record. What is published meanwhile is dropped.
+        """
+        with self._lock:
+            ending, self.subscriptions = self.subscriptions, []
+        for subscription in ending:
+            subscription.flush()
+        if (record := last()) is not None:
+            for subscription in ending:
+                subscription.put(record)
+        for subscription in ending:
             subscription.close()
-        failed = [s.error for s in self.subscriptions if s.lossless and s.error is not None]
-        self.subscriptions = []
+        failed = [s.error for s in ending if s.lossless and s.error is not None]
         if failed:
             raise failed[0]

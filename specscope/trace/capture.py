@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.files import Existing, open_capture
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SCOPE, Encoder, Span, resource_attributes
 from specscope.trace.unfinite import dump_numbers, named
 from specscope.trace.vocabulary import Vocabulary
+from specscope.trace.wording import plural
 
 LINE_SPANS = 64  # spans a line at most
 LINE_SECONDS = 0.5  # and a line at least this often, so that a kill loses little
@@ -91,59 +94,84 @@ def line_json(resource: Mapping[str, Any], spans: Sequence[Span]) -> bytes:
     return orjson.dumps(data) + b"\n"
 
 
-def _opener(path: str, flags: int) -> int:
-    """Raise for a pipe without a reader, instead of waiting for one."""
-    number = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    os.set_blocking(number, True)
-    return number
-
-
 class CaptureWriter:
     """A lossless sink that writes a capture file. Raises UserError where the file cannot be written.
 
     The first line, written at once, holds the resource and no spans, so that even an empty run is a capture.
-    Each line goes to the file whole, in one write; a torn last line can only come from a kill or a full disk.
+    Each line goes to the file whole, in one write; what a full disk took only a part of is cut off again, so a torn
+    last line can only come from a kill.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: RunInfo, vocabulary: Vocabulary) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        run: RunInfo,
+        vocabulary: Vocabulary,
+        *,
+        existing: Existing = Existing.REPLACE,
+        on_full: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_full`: hears of steps that are dropped because the disk is full; None: that is an error."""
+        asked = self.path = Path(path)
         self._encoder = Encoder(run, vocabulary)
         self._resource = resource_attributes(run)
         self._spans: list[Span] = []
+        self._steps = 0  # whose spans these are
+        self._size = 0  # bytes of whole lines
         self._written = time.monotonic()
+        self._on_full = on_full
+        self.dropped = self._told = 0  # steps that the disk did not take; as they were told last
         self.is_gone = False  # at the end: the file was deleted or replaced while it was written
-        is_new = not self.path.exists()
         try:
-            self._file: BinaryIO = open(self.path, "wb", buffering=0, opener=_opener)  # noqa: SIM115
+            self.path, self._file = open_capture(asked, existing)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+        self.renamed = "" if self.path == asked else f"{asked} exists: capturing to {self.path}"
         self._opened = os.fstat(self._file.fileno())
         try:
             self._write()
         except UserError:
-            self._file.close()
-            if is_new:  # leave no empty file behind
+            if stat.S_ISREG(self._opened.st_mode):  # leave no empty file behind
                 self.path.unlink(missing_ok=True)
+            self._file.close()
             raise
 
     def __call__(self, record: StepRecord) -> None:
         """Take a record; a line is written when there is enough for one, or when the engine rests."""
         self._spans += self._encoder.encode(record)
+        self._steps += 1
         if len(self._spans) >= LINE_SPANS or time.monotonic() - self._written > LINE_SECONDS:
             self._write()
 
     def _write(self) -> None:
-        line = line_json(self._resource, self._spans)
-        self._spans = []
+        line, steps = line_json(self._resource, self._spans), self._steps
+        self._spans, self._steps = [], 0
         self._written = time.monotonic()
         try:
             view = memoryview(line)
             while view:
                 view = view[self._file.write(view) :]
+            self._size += len(line)
         except OSError as error:
-            raise UserError(
-                f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
-            ) from error
+            self._cut()
+            if self._on_full is None or not self._size:
+                raise UserError(
+                    f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
+                ) from error
+            self._drop(steps, str(error.strerror), self._on_full)
+
+    def _cut(self) -> None:
+        """Back to the last whole line. Devices and pipes cannot."""
+        with suppress(OSError):
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
+
+    def _drop(self, steps: int, why: str, tell: Callable[[str], None]) -> None:
+        """Count them, and tell of the first and whenever they have doubled."""
+        self.dropped += steps
+        if self.dropped >= max(2 * self._told, 1):
+            self._told = self.dropped
+            tell(f"{self.path}: {why}: {plural(self.dropped, 'step')} not captured so far, and the run goes on")
 
     def flush(self) -> None:
         """Write what is left. Raises UserError."""
@@ -157,6 +185,15 @@ class CaptureWriter:
         finally:
             self.is_gone = self._is_elsewhere()
             self._file.close()
+
+    def losses(self) -> list[str]:
+        """After `close`: what the file lacks, a line each."""
+        lines = (
+            [f"{plural(self.dropped, 'step')} not captured: {self.path} could not be written"] if self.dropped else []
+        )
+        if self.is_gone:
+            lines.append(f"{self.path} was deleted or replaced during the run: what was captured is lost")
+        return lines
 
     def _is_elsewhere(self) -> bool:
         """Whether the name stands for another file now, or for none. Devices and pipes keep nothing."""

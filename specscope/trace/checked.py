@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
+from contextlib import suppress
 from reprlib import Repr
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -23,6 +25,13 @@ _NUMBERS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "tru
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches this address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost"
 
 
 def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401

@@ -1,4 +1,9 @@
-"""Files that people name: text that is read line by line within bounds, and outputs that may not hit anything else."""
+"""Files that people name: text that is read line by line within bounds, and outputs that may not hit anything else.
+
+Outputs follow one rule. Where a person names the file, an output may replace an older one of its kind, and nothing
+else. What starts unattended never replaces a capture: it takes a new name. A file that is being written is locked, and
+the lock ends with its process.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,9 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -13,20 +21,55 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # not on every system: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
+MOST_NAMES = 1000  # that are tried for a capture that may replace none
+PRIVATE = 0o600  # the mode of what holds prompts
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
-# How the files begin that specscope writes: only such a file may be replaced.
-CAPTURE = (b'{"resourceSpans":',)
-PAGE = (b"<!doctype html>",)
-FIGURES = (b"{\n",)  # bench --json: indented, which a line of JSON Lines never is
-PLOT = (b"<?xml", b"\x89png")
+HEAD = 4096  # bytes by which a file is known
+
 TRAINING = {"data", "training.pt", "training.jsonl"}  # what a folder holds that `train` has written to
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kind of file that specscope writes, as it is known by its head, in lower case."""
+
+    begins: tuple[bytes, ...]
+    holds: bytes  # what other programs' files of such a beginning do not
+
+    def is_of(self, head: bytes) -> bool:
+        """Whether a file that begins so is of this kind."""
+        head = head.lower()
+        return head.startswith(self.begins) and self.holds in head
+
+
+CAPTURE = Made((b'{"resourcespans":',), b'"specscope.run.id"')
+PAGE = Made((b"<!doctype html>",), b"<title>specscope ")
+FIGURES = Made((b"{\n",), b'"specscope')  # indented, which a line of JSON Lines never is
+PLOT = Made((b"<?xml", b"\x89png"), b"matplotlib")
+
+
+class Existing(Enum):
+    """What becomes of a capture that is there already."""
+
+    REPLACE = auto()  # a person named it
+    REFUSE = auto()  # likewise, with --no-clobber
+    NEW_NAME = auto()  # nobody looks: run.jsonl stays, and run.2.jsonl is written
+
+
+class TakenError(UserError):
+    """A file that may not be written, though it could be."""
 
 
 def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tuple[int, str]]:
@@ -110,11 +153,15 @@ def _open_pipe(path: str) -> BinaryIO:
 
 
 def check_output(
-    path: str, flag: str, inputs: Iterable[str | os.PathLike[str] | None], begins: Iterable[bytes]
+    path: str,
+    flag: str,
+    inputs: Iterable[str | os.PathLike[str] | None],
+    made: Made,
+    existing: Existing = Existing.REPLACE,
 ) -> None:
     """Refuse an output that cannot be written, or that would take the place of anything but an older output.
 
-    `inputs`: what the same command reads; `begins`: how an output of this kind begins. Writes nothing.
+    `inputs`: what the same command reads; `made`: the kind of the output. Writes nothing.
     """
     if not path:
         raise UserError(f"{flag} needs the name of a file")
@@ -129,16 +176,66 @@ def check_output(
         raise UserError(f"{path} is a folder: {flag} takes the name of a file")
     if not stat.S_ISREG(found.st_mode):
         return  # a device or a pipe holds nothing that could be lost
+    if existing is Existing.NEW_NAME:
+        _check_new(path, flag)
+        return
     for name in inputs:
         if name is not None and _is_same(name, found):
             raise UserError(f"{flag} {path} would overwrite the input {name}: give another name")
     try:
         with open(path, "r+b") as file:  # not truncated, not created
-            start = file.read(64)
+            _refuse_taken(file.fileno(), path, made, existing)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    if start and not start.lower().startswith(tuple(begin.lower() for begin in begins)):
-        raise UserError(f"{path} exists and was not written by this command: remove it, or give another name")
+
+
+def open_capture(path: Path, existing: Existing) -> tuple[Path, BinaryIO]:
+    """A capture to be written, empty and locked, that nobody else can read; its name, which may be a new one.
+
+    Raises TakenError, and OSError as `open` does.
+    """
+    if existing is not Existing.NEW_NAME:
+        return path, _open_empty(path, existing)
+    for name in (path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, MOST_NAMES))):
+        with suppress(TakenError):
+            return name, _open_empty(name, existing)
+    raise TakenError(f"{path} exists, and so do {MOST_NAMES - 2} names like it: remove some, or give another name")
+
+
+def _open_empty(path: Path, existing: Existing) -> BinaryIO:
+    if path.exists() and not path.is_file():
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises for a pipe without a reader: it does not wait
+        os.set_blocking(number, True)
+        return open(number, "wb", buffering=0)
+    number = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+    try:
+        _refuse_taken(number, path, CAPTURE, existing)
+        if not _is_same(path, os.fstat(number)):  # whoever wrote it removed it before the lock was ours
+            raise TakenError(f"{path} was removed by another process: try again")
+        os.ftruncate(number, 0)
+        with suppress(PermissionError):  # another user's file
+            os.fchmod(number, PRIVATE)
+    except BaseException:
+        os.close(number)
+        raise
+    return open(number, "wb", buffering=0)
+
+
+def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing) -> None:
+    """Lock an open file. Raises TakenError where another process writes it, or it holds what may not be replaced."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TakenError(f"{path} is being written by another process: give another name") from None
+        except OSError:
+            pass  # a file system without locks
+    head = os.read(number, HEAD)
+    os.lseek(number, 0, os.SEEK_SET)
+    if head and not made.is_of(head):
+        raise TakenError(f"{path} exists and was not written by this command: remove it, or give another name")
+    if head and existing is not Existing.REPLACE:
+        raise TakenError(f"{path} exists, and --no-clobber keeps it: remove it, or give another name")
 
 
 def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None]) -> None:

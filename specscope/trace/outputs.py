@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from specscope.errors import UserError
 from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
+from specscope.trace.files import Existing
+from specscope.trace.open_requests import OpenRequests
 from specscope.trace.params import SamplingParams
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SpanLevel
@@ -43,6 +46,8 @@ class OutputOptions:
     metrics_port: int | None
     text: bool
     sampling: TraceSampling = field(default_factory=TraceSampling)
+    existing: Existing = Existing.REPLACE  # what becomes of an older capture
+    drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
 
 
 class Outputs:
@@ -61,8 +66,12 @@ class Outputs:
         params: SamplingParams | None,
         log: Callable[[str], None] | None = None,
         engine: str = "0",
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`params`: the default ones, None where they are not known; `engine`: the metrics' label."""
+        """`params`: the default ones, None where they are not known; `engine`: the metrics' label.
+
+        `tell`: hears of steps that are dropped, when they are.
+        """
         run = dataclasses.replace(run, text=options.text)
         if params is not None:
             run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
@@ -73,18 +82,24 @@ class Outputs:
         self._sampling = options.sampling
         self._sampled: SamplingSink | None = None
         self._writer: CaptureWriter | None = None
+        self._running = OpenRequests()
+        self._closing = threading.Lock()
+        bus.subscribe(self._running, lossless=True)
         try:
             self._open_network(options, run, vocabulary)
             self._open_metrics(options, run, log, engine)
             if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
-                self._open_capture(options.capture, run, vocabulary)
+                self._open_capture(options.capture, options, run, vocabulary, tell)
         except BaseException:
             self.close()
             raise
 
-    def _open_capture(self, path: str, run: RunInfo, vocabulary: Vocabulary) -> None:
+    def _open_capture(
+        self, path: str, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary, tell: Callable[[str], None]
+    ) -> None:
         sampling = self._sampling if self._sampling.captures else TraceSampling()
-        writer = self._writer = CaptureWriter(path, dataclasses.replace(run, sampling=sampling.text), vocabulary)
+        told, on_full = dataclasses.replace(run, sampling=sampling.text), tell if options.drops else None
+        writer = self._writer = CaptureWriter(path, told, vocabulary, existing=options.existing, on_full=on_full)
         sink = self._behind_sampling(writer, run, sampling)
         self._bus.subscribe(sink, lossless=True)
         self._closers.append(sink.close)
@@ -140,10 +155,17 @@ class Outputs:
             metrics.serve_prometheus(options.metrics_port)
 
     def close(self) -> list[str]:
-        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture."""
+        """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture.
+
+        Requests that the engine has not ended are cancelled. May be called again, and from any thread.
+        """
+        with self._closing:
+            return self._close()
+
+    def _close(self) -> list[str]:
         failed: Exception | None = None
         try:
-            self._bus.close()
+            self._bus.close(self._running.ends)
         except Exception as error:
             failed = error
         for close in self._closers:
@@ -162,14 +184,22 @@ class Outputs:
         return "" if self._sampled is None else self._sampled.decisions.text()
 
     @property
-    def capture_is_gone(self) -> bool:
-        """After `close`: whether the capture's file was deleted or replaced during the run."""
-        return self._writer is not None and self._writer.is_gone
+    def captured(self) -> str:
+        """The capture's file, "" where there is none; after `close` also where it was deleted during the run."""
+        return "" if self._writer is None or self._writer.is_gone else str(self._writer.path)
+
+    @property
+    def renamed(self) -> str:
+        """That the capture has another name than was asked for; "" where it has not."""
+        return "" if self._writer is None else self._writer.renamed
+
+    @property
+    def code(self) -> int:
+        """After `close`: the exit code of a run, 1 where its capture lacks something."""
+        return int(self._writer is not None and bool(self._writer.losses()))
 
     def _losses(self) -> list[str]:
-        lines: list[str] = []
-        if self._writer is not None and self._writer.is_gone:
-            lines.append(f"{self._writer.path} was deleted or replaced during the run: what was captured is lost")
+        lines = [] if self._writer is None else self._writer.losses()
         if self._sampled is not None and (line := self._sampled.decisions.early_text(self._sampling.buffer)):
             lines.append(line)
         if self._network is not None and self._network.lost:

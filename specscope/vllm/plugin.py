@@ -153,6 +153,7 @@ def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[
     """`ranks`: this worker's; a capture of any but the first has them in its name."""
     from specscope.trace.capture import CaptureWriter
     from specscope.trace.export import SpanSink, make_exporter
+    from specscope.trace.files import Existing
     from specscope.trace.spans import SpanLevel
 
     closers: list[Any] = []
@@ -162,12 +163,20 @@ def sinks(settings: Settings, bus: Bus, run: Any, vocabulary: Any, ranks: tuple[
         log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE_CAPTURE=1 leaves requests out of it")
     if settings.capture is not None:
         told, asked = (sampled_run, sampling) if settings.sample_capture else (run, TraceSampling())
-        writer = CaptureWriter(_of_ranks(settings.capture, ranks), told, vocabulary)
-        closers.append(_subscribed(bus, writer, run, asked))
+        path = _of_ranks(settings.capture, ranks)
+        writer = CaptureWriter(path, told, vocabulary, existing=Existing.NEW_NAME, on_full=_warn)
+        if writer.renamed:
+            _warn(writer.renamed)
+        closers += [_subscribed(bus, writer, run, asked), lambda: _warn(*writer.losses())]
     if settings.endpoint is not None:
         exporter = make_exporter(settings.endpoint, settings.protocol)
         closers.append(_subscribed(bus, SpanSink(exporter, sampled_run, vocabulary, SpanLevel.TREES), run, sampling))
     return closers
+
+
+def _warn(*lines: str) -> None:
+    for line in lines:
+        log.warning("specscope: %s", line)
 
 
 def _subscribed(bus: Bus, sink: Any, run: Any, sampling: TraceSampling) -> Callable[[], None]:

@@ -15,12 +15,14 @@ from specscope.trace.bus import Bus
 from specscope.trace.interval import interval_record
 from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.wording import plural
 from specscope.watch.source import Source
 from specscope.watch.told import Told
 
 WAITING = 2000  # records that may wait to be shown
+MOST_ENGINES = 64  # that are told apart: a page or log names them, and each has a capture
 
-OpenOutputs = Callable[[RunInfo, Bus, str, int], tuple[Outputs, str | None]]  # and the capture's name
+OpenOutputs = Callable[[RunInfo, Bus, str, int], Outputs]
 
 
 @dataclass
@@ -31,7 +33,7 @@ class EngineRun:
     info: RunInfo
     bus: Bus = field(default_factory=Bus)
     outputs: Outputs | None = None
-    captured: str | None = None  # the file
+    captured: str = ""  # the file
     steps: int = 0
 
     def record(self, told: Told) -> StepRecord:
@@ -57,6 +59,8 @@ class Watch:
         self.runs: dict[tuple[str, str, str], EngineRun] = {}
         self.news: deque[News] = deque()
         self.errors: list[UserError] = []
+        self.code = 0  # at the end: 1 where a capture lacks something
+        self._refused = 0  # intervals of further engines
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
@@ -100,17 +104,24 @@ class Watch:
             if self._stop.is_set():
                 return
             run = self._run_of(source, told)
+            if run is None:
+                return
             record = run.record(told)
             run.bus.publish(record)
             self.news.append(News(run, record))
 
-    def _run_of(self, source: Source, told: Told) -> EngineRun:
+    def _run_of(self, source: Source, told: Told) -> EngineRun | None:
+        """None where there are too many engines."""
         key = (source.name, told.aggregate.engine, told.model)
         if key not in self.runs:
+            if len(self.runs) >= MOST_ENGINES:
+                if not self._refused:
+                    self.news.append(News(None, None, f"more than {MOST_ENGINES} engines: those to come are left out"))
+                self._refused += 1
+                return None
             run = EngineRun(_name(source, told), _info(told))
-            run.outputs, run.captured = self._open_outputs(
-                run.info, run.bus, told.aggregate.engine or "0", len(self.runs)
-            )
+            run.outputs = self._open_outputs(run.info, run.bus, told.aggregate.engine or "0", len(self.runs))
+            run.captured = run.outputs.captured
             self.runs[key] = run
         return self.runs[key]
 
@@ -128,9 +139,14 @@ class Watch:
         with contextlib.ExitStack() as stack, self._lock:
             for run in self.runs.values():
                 if run.outputs is not None:
-                    outputs, run.outputs = run.outputs, None
-                    stack.callback(_close, outputs, losses)
+                    stack.callback(self._close, run, run.outputs, losses)
+                    run.outputs = None
         return losses
+
+    def _close(self, run: EngineRun, outputs: Outputs, losses: list[str]) -> None:
+        losses += outputs.close()
+        run.captured = outputs.captured
+        self.code |= outputs.code
 
     def take(self) -> Iterator[News]:
         """What is new."""
@@ -139,11 +155,10 @@ class Watch:
 
     def faults(self) -> list[str]:
         """What was left out, a line for each kind."""
-        return [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
-
-
-def _close(outputs: Outputs, losses: list[str]) -> None:
-    losses += outputs.close()
+        lines = [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
+        if self._refused:
+            lines.append(f"{plural(self._refused, 'interval')} of more than {MOST_ENGINES} engines left out")
+        return lines
 
 
 def _name(source: Source, told: Told) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_an_older_export_is_replaced(tmp_path):
         assert run_here(["export", capture, "-o", str(tmp_path)])[0] == 0
         assert pq.read_metadata(tmp_path / "steps.parquet").num_rows == steps
         assert sorted(os.listdir(tmp_path)) == NAMES
+
+
+def test_tables_are_read_by_nobody_else(tmp_path):
+    """They hold the prompts."""
+    before = os.umask(0)
+    try:
+        assert run_here(["export", PLANTED, "-o", str(tmp_path / "tables")])[0] == 0
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "tables").iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "steps.parquet", "nodes.parquet.part", "mine.parquet", "steps.csv"])

@@ -266,7 +266,30 @@ def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, t
         path.write_text("another")
     gone = f"{path} was deleted or replaced during the run: what was captured is lost"
     assert outputs.close() == ([] if happens == "nothing" else [gone])
-    assert outputs.capture_is_gone == (happens != "nothing")
+    assert (outputs.code, outputs.captured) == ((0, str(path)) if happens == "nothing" else (1, ""))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_requests_that_the_engine_has_not_ended_are_ended_in_the_capture(steps, tmp_path, tiny):
+    """It failed, was killed, or a step takes too long: the file is closed as it is, and what comes then is dropped."""
+    path = tmp_path / "new.jsonl"
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", tree="3", max_batch=2)
+    for _ in range(3):
+        engine.add("abcabcabc", SamplingParams(max_tokens=40, ignore_eos=True))
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)
+    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
+    for _ in range(steps):
+        engine.step()
+    assert outputs.close() == outputs.close() == []
+    engine.step()
+    reader = read_capture(path)
+    assert reader.warnings == []
+    ended = reader.history.requests
+    assert {name: one.end.reason.value for name, one in ended.items()} == {"r0": "cancelled", "r1": "cancelled"}
+    texts = [[token for token, _ in one.output()] for one in ended.values()]
+    assert [one.end.output.tolist() for one in ended.values()] == texts
+    assert [step.step for step in reader.history.steps] == list(range(steps + 1))
+    assert run_here(["verify", str(path)])[0] == 0
 
 
 def test_costs_that_have_no_end_are_refused(old, capture, tiny):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from specscope.cli.main import cli
 from specscope.errors import UserError
+from specscope.lifetime import Lifetime
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.costs import Point, StepCosts, write_costs
 from specscope.trace.reading import read_capture
@@ -121,7 +122,7 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     models = ["--target", str(TARGET), "--draft-model", str(HEAD)]
     flags = ["--raw", "--dtype", "float32", "--max-tokens", "20", "--kv-memory", "0.05"]
     capture = ["capture", str(lines), "-o", str(tmp_path / "c.jsonl"), "--tree", "dynamic:12,depth=3,top=4"]
-    assert CliRunner().invoke(cli, [*capture, *models, *flags]).exit_code == 0
+    assert CliRunner().invoke(cli, [*capture, *models, *flags], obj=Lifetime()).exit_code == 0
     lines.write_text("\n".join(story(90 + i, 40) for i in range(3)))
     check = ["--check", "--prompts", lines, "--save-costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
     result = run(tmp_path / "c.jsonl", *models, *check, "--json")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -175,6 +176,47 @@ def test_each_engine_has_a_capture_of_its_own(tmp_path):
     assert sorted(drafts.values()) == [7, 12, 143]
     assert err.count("captured ") == 3
     assert numbered("a/run.jsonl", 1) == "a/run-2.jsonl"
+
+
+def test_what_a_source_names_replaces_no_capture(tmp_path):
+    """The file that the user named is replaced; that of a second engine takes another name."""
+    for name in ("w.jsonl", "w-2.jsonl"):
+        shutil.copy(PLANTED, tmp_path / name)
+    answers = [str(DATA / name) for name in ("chat_greedy.json", "completion_greedy.json")]
+    code, _, err = run_here(["watch", *answers, "--headless", "-o", str(tmp_path / "w.jsonl")])
+    assert code == 0, err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["w-2.2.jsonl", "w-2.jsonl", "w.jsonl"]
+    assert (tmp_path / "w-2.jsonl").read_bytes() == Path(PLANTED).read_bytes()
+    assert f"→ {tmp_path / 'w-2.2.jsonl'}" in err
+    assert read_capture(tmp_path / "w-2.2.jsonl").history.acceptance.drafts == 30
+
+
+def test_a_page_makes_no_more_files_than_it_may(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.watch.watching.MOST_ENGINES", 2)
+    log = text("log.txt").splitlines()
+    lines = [re.sub(r"Engine \d+", f"Engine {number:03}", line) for number in range(5) for line in log]
+    (tmp_path / "many.log").write_text("\n".join(lines) + "\n")
+    code, _, err = run_here(["watch", str(tmp_path / "many.log"), "--headless", "-o", str(tmp_path / "w.jsonl")])
+    assert code == 0, err
+    assert sorted(one.name for one in tmp_path.glob("*.jsonl")) == ["w-2.jsonl", "w.jsonl"]
+    assert err.count("more than 2 engines: those to come are left out") == 1
+    assert "warning: 15 intervals of more than 2 engines left out" in err
+
+
+def test_a_capture_that_is_deleted_meanwhile_is_told_and_the_code_says_so(tmp_path):
+    path = tmp_path / "w.jsonl"
+    command = [*SPECSCOPE, "watch", "-", "--headless", "-o", str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, text=True
+    ) as process:
+        process.stdin.write(text("log.txt"))
+        process.stdin.flush()
+        until(path.exists)
+        path.unlink()
+        _, err = process.communicate(timeout=HANG_SECONDS)
+    assert f"specscope: warning: {path} was deleted or replaced during the run: what was captured is lost" in err
+    assert "→" not in err
+    assert process.returncode == 1
 
 
 def test_ctrl_c_leaves_a_valid_capture(tmp_path):

@@ -10,6 +10,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
+from specscope.remote.attached import Attached
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.spans import SpanLevel
 from specscope.tui.app import ScopeApp
@@ -77,6 +78,17 @@ def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step
     finally:
         worker.close()
         outputs.pop().close()
+
+
+@pytest.mark.parametrize(("host", "says"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_a_screen_that_other_machines_reach_says_who_may_write_to_it(host, says):
+    attached = Attached(host, 0, 0)
+    try:
+        who = "any machine that reaches it may write here, without a password"
+        assert (who in attached.progress[0]) == says
+        assert [who in news.text for news in attached.news].count(True) == says
+    finally:
+        attached.close()
 
 
 def settle(viewer, steps):

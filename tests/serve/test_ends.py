@@ -2,15 +2,20 @@
 
 import json
 import signal
+import stat
 import subprocess
 import threading
 from collections import Counter
+from pathlib import Path
 
 import httpx2
 import pytest
 
+from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.reading import read_capture
-from tests.processes import ENV, SPECSCOPE
+from specscope.trace.spans import SpanLevel
+from tests.bad_inputs import PLANTED
+from tests.processes import ENV, SPECSCOPE, room_for
 from tests.serve.running import running, wait_for
 from tests.waiting import HANG_SECONDS
 
@@ -21,10 +26,12 @@ class Command:
     """`specscope serve` over the tiny model, in a process of its own."""
 
     def __init__(self, tiny, capture, *flags):
+        self.said = ""
         how = ["--target", tiny, "--drafter", "ngram", "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1"]
         command = [*SPECSCOPE, "serve", *how, "--port", "0", "-o", capture, *flags]
         self.process = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
+            self.said += line
             if " on http://" in line:
                 self.url = line.split(" on ")[1].split()[0]
                 return
@@ -127,6 +134,46 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
     reader = read_capture(str(tmp_path / "run.jsonl"))
     assert len(reader.history.steps) > 20
     assert reader.history.steps[0].step == 0
+
+
+def test_an_older_capture_is_kept_and_one_that_is_deleted_meanwhile_is_told(command, tmp_path):
+    """And the key of a file is the one that clients must send."""
+    old, new, key = (tmp_path / name for name in ("run.jsonl", "run.2.jsonl", "key"))
+    before = Path(PLANTED).read_bytes()
+    old.write_bytes(before)
+    key.write_text("sesame\n")
+    server = command("--api-key-file", key)
+    codes = [
+        httpx2.get(server.url + "/v1/models", headers=headers).status_code
+        for headers in ({}, {"authorization": "Bearer key"}, {"authorization": "Bearer sesame"})
+    ]
+    assert codes == [401, 401, 200]
+    assert f"specscope: {old} exists: capturing to {new}\n" in server.said
+    assert old.read_bytes() == before
+    assert stat.S_IMODE(new.stat().st_mode) == 0o600
+    new.unlink()
+    server.process.send_signal(signal.SIGTERM)
+    assert f"warning: {new} was deleted or replaced during the run: what was captured" in server.process.stderr.read()
+    assert server.process.wait(HANG_SECONDS) == 1
+
+
+def test_a_full_disk_costs_steps_of_the_capture_and_no_answer(served_engine, tmp_path):
+    path, told = tmp_path / "run.jsonl", []
+    options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True, drops=True)
+    outputs = Outputs(
+        options, served_engine.bus, served_engine.run_info, served_engine.vocabulary, None, tell=told.append
+    )
+    with running(served_engine) as server:
+        with room_for(path.stat().st_size + 100):
+            assert [server.complete(max_tokens=40).status_code for _ in range(2)] == [200, 200]
+            served_engine.bus.flush()
+            assert wait_for(lambda: told)
+        assert server.complete().status_code == 200
+    (lost,) = outputs.close()
+    assert f"not captured: {path} could not be written" in lost
+    assert "File too large: " in told[0]
+    assert outputs.code == 1
+    assert [one.state for one in read_capture(path).history.requests.values()][-1] == "length"
 
 
 def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):

@@ -10,8 +10,9 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.serve.reading import Limits
-from specscope.serve.server import bind, is_loopback
+from specscope.serve.server import bind
 from specscope.serve.service import ServeOptions
+from specscope.trace.checked import is_loopback
 from tests.serve.running import running, wait_for
 from tests.waiting import HANG_SECONDS
 

@@ -1,6 +1,5 @@
 """Capture files: the official format, value by value; torn tails, full disks, other programs' files."""
 
-import errno
 import io
 import json
 import random
@@ -22,6 +21,8 @@ from specscope.trace.export import readable
 from specscope.trace.reading import CaptureReader, read_capture
 from specscope.trace.spans import Encoder, resource_attributes
 from specscope.trace.vocabulary import Vocabulary
+from tests.processes import room_for
+from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN, runs, vocabularies
 from tests.waiting import until
 
@@ -158,33 +159,46 @@ def test_a_damaged_line_is_named_and_left_out(tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypatch):
-    """A real file that takes half of the third write, then no more, as a full disk does."""
-    path = tmp_path / "run.jsonl"
-    records = some_records()
-    writer = CaptureWriter(path, RUN, Vocabulary())
     monkeypatch.setattr("specscope.trace.capture.LINE_SPANS", 1)
+    path, records = tmp_path / "run.jsonl", some_records()
+    writer = CaptureWriter(path, RUN, Vocabulary())
     writer(records[0])
-    real = writer._file
-
-    class FullDisk:
-        left = 100
-
-        def write(self, view):
-            if not self.left:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.left = 0
-            return real.write(view[:100])
-
-        def close(self):
-            real.close()
-
-    writer._file = FullDisk()
-    with pytest.raises(UserError, match="No space left on device; what was already written is readable"):
+    with (
+        room_for(path.stat().st_size + 100),
+        pytest.raises(UserError, match="File too large; what was already written is readable"),
+    ):
         writer(records[1])
     writer.close()
     reader = read_capture(path)
     assert reader.history.steps == records[:1]
-    assert "100 of" in reader.warnings[0]
+    assert not [line for line in reader.warnings if "cut off" in line]
+
+
+def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.capture.LINE_SPANS", 1)
+    path, told = tmp_path / "run.jsonl", []
+    records = [sample(number, ()) for number in range(9)]
+    writer = CaptureWriter(path, RUN, Vocabulary(), on_full=told.append)
+    writer(records[0])
+    with room_for(path.stat().st_size + 100):
+        for record in records[1:8]:
+            writer(record)
+    assert told == [
+        f"{path}: File too large: {text} not captured so far, and the run goes on"
+        for text in ("1 step", "2 steps", "4 steps")
+    ]
+    writer(records[8])
+    writer.close()
+    assert writer.losses() == [f"7 steps not captured: {path} could not be written"]
+    reader = read_capture(path)
+    assert reader.history.steps == [records[0], records[8]]
+    assert reader.warnings == ["7 incomplete steps left out"]
+
+
+def test_a_device_that_is_full_from_the_start_is_refused_either_way():
+    for on_full in (None, lambda line: None):
+        with pytest.raises(UserError, match="cannot continue writing /dev/full: No space left on device"):
+            CaptureWriter("/dev/full", RUN, Vocabulary(), on_full=on_full)
 
 
 def test_while_the_engine_rests_the_file_holds_every_step(tmp_path):

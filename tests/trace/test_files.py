@@ -1,13 +1,22 @@
-"""Files that are read whole: bounded, and never of a device or a pipe."""
+"""Files that are read whole: bounded, and never of a device or a pipe. Captures: what may be replaced, and by whom."""
 
 import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from specscope.errors import UserError
-from specscope.trace.files import read_whole
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture, read_whole
+from specscope.trace.reading import read_capture
+from specscope.trace.vocabulary import Vocabulary
 from tests.test_bad_input import run_here
 from tests.test_traces import TRACES
+from tests.trace.strategies import RUN
 
 PLANTED = str(TRACES / "planted.jsonl")
 
@@ -34,3 +43,146 @@ def test_what_has_no_end_is_refused(words, what, name, tmp_path, monkeypatch):
     code, _, err = run_here([*words, name])
     assert (code, err) == (2, f"specscope: error: cannot read {what} {name}: it is no regular file\n")
     assert not (tmp_path / "new").exists()
+
+
+# Captures that are there already
+
+OLD = Path(PLANTED).read_bytes()
+REFUSED = "refused"
+NEW = "run.2.jsonl"
+# What is there, and what becomes of it by each rule: the name that is written, or why none is
+CONTENTS = {
+    "nothing": (None, "run.jsonl", "run.jsonl", "run.jsonl"),
+    "an empty file": (b"", "run.jsonl", "run.jsonl", "run.jsonl"),
+    "a capture": (OLD, "run.jsonl", REFUSED, NEW),
+    "something else": (b"my notes\n", REFUSED, REFUSED, NEW),
+    "spans of another program": (b'{"resourceSpans":[{"resource":{"attributes":[]}}]}\n', REFUSED, REFUSED, NEW),
+    "JSON": (b'{"a": 1}\n', REFUSED, REFUSED, NEW),
+}
+
+
+@pytest.mark.parametrize("existing", Existing)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_what_becomes_of_a_file_that_is_there(content, existing, tmp_path):
+    before, *names = CONTENTS[content]
+    name = names[list(Existing).index(existing)]
+    path = tmp_path / "run.jsonl"
+    if before is not None:
+        path.write_bytes(before)
+    if name == REFUSED:
+        for write in (
+            lambda: check_output(str(path), "-o", (), CAPTURE, existing),
+            lambda: CaptureWriter(path, RUN, Vocabulary(), existing=existing),
+        ):
+            with pytest.raises(TakenError, match=r"run.jsonl exists"):
+                write()
+    else:
+        check_output(str(path), "-o", (), CAPTURE, existing)
+        writer = CaptureWriter(path, RUN, Vocabulary(), existing=existing)
+        writer.close()
+        assert writer.path == tmp_path / name
+        assert writer.renamed == ("" if name == "run.jsonl" else f"{path} exists: capturing to {writer.path}")
+        assert read_capture(writer.path).history.run == RUN
+    if name != "run.jsonl":
+        assert path.read_bytes() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"run.jsonl", name} - {REFUSED}
+
+
+def test_a_new_name_is_the_first_that_is_free(tmp_path):
+    for number in (1, 2, 4):
+        path = tmp_path / ("run.jsonl" if number == 1 else f"run.{number}.jsonl")
+        path.write_bytes(OLD)
+    writer = CaptureWriter(tmp_path / "run.jsonl", RUN, Vocabulary(), existing=Existing.NEW_NAME)
+    other = CaptureWriter(tmp_path / "run.jsonl", RUN, Vocabulary(), existing=Existing.NEW_NAME)
+    assert (writer.path.name, other.path.name) == ("run.3.jsonl", "run.5.jsonl")
+    writer.close()
+    other.close()
+
+
+def test_names_are_not_tried_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.trace.files.MOST_NAMES", 4)
+    for name in ("run.jsonl", "run.2.jsonl", "run.3.jsonl"):
+        (tmp_path / name).write_bytes(OLD)
+    with pytest.raises(TakenError, match=r"run.jsonl exists, and so do 2 names like it"):
+        open_capture(tmp_path / "run.jsonl", Existing.NEW_NAME)
+
+
+@pytest.mark.parametrize("existing", [Existing.REPLACE, Existing.REFUSE])
+def test_a_second_writer_of_a_file_is_refused(existing, tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = CaptureWriter(path, RUN, Vocabulary())
+    first = path.read_bytes()
+    with pytest.raises(TakenError, match=r"run.jsonl is being written by another process: give another name"):
+        CaptureWriter(path, RUN, Vocabulary(), existing=existing)
+    code, _, err = run_here(["capture", "abc", "-o", str(path), "--target", "/no/such/model"])
+    assert (code, err) == (
+        2, f"specscope: error: {path} is being written by another process: give another name\n"
+    )  # fmt: skip
+    assert path.read_bytes() == first
+    writer.close()
+    CaptureWriter(path, RUN, Vocabulary()).close()
+
+
+WRITES = """
+import sys
+from specscope.trace.capture import CaptureWriter
+from specscope.trace.vocabulary import Vocabulary
+from tests.trace.strategies import RUN
+writer = CaptureWriter(sys.argv[1], RUN, Vocabulary())
+print("writes", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_writer_that_was_killed_leaves_no_lock(tmp_path):
+    path = tmp_path / "run.jsonl"
+    command = [sys.executable, "-c", WRITES, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "writes\n"
+            with pytest.raises(TakenError, match="is being written by another process"):
+                CaptureWriter(path, RUN, Vocabulary())
+        finally:
+            other.send_signal(signal.SIGKILL)
+    CaptureWriter(path, RUN, Vocabulary()).close()
+    assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_a_capture_is_read_by_nobody_else(before, tmp_path):
+    path = tmp_path / "run.jsonl"
+    if before is not None:
+        path.write_bytes(OLD)
+        path.chmod(before)
+    old = os.umask(0)
+    try:
+        CaptureWriter(path, RUN, Vocabulary()).close()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+OTHERS = {
+    "page.html": b"<!DOCTYPE html>\n<title>Holiday</title>\n",
+    "plot.svg": b'<?xml version="1.0"?>\n<svg>drawn by hand</svg>\n',
+    "costs.json": b'{\n  "name": "my-package"\n}\n',
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_like_them(name, tmp_path):
+    path = tmp_path / name
+    words = {
+        "page.html": ["report", PLANTED, "--html", str(path)],
+        "plot.svg": ["tune", PLANTED, "--no-costs", "--plot", str(path)],
+    }.get(name)
+    if words is not None:
+        assert run_here(words)[0] in (0, 1)
+        assert path.stat().st_size
+        assert run_here(words)[0] in (0, 1)
+    path.write_bytes(OTHERS[name])
+    words = words or ["tune", PLANTED, "--save-costs", str(path)]
+    code, _, err = run_here(words)
+    assert code == 2
+    assert err.endswith(f"{path} exists and was not written by this command: remove it, or give another name\n")
+    assert path.read_bytes() == OTHERS[name]

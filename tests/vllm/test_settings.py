@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 
 from specscope.errors import UserError
@@ -78,3 +80,43 @@ def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
     assert set(read_capture(tmp_path / "a.jsonl").history.requests) == {"r0", "r1"}  # it is whole
     assert "specscope: kept 1 of 2 requests (1 by outcome)" in caplog.messages
+
+
+@pytest.mark.parametrize("happens", ["an older capture", "deleted meanwhile", "a full disk", "nothing"])
+def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happens, tmp_path, caplog):
+    from specscope.trace.bus import Bus
+    from specscope.trace.reading import read_capture
+    from specscope.trace.vocabulary import Vocabulary
+    from tests.processes import room_for
+    from tests.trace.samples import record
+    from tests.trace.strategies import RUN
+
+    path = tmp_path / "a.jsonl"
+    if happens == "an older capture":
+        path.write_text('{"resourceSpans": []}\n')
+    bus = Bus()
+    closers = plugin.sinks(Settings.read({"SPECSCOPE_CAPTURE": str(path)}), bus, RUN, Vocabulary(), (0, 0))
+    if happens == "deleted meanwhile":
+        path.unlink()
+    with room_for(path.stat().st_size + 10) if happens == "a full disk" else nullcontext():
+        bus.publish(record(0, ()))
+        bus.close()
+        for close in closers:
+            close()
+    new = tmp_path / "a.2.jsonl"
+    assert (
+        caplog.messages
+        == {
+            "an older capture": [f"specscope: {path} exists: capturing to {new}"],
+            "deleted meanwhile": [
+                f"specscope: {path} was deleted or replaced during the run: what was captured is lost"
+            ],
+            "a full disk": [
+                f"specscope: {path}: File too large: 1 step not captured so far, and the run goes on",
+                f"specscope: 1 step not captured: {path} could not be written",
+            ],
+            "nothing": [],
+        }[happens]
+    )
+    if happens in ("an older capture", "nothing"):
+        assert len(read_capture(new if new.exists() else path).history.steps) == 1

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from specscope.analyze.export.schema import MARK, SCHEMAS
 from specscope.errors import UserError, first_line
+from specscope.trace.files import PRIVATE
 
 GROUP = 100_000  # rows of a row group
 HELD = 64 * 2**20  # bytes of rows that wait for theirs: prompts may be long
@@ -29,6 +30,8 @@ class Tables:
             name: pq.ParquetWriter(folder / f"{name}.parquet{PART}", schema, compression="zstd")
             for name, schema in SCHEMAS.items()
         }
+        for name in SCHEMAS:
+            (folder / f"{name}.parquet{PART}").chmod(PRIVATE)  # while they are empty: they will hold prompts
 
     def add(self, name: str, columns: Iterable[Any], rows: int) -> None:
         """Rows of a table: its columns in order, as arrays of its types or as plain values."""
