@@ -114,12 +114,12 @@ def run(
     from specscope.engine.prompts import prompt_specs
 
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
-    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     need_terminal("specscope capture PROMPTS -o FILE")
-    run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
+    run_live(config, specs, params, settings, lifetime, how=how, paused=paused)
 
 
 @cli.command()
@@ -214,7 +214,7 @@ def debug(
     if stop_on_error and script is None:
         raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     if over is not None and attach is not None:
         raise UserError("give one of --over and --attach: a recording, or a vLLM that runs")
     if (over is not None or attach is not None) and (prompts or file is not None):
@@ -229,7 +229,7 @@ def debug(
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands
 
-    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     if not specs:
         raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
@@ -258,9 +258,9 @@ def capture(prompts: tuple[str, ...], output: str, log_stats: bool, quiet: bool,
     from specscope.engine.prompts import prompt_specs
 
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
-    specs = prompt_specs(prompts, None, params, raw=raw, words_are_files=True)
+    specs = prompt_specs(prompts, None, params, **how, words_are_files=True, tell=_tell)
     _check_forms(specs)
     sys.exit(capture_run(config, specs, params, settings, log_stats=log_stats, quiet=quiet))
 

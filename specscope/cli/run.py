@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from specscope.cli.streams import warn
 from specscope.debug.viewer import Viewer
@@ -24,12 +26,12 @@ def run_live(
     options: OutputOptions,
     lifetime: Lifetime,
     *,
-    raw: bool,
+    how: Mapping[str, Any],
     paused: bool,
 ) -> None:
     """Show the screen at once, while the worker loads; return when the user quits.
 
-    However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
+    `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []
@@ -40,7 +42,7 @@ def run_live(
     with ends_at_once():
         from specscope.tui.program import run_app
 
-        worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
+        worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
     ending = threading.Lock()
 
     def finish() -> None:

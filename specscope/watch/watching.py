@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import specscope
 from specscope.errors import UserError
 from specscope.trace.bus import Bus
-from specscope.trace.interval import interval_record
+from specscope.trace.interval import counts_run, interval_record
 from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.watch.source import Source
@@ -107,7 +105,7 @@ class Watch:
     def _run_of(self, source: Source, told: Told) -> EngineRun:
         key = (source.name, told.aggregate.engine, told.model)
         if key not in self.runs:
-            run = EngineRun(_name(source, told), _info(told))
+            run = EngineRun(_name(source, told), counts_run(told.aggregate.source, told.model))
             run.outputs, run.captured = self._open_outputs(
                 run.info, run.bus, told.aggregate.engine or "0", len(self.runs)
             )
@@ -149,27 +147,3 @@ def _close(outputs: Outputs, losses: list[str]) -> None:
 def _name(source: Source, told: Told) -> str:
     engine = f" engine {told.aggregate.engine}" if told.aggregate.engine else ""
     return f"{source.name}{engine}"
-
-
-def _info(told: Told) -> RunInfo:
-    """As much of a run as is known."""
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=told.model,
-        revision="",
-        drafter="",
-        draft_model="",
-        tree="",
-        device="",
-        dtype="",
-        backend=told.aggregate.source,
-        seed=0,
-        eos_tokens=(),
-        max_context=0,
-        blocks=0,
-        block_size=1,
-        params={},
-        versions={"specscope": specscope.__version__},
-        evidence="counts",
-        text=False,
-    )

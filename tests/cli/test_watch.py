@@ -75,7 +75,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "without speculation figures"),
+        (["watch", PLANTED, "--headless"], "is a capture, not a log, a page of metrics or an answer"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
