@@ -31,7 +31,8 @@ def run_live(
 ) -> None:
     """Show the screen at once, while the worker loads; return when the user quits.
 
-    `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
+    `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the
+    capture is complete. Raises UserError.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []

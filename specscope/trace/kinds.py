@@ -53,6 +53,7 @@ SHAREGPT = Kind("ShareGPT's data set", Reader.PROMPTS)
 WRAPPED_LOG = Kind("a log in JSON, a line in each", Reader.WATCH)
 VLLM_LOG = Kind("a log of vLLM", Reader.WATCH)
 ANSWER = Kind("an answer of a server", Reader.WATCH)
+TEXTS = Kind("a file of texts to train on", Reader.TRAIN)
 STREAM = Kind("an answer of a server, as a stream", Reader.WATCH)
 PAGE = Kind("a page of metrics", Reader.WATCH)
 
@@ -77,7 +78,7 @@ _BY_KEYS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind("a speculative configuration", Reader.TREES), ("num_speculative_tokens", "speculative_num_steps")),
     (Kind("a model's config.json", Reader.NONE), ("architectures", "model_type")),
     (Kind("a file of step costs", Reader.COSTS), ("step.rows",)),
-    (Kind("a file of texts to train on", Reader.TRAIN), ("text",)),
+    (TEXTS, ("text",)),
 )
 # By how the text of the first lines is written
 _BY_TEXT = (

@@ -137,9 +137,12 @@ def test_compare_compares_figures(captured, tmp_path):
     told = json.loads(out)
     assert told["counts_only"] is True
     assert told["b"]["acceptance"]["drafts"] == 181
-    code, _, err = run_here(["compare", captured, sampled, "--fail-if", "tau drops > 2%"])
+    code, out, _ = run_here(["compare", captured, sampled, "--fail-if", "tau rises > 2%"])
+    assert code == 1
+    assert "FAIL" in out
+    code, _, err = run_here(["compare", captured, sampled, "--html", str(tmp_path / "page.html")])
     assert code == 2
-    assert "leave out --fail-if" in err
+    assert "leave out --html" in err
     head = tmp_path / "head.jsonl"
     head.write_text(Path(sampled).read_text().splitlines(keepends=True)[0])
     assert "there is nothing to compare" in run_here(["compare", str(head), sampled])[2]
