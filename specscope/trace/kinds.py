@@ -43,7 +43,8 @@ class Kind:
     def refusal(self, name: str, wanted: str, place: str = "") -> UserError:
         """For a verb that wants something else. `place`: what was given, where that is a place in the file."""
         use = self.reader.value.format(file=shell_word(place or name) if os.path.exists(name) else "FILE")
-        return UserError(f"{printable(name)} is {self.words}, not {wanted}: {use}")
+        other = "" if self.reader is Reader.NONE else f", not {wanted}"
+        return UserError(f"{printable(name)} is {self.words}{other}: {use}")
 
 
 CAPTURE = Kind("a capture", Reader.CAPTURES)
@@ -64,15 +65,15 @@ _BY_KEYS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind("a trace as Jaeger's page saves it", Reader.NONE), ("data.traceID", "data.spans")),
     (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
     (Kind("a result of SGLang's bench_serving", Reader.NONE), ("accept_length request_throughput",)),
-    (Kind("llama.cpp's answer", Reader.NONE), ("timings.predicted_n", "generation_settings timings")),
-    (Kind("llama.cpp's list of slots", Reader.NONE), ("is_processing n_ctx",)),
+    (Kind("an answer of llama.cpp", Reader.NONE), ("timings.predicted_n", "generation_settings timings")),
+    (Kind("a list of llama.cpp's slots", Reader.NONE), ("is_processing n_ctx",)),
     (SHAREGPT, ("conversations", "conversation")),
     (Kind("SPEED-Bench's data set", Reader.PROMPTS), ("turns multiturn", "messages question_id")),
     (Kind("Spec-Bench's or MT-bench's data set", Reader.PROMPTS), ("turns", "prompt prompt_id")),
-    (Kind("SGLang's answer", Reader.WATCH), ("meta_info", "sglext choices")),
+    (Kind("an answer of SGLang", Reader.WATCH), ("meta_info", "sglext choices")),
     (Kind("figures of a request of vLLM", Reader.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
     (ANSWER, ("choices object", "choices usage", "metrics.speculative_decoding")),
-    (Kind("llama.cpp's log", Reader.NONE), ("type time level msg",)),
+    (Kind("a log of llama.cpp", Reader.NONE), ("type time level msg",)),
     (WRAPPED_LOG, ("log stream", "message level", "message levelname")),
     (PROMPT_FILE, ("prompt", "messages")),
     (Kind("a speculative configuration", Reader.TREES), ("num_speculative_tokens", "speculative_num_steps")),
@@ -84,12 +85,12 @@ _BY_KEYS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 _BY_TEXT = (
     (Kind("llm.get_metrics() of vLLM", Reader.WATCH), r'"name":\s*"vllm:'),
     (Kind("what a specscope verb printed with --json", Reader.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
-    (Kind("llama.cpp's log", Reader.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
-    (Kind("SGLang's log", Reader.NONE), r"\bDecode batch.*#running-req: "),
+    (Kind("a log of llama.cpp", Reader.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
+    (Kind("a log of SGLang", Reader.NONE), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
-    (Kind("llama.cpp's page of metrics", Reader.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
+    (Kind("a page of metrics of llama.cpp", Reader.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
     (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
-    (Kind("llama.cpp's answer, as a stream", Reader.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
+    (Kind("an answer of llama.cpp, as a stream", Reader.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
     (STREAM, r"\A\s*(?:(?:event|id|): ?.*\s+)*data: ?\{"),
     (Kind("an HTML page", Reader.NONE), r"\A\s*<(?:!doctype )?html"),
 )
