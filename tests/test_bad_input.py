@@ -18,7 +18,7 @@ from specscope.cli import main as cli
 from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
 from specscope.debug.events import EventKind, types_of
-from specscope.engine.prompts import parse_line
+from specscope.engine.prompt_rows import parse_row
 from specscope.errors import UserError
 from specscope.remote.attached import checked_address
 from specscope.trace.expressions import Expression
@@ -195,15 +195,16 @@ def test_any_condition(text, kind):
 
 @given(st.dictionaries(st.sampled_from([*sorted(PARAM_NAMES), "prompt", "messages", "label"]), json_values, max_size=4))
 def test_any_json_line(values):
-    spec = refused_in_one_line(parse_line, json.dumps(values), SamplingParams())
-    if spec is not None:
-        json.dumps(spec.params.to_dict()).encode()
-        assert SamplingParams.from_dict(spec.params.to_dict()) == spec.params
+    row = refused_in_one_line(parse_row, json.dumps(values).encode())
+    if row is not None:
+        params = SamplingParams.from_dict({**SamplingParams().to_dict(), **row.given})
+        json.dumps(params.to_dict()).encode()
+        assert SamplingParams.from_dict(params.to_dict()) == params
 
 
 @given(odd_text)
 def test_any_line_of_a_prompt_file(text):
-    refused_in_one_line(parse_line, text, SamplingParams())
+    refused_in_one_line(parse_row, text.encode(errors="surrogatepass"))
 
 
 @given(odd_text | st.text("htps:/[]0123456789.x@", max_size=30))

@@ -33,7 +33,7 @@ def test_every_flag_that_the_pages_name_exists():
     params = [param for command in (*_commands(cli), *_commands(bench)) for param in command.params]
     known = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
     known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
-    known |= {"--otlp-traces-endpoint", "--enable-trace"}  # vLLM's and SGLang's
+    known |= {"--otlp-traces-endpoint", "--enable-trace", "--save-result", "--tail"}  # vLLM's, SGLang's and docker's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", EVERYTHING):
         assert flag in known, flag
 

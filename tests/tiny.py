@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}<|a|>{% endif %}"
+    "{% if add_generation_prompt %}<|a|>{% endif %}{% if enable_thinking is false %}<|-|>{% endif %}"
 )
 
 

@@ -18,7 +18,7 @@ from specscope.analyze.questions.answers import Answers, answer
 from specscope.analyze.report_notes import loop_notes, notes_of
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.history import History, RequestHistory
-from specscope.trace.interval import cells, counts
+from specscope.trace.interval import cells, counts, notes
 from specscope.trace.loops import Loops, find_loops, together
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.stats import Acceptance
@@ -82,6 +82,7 @@ class IntervalReport:
     mean_acceptance_length: float | None  # from the counts, else as it was told
     told: dict[str, Any]  # Aggregate's fields
     cells: dict[str, str]  # as tables show it
+    notes: list[str]  # what else is to be said of it
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
-        plain = [{n: v for n, v in vars(one).items() if n != "cells"} for one in self.intervals]
+        plain = [{n: v for n, v in vars(one).items() if n not in ("cells", "notes")} for one in self.intervals]
         return {
             **({"intervals": plain} if plain else {}),
             "source": self.source,
@@ -235,6 +236,7 @@ def _interval(step: StepRecord, told: Aggregate) -> IntervalReport:
         mean_acceptance_length=told.length,
         told={**dataclasses.asdict(told), **texts, "averages": averages},
         cells=cells(step, told),
+        notes=notes(told),
     )
 
 

@@ -251,7 +251,7 @@ def intervals(report: Report) -> Table:
     rows = []
     for one in shown:
         rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in one.per_position) or NONE
-        about = f"{one_line(one.told['request'], MOST_SHOWN)}{'restarted' * one.told['reset']}"
+        about = " ".join(filter(None, (one_line(one.told["request"], MOST_SHOWN), *one.notes)))
         rows.append((*(one.cells[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
     note = "by position: accepted there, of the interval's drafts, as vLLM has it."

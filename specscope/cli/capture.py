@@ -50,7 +50,7 @@ def capture_run(
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in enumerate(specs, 1):
             try:
-                engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+                engine.add_spec(spec)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)

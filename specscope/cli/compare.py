@@ -20,6 +20,7 @@ from specscope.trace.vocabulary import shell_word
 if TYPE_CHECKING:
     from specscope.analyze.compare.columns import Side
     from specscope.analyze.compare.counts import CountsSide
+    from specscope.analyze.compare.failif import Limit
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
     from specscope.trace.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
@@ -100,9 +101,10 @@ def compare(
         with reading_bar("reading") as progress:
             sides = read_sides(a, b, progress)
     except NoStepsError:
-        if not _counts(a, b, as_json=as_json, more=bool(limits or html or screen)):
+        counts_code = _counts(a, b, asked, as_json=as_json, more=bool(html or screen))
+        if counts_code is None:
             raise
-        return
+        sys.exit(counts_code)
     found = compare_sides(*sides, asked)
     if screen:
         from specscope.tui.compare import run_compare
@@ -121,30 +123,32 @@ def compare(
         sys.exit(code)
 
 
-def _counts(a: list[str], b: list[str], *, as_json: bool, more: bool) -> bool:
-    """Print the figures of captures that hold counts only; False where there are none. Raises UserError."""
-    from specscope.analyze.compare.counts import compare_counts
+def _counts(a: list[str], b: list[str], asked: Sequence[Limit], *, as_json: bool, more: bool) -> int | None:
+    """Print the figures of captures that hold counts only; the exit code, None for other captures. Raises UserError."""
+    from specscope.analyze.compare.counts import INTERVALS, compare_counts
 
-    found = compare_counts(a, b)
+    found = compare_counts(a, b, asked)
     if found is None:
-        return False
+        return None
     if more:
-        raise UserError(
-            "these captures hold counts only: their figures are compared; leave out --fail-if, --html, --tui"
-        )
+        raise UserError("these captures hold counts only: their figures are compared; leave out --html, --tui")
+    code = int(any(one.hit for one in found.conditions))
     if as_json:
-        _print_json(found.to_dict(), (found.a, found.b), 0)
-        return True
+        _print_json(found.to_dict(), (found.a, found.b), code)
+        return code
+    from specscope.analyze.compare.tables import conditions
     from specscope.analyze.text import table_block
 
     console = text_console()
     for name, side in (("A", found.a), ("B", found.b)):
-        console.print(f"{name}  {', '.join(side.sources)}", highlight=False)
+        console.print(f"{name}  {', '.join(side.sources)}", highlight=False, markup=False)
     console.print(table_block(found.table()))
+    if found.conditions:
+        console.print(table_block(conditions(found.conditions, INTERVALS)))
     for side in (found.a, found.b):
         for warning in side.warnings:
             warn(warning)
-    return True
+    return code
 
 
 def compared(a: Side, b: Side, found: Comparison) -> Compared:

@@ -41,7 +41,7 @@ from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
 from specscope.cli.why import why
-from specscope.envelope import of_capture, of_captures
+from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -116,12 +116,12 @@ def run(
     from specscope.engine.prompts import prompt_specs
 
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
-    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     need_terminal("specscope capture PROMPTS -o FILE")
-    run_live(config, specs, params, settings, lifetime, raw=raw, paused=paused)
+    run_live(config, specs, params, settings, lifetime, how=how, paused=paused)
 
 
 @cli.command()
@@ -217,7 +217,7 @@ def debug(
     if stop_on_error and script is None:
         raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     if over is not None and attach is not None:
         raise UserError("give one of --over and --attach: a recording, or a vLLM that runs")
     if (over is not None or attach is not None) and (prompts or file is not None):
@@ -232,7 +232,7 @@ def debug(
     from specscope.engine.prompts import prompt_specs
     from specscope.live.local import live_commands
 
-    specs = prompt_specs(prompts, file, params, raw=raw, tell=_tell)
+    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     if not specs:
         raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
@@ -271,9 +271,9 @@ def capture(
     from specscope.engine.prompts import prompt_specs
 
     config = engine_config(flags)
-    params, raw = sampling_params(flags)
+    params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
-    specs = prompt_specs(prompts, None, params, raw=raw, words_are_files=True)
+    specs = prompt_specs(prompts, None, params, **how, words_are_files=True, tell=_tell)
     _check_forms(specs)
     sys.exit(capture_run(config, specs, params, settings, lifetime, log_stats=log_stats, quiet=quiet))
 
@@ -399,13 +399,16 @@ def audit(
 
 
 @cli.command()
-@click.argument("tree", metavar="TREE")
+@click.argument("tree", metavar="TREE", required=False)
+@click.option("--from", "other", metavar="TEXT", help="Translate the tree of another program.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
-def tree(tree: str, mask: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
     """Draw a draft tree, its attention mask and its cost.
 
     \b
       specscope tree 3x4
+      specscope tree --from '{"method": "eagle3", "num_speculative_tokens": 5}'
 
     TREE is written as for --tree:
 
@@ -417,11 +420,26 @@ def tree(tree: str, mask: bool) -> None:
       dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
 
     The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.
-    """
-    from specscope.trace.plan import parse_plan
-    from specscope.trace.plan_text import describe
 
-    click.echo(describe(parse_plan(tree), mask=mask))
+    --from and --tree also read the trees of other programs:
+
+    \b
+      '[[0], [1], [0, 0]]'        choices of EAGLE, Medusa and TensorRT-LLM
+      '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
+      3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
+    """
+    from specscope.trace.foreign_plan import translated
+    from specscope.trace.plan import parse_plan
+    from specscope.trace.plan_text import describe, plan_dict
+
+    if (tree is None) == (other is None):
+        raise UserError("give a TREE, or that of another program with --from TEXT")
+    text = tree or other or ""
+    plan, about = parse_plan(text), translated(text)[1]
+    if as_json:
+        print_json(envelope("tree", plan_dict(plan, about), source=[]))
+    else:
+        click.echo(describe(plan, mask=mask, about=about if about or other is not None else None))
 
 
 cli.add_command(bench)

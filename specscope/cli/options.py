@@ -12,6 +12,7 @@ import click
 
 from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
+from specscope.engine.prompts import read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
@@ -210,6 +211,11 @@ _SAMPLING = [
         "--grammar", metavar="FILE", help="The output must follow this EBNF grammar, given as a file or as text."
     ),
     click.option("--raw", is_flag=True, help="Do not apply the chat template."),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+    ),
 ]
 _OUTPUT = [
     click.option("--otlp-endpoint", metavar="URL", help="Send spans and metrics here, e.g. http://localhost:4317."),
@@ -288,14 +294,17 @@ def engine_config(flags: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, bool]:
-    """Take the sampling flags out of `flags`: the parameters, and whether prompts are raw."""
+def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
+    """Take the sampling flags out of `flags`: the parameters, and how prompts become text (of `prompt_specs`)."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     ends = ("seed", "max_tokens", "stop", "ignore_eos", "stop_token_ids", "min_tokens", "logprobs")
     given = {name: flags.pop(name) for name in (*names, *ends)}
     given["structured_outputs"] = structured_outputs(flags)
-    raw = flags.pop("raw")
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None}), raw
+    raw, template = flags.pop("raw"), flags.pop("chat_template_kwargs")
+    if raw and template is not None:
+        raise UserError("--chat-template-kwargs are for the chat template, which --raw leaves out: give one of them")
+    how = {"raw": raw, "template": {} if template is None else read_template(template)}
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None}), how
 
 
 def structured_outputs(flags: dict[str, Any]) -> StructuredOutputs | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from specscope.cli.streams import warn
 from specscope.debug.answers import Notice
@@ -26,13 +28,13 @@ def run_live(
     options: OutputOptions,
     lifetime: Lifetime,
     *,
-    raw: bool,
+    how: Mapping[str, Any],
     paused: bool,
 ) -> None:
     """Show the screen at once, while the worker loads; return when the user quits.
 
-    However it ends, running requests end as cancelled and the capture is complete. Raises UserError, and SystemExit
-    where the capture lacks something.
+    `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the
+    capture is complete. Raises UserError, and SystemExit where the capture lacks something.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []
@@ -46,7 +48,7 @@ def run_live(
     with ends_at_once():
         from specscope.tui.program import run_app
 
-        worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
+        worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
     ending = threading.Lock()
 
     def finish() -> None:

@@ -13,6 +13,7 @@ from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
 from specscope.model.places import check_device, head_place, model_place
 from specscope.trace.files import LARGEST_DATA, check_training, check_whole
+from specscope.trace.kinds import PROMPT_FILE, TEXTS, kind_of, start_of
 
 if TYPE_CHECKING:
     from specscope.train.training import CommonRecipe, Training
@@ -192,8 +193,11 @@ def _check_data(path: str) -> None:
     try:
         check_whole(path, "the data", LARGEST_DATA)
         open(path, "rb").close()
+        kind = kind_of(start_of(path))
     except OSError as error:
         raise UserError(f"cannot read the data {path}: {error.strerror}") from error
+    if kind not in (None, PROMPT_FILE, TEXTS):
+        raise kind.refusal(path, "data to train on")
 
 
 def _taken(how: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

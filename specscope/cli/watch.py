@@ -220,7 +220,7 @@ class _Rows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text
+        from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text, notes
         from specscope.trace.vocabulary import printable
 
         told = record.aggregate
@@ -237,8 +237,8 @@ class _Rows:
         self._records.setdefault(run.name, []).append(record)
         found = cells(record, told)
         line = "".join(found[name].rjust(width + 1) for name, width in COLUMNS.items())
-        notes = (" ".join(at_depth(told)), "restarted" if told.reset else "", printable(told.request))
-        console.print(Text("  ".join(part for part in (line, *notes) if part)), soft_wrap=True)
+        parts = (line, " ".join(at_depth(told)), *notes(told), printable(told.request))
+        console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:
         """A table for each engine, over all of its intervals."""

@@ -218,13 +218,13 @@ class EngineConfig:
             return None
         plan = parse_plan(text)
         if self.drafter == "ngram" and (not isinstance(plan, StaticPlan) or plan.top or "[" in str(plan)):
-            raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {text}")
+            raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {plan}")
         if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
-            raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {text}")
+            raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {plan}")
         if self.drafter in COMBINED and not isinstance(plan, DynamicPlan):
             raise UserError(
                 f"the drafter {self.drafter} ranks deterministic nodes: it takes a tree like "
-                f"{DEFAULT_TREES[self.drafter]}, not {text}"
+                f"{DEFAULT_TREES[self.drafter]}, not {plan}"
             )
         return plan
 

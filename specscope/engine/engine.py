@@ -19,6 +19,7 @@ from specscope.engine.generate import Encoded, GenerateMixin, Prompt, title_of
 from specscope.engine.phases import PhasesMixin
 from specscope.engine.pipeline import Pipeline
 from specscope.engine.prompt_encoder import PromptEncoder
+from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
 from specscope.engine.request import Request
 from specscope.engine.room import Room
 from specscope.engine.scheduler import Scheduler
@@ -107,9 +108,11 @@ class Engine(PhasesMixin, GenerateMixin):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         traceparent: str = "",
+        template: Mapping[str, Any] = NO_KWARGS,
     ) -> str:
-        """Queue a request and return its id. Raises UserError for what cannot run."""
-        text, tokens = (prompt.text, prompt.tokens) if isinstance(prompt, Encoded) else self.encode(prompt)
+        """Queue a request and return its id. `template`: chat_template_kwargs. Raises UserError for what cannot run."""
+        text, tokens = (prompt.text, prompt.tokens) if isinstance(prompt, Encoded) else self.encode(prompt, template)
+        labels = {**template_label(template), **(labels or {})}
         self.encoder.check(tokens)
         params = params or SamplingParams()
         self.scheduler.room.check(len(tokens), params.max_tokens, self.max_context)
@@ -118,7 +121,7 @@ class Engine(PhasesMixin, GenerateMixin):
             if self._is_known(name):
                 raise UserError(f"a request named {name!r} is already running")
             name = self._new_name() if name is None else name
-            request = Request(name, text, tokens, params, labels or {}, time.time_ns(), title_of(prompt), traceparent)
+            request = Request(name, text, tokens, params, labels, time.time_ns(), title_of(prompt), traceparent)
             if self.forms.prepare(request):
                 self._arrive(request)
         return name
@@ -144,9 +147,14 @@ class Engine(PhasesMixin, GenerateMixin):
     def _new_name(self) -> str:
         return next(name for i in self._names if not self._is_known(name := f"r{i}"))
 
-    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
-        """(text, token ids) of a prompt. Raises UserError."""
-        return self.encoder.encode(prompt)
+    def add_spec(self, spec: PromptSpec) -> str:
+        """Queue a request as a user wrote it, and return its id. Raises UserError for what cannot run."""
+        prompt = self.turn(spec.prompt, raw=spec.raw)
+        return self.add(prompt, spec.params, labels=spec.labels, template=spec.template)
+
+    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> tuple[str, list[int]]:
+        """(text, token ids) of a prompt. `template`: chat_template_kwargs. Raises UserError."""
+        return self.encoder.encode(prompt, template)
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
         """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""

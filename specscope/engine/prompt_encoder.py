@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specscope.engine.generate import Prompt, check_length
+from specscope.engine.prompts import NO_KWARGS
 from specscope.errors import UserError
+from specscope.trace.checked import short
+from specscope.trace.records import TEMPLATE
 
 
 @dataclass(frozen=True)
@@ -19,19 +23,23 @@ class PromptEncoder:
     max_context: int  # tokens
     longest: int  # bytes of a token
 
-    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids.
 
-        Raises UserError.
+        `template`: chat_template_kwargs, variables of that template. Raises UserError.
         """
         check_length(prompt, self.max_context, self.longest)
+        if template:
+            self._check_template(prompt, template)
         if isinstance(prompt, str):
             return prompt, list(self.tokenizer(prompt)["input_ids"])
         if prompt and isinstance(prompt[0], Mapping):
             if not self.tokenizer.chat_template:
                 raise UserError("chat messages need a model with a chat template: give the prompt as text")
             try:
-                text = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+                text = self.tokenizer.apply_chat_template(
+                    list(prompt), add_generation_prompt=True, tokenize=False, **template
+                )
             except Exception as error:
                 raise UserError(f"the chat template rejects these messages: {error}") from error
             return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -40,6 +48,14 @@ class PromptEncoder:
         if bad is not None:
             raise UserError(f"token id {bad} is outside the vocabulary ({self._ids()})")
         return "", tokens
+
+    def _check_template(self, prompt: Prompt, template: Mapping[str, Any]) -> None:
+        """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
+        if not prompt or not isinstance(prompt[0], Mapping):
+            raise UserError(f"{TEMPLATE} are for chats: the prompt is plain, or this model has no chat template")
+        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        if taken := sorted(set(template) & set(known)):
+            raise UserError(f"{TEMPLATE}: {short(taken[0])} is no variable of a chat template: leave it out")
 
     def check(self, tokens: list[int]) -> None:
         """Raise UserError for a prompt without tokens, or with too many for an output."""

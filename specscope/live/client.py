@@ -5,14 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
-from specscope.engine.prompts import PromptSpec
+from specscope.engine.prompts import NO_KWARGS, PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.live.load_clock import LoadClock
@@ -38,6 +39,7 @@ class Worker:
         params: SamplingParams,
         *,
         raw: bool = False,
+        template: Mapping[str, Any] = NO_KWARGS,
         paused: bool = False,
         on_ready: Callable[[Ready], None] = lambda _: None,
     ) -> None:
@@ -49,7 +51,7 @@ class Worker:
         self.forked: Forked | None = None  # the last fork that it ran
         self.node_view: NodeView | None = None  # the last answer to `look`
         self._params = params
-        self._raw = raw
+        self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
         self._loading = LoadClock(config)
@@ -155,7 +157,7 @@ class Worker:
 
     def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
         """Add a request; a refusal comes back in `news`."""
-        self._send("submit", PromptSpec(prompt, params or self._params, raw=self._raw))
+        self._send("submit", PromptSpec(prompt, params or self._params, **self._how))
 
     def cancel(self, request: str) -> None:
         """End a request."""

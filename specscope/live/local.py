@@ -37,5 +37,5 @@ def live_commands(
         engine = start_engine(config, progress)
     commands = commands_over(engine)
     for spec in specs:
-        engine.add(engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+        engine.add_spec(spec)
     return commands

@@ -169,7 +169,7 @@ class _Server:
 
     def _submit(self, spec: PromptSpec) -> None:
         try:
-            self.engine.add(self.engine.turn(spec.prompt, raw=spec.raw), spec.params, labels=spec.labels)
+            self.engine.add_spec(spec)
         except UserError as error:
             self.send(PromptRefused(str(error)))
 

@@ -64,7 +64,7 @@ def checked(
         what = f"{len(work)} prompts that the capture does not hold"
     else:
         specs = read_prompts(prompts, params, raw=False)
-        work = [(engine.turn(spec.prompt, raw=spec.raw), spec.params) for spec in specs]
+        work = [(engine.encode(engine.turn(spec.prompt), spec.template)[1], spec.params) for spec in specs]
         what = prompts
     rows = {_name(row): row for row in found.rows if _is_checked(row)}
     trees = {name: {"tree": row.tree} if row.tree else dict(NO_DRAFTER) for name, row in rows.items()}

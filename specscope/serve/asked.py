@@ -32,6 +32,11 @@ def prompts_of(asked: Sampling) -> list[Prompt]:
     return list(prompt)
 
 
+def template_of(asked: Sampling) -> dict[str, Any]:
+    """chat_template_kwargs of a chat."""
+    return (asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
+
+
 def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
     """Its sampling parameters. `seed`: where it gives none; `room`: tokens that the context has left for a chat.
 

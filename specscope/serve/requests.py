@@ -150,7 +150,7 @@ class ChatRequest(Sampling, kw_only=True):
     web_search_options: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only()] = None
     chat_template: Annotated[Any, only(instead="the model's own is used")] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
     documents: Annotated[Any, only([])] = None
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None

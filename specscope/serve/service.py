@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers
 
 from specscope.engine.generate import Encoded, Prompt, title_of
 from specscope.errors import UserError
-from specscope.serve.asked import params_of, prompts_of
+from specscope.serve.asked import params_of, prompts_of, template_of
 from specscope.serve.calls import Call, Choice, Router
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, full, stopping
@@ -27,6 +27,7 @@ from specscope.serve.reading import Limits
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
 from specscope.serve.text import TextStream
 from specscope.trace.params import SamplingParams
+from specscope.trace.records import TEMPLATE
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -91,13 +92,14 @@ class Service:
         self._check_model(asked.model)
         prompts, n = prompts_of(asked), asked.n or 1
         self._check_room(len(prompts) * n)
-        encoded = [await self._encode(prompt) for prompt in prompts]
+        template = template_of(asked)
+        encoded = [await self._encode(prompt, template) for prompt in prompts]
         self._check_room(len(prompts) * n)  # others may have come meanwhile
         room = self.engine.max_context - max(len(one.tokens) for one in encoded)
         params = params_of(asked, (self.options.seed + next(self._ordinal)) % 2**63, room)
         await self._compile(params)
         call = self._call(asked, encoded, params, n, headers)
-        await self._add(call, params, headers)
+        await self._add(call, params, headers, template)
         form = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
         prompt_tokens = sum(len(one.tokens) for one in encoded)
         return form(call, self.model, prompt_tokens, logprobs=params.logprobs is not None)
@@ -118,18 +120,18 @@ class Service:
             self.observed.refused()
             raise full()
 
-    async def _encode(self, prompt: Prompt) -> Encoded:
+    async def _encode(self, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
         """The prompt's tokens, worked out beside the event loop. Raises ApiError."""
         most = self.engine.max_context
 
         def encode() -> Encoded:
-            text, tokens = self.engine.encode(prompt)
+            text, tokens = self.engine.encode(prompt, template)
             return Encoded(text, tokens, title_of(prompt))
 
         try:
             done = await asyncio.get_running_loop().run_in_executor(self._tokenizer, encode)
         except UserError as error:
-            raise ApiError(400, str(error), "prompt") from None
+            raise ApiError(400, str(error), TEMPLATE if str(error).startswith(TEMPLATE) else "prompt") from None
         if len(done.tokens) >= most:
             text = (
                 f"This model's maximum context length is {most} tokens; the prompt has {len(done.tokens)}: shorten it"
@@ -173,7 +175,7 @@ class Service:
         if not self.thread.stopping:
             self.thread.call(lambda: self.engine.cancel(name))
 
-    async def _add(self, call: Call, params: SamplingParams, headers: Headers) -> None:
+    async def _add(self, call: Call, params: SamplingParams, headers: Headers, template: Mapping[str, Any]) -> None:
         """Queue the call's requests, all or none. Raises ApiError."""
         traceparent, labels = caller_of(headers)
 
@@ -182,7 +184,8 @@ class Service:
             try:
                 for choice in call.choices:
                     one = replace(params, seed=(params.seed + choice.index) % 2**63)
-                    self.engine.add(choice.prompt, one, name=choice.name, labels=labels, traceparent=traceparent)
+                    about: dict[str, Any] = {"labels": labels, "traceparent": traceparent, "template": template}
+                    self.engine.add(choice.prompt, one, name=choice.name, **about)
                     added.append(choice.name)
             except UserError:
                 for name in added:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LENGTHS = ("mean acceptance length", "sglang:spec_accept_length")  # of `averages`, those that are one
+DEPTH = "current speculative depth"  # of `averages`: how deep drafts were at the interval's end
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from specscope.errors import UserError
+from specscope.trace.compressed import BROKEN, open_plain, reason
 
 try:
     import fcntl
@@ -79,7 +80,7 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
     """
     read = 0
     try:
-        with _open(path) as file:
+        with _open(path) as raw, open_plain(raw, path) as file:
             for number in count(1):
                 line = file.readline(LONGEST_LINE + 1)
                 if not line:
@@ -90,8 +91,8 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                 if read > largest:
                     raise UserError(f"{path} is larger than {largest >> 20} MiB, the limit")
                 yield number, _text(line, f"{path}, line {number}")
-    except OSError as error:
-        raise UserError(f"cannot read {what} {path}: {error.strerror}") from error
+    except BROKEN as error:
+        raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
 
 
 def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:

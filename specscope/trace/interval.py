@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
 
-from specscope.trace.aggregate import Aggregate
-from specscope.trace.records import Phase, StepRecord
+import specscope
+from specscope.trace.aggregate import DEPTH, Aggregate
+from specscope.trace.records import COUNTS, Phase, RunInfo, StepRecord
 from specscope.trace.stats import Acceptance, measure
 
 NONE = "–"
@@ -42,6 +44,30 @@ def interval_record(step: int, start_ns: int, end_ns: int, told: Aggregate) -> S
         preempted=(),
         finished=(),
         aggregate=told,
+    )
+
+
+def counts_run(source: str, target: str) -> RunInfo:
+    """A run of intervals: as much of it as is known."""
+    return RunInfo(
+        run_id=uuid.uuid4().hex,
+        target=target,
+        revision="",
+        drafter="",
+        draft_model="",
+        tree="",
+        device="",
+        dtype="",
+        backend=source,
+        seed=0,
+        eos_tokens=(),
+        max_context=0,
+        blocks=0,
+        block_size=1,
+        params={},
+        versions={"specscope": specscope.__version__},
+        evidence=COUNTS,
+        text=False,
     )
 
 
@@ -83,6 +109,12 @@ def clock(ns: int) -> str:
 def at_depth(told: Aggregate) -> list[str]:
     """The rate at each depth as vLLM has it: accepted there / drafts; a dash where nothing was drafted."""
     return [NONE if value is None else f"{value:.3f}" for value in counts(told).per_position]
+
+
+def notes(told: Aggregate) -> list[str]:
+    """What else is to be said of an interval, in words: how deep drafts are now, a restart."""
+    depth = told.averages.get(DEPTH)
+    return [*([] if depth is None else [f"depth {depth:g}"]), *(["restarted"] if told.reset else [])]
 
 
 def missing(told: Aggregate) -> list[str]:

@@ -4,6 +4,8 @@
 sampled:3x4                       the same, spelled out
 top:3x4                           a static tree of top tokens always: deterministic, and verified as such
 dynamic:24,depth=6,top=4          EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide; deterministic
+
+and what other programs have (foreign_plan.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 
 from specscope.errors import UserError
 from specscope.trace.checked import short
+from specscope.trace.foreign_plan import translated
 from specscope.trace.tree import MAX_NODES, TreeShape, parse_tree
 
 MAX_DEPTH = 32
@@ -105,7 +108,8 @@ def read_plan(text: str) -> TreePlan | None:
 
 
 def parse_plan(text: str) -> TreePlan:
-    """Read a --tree. Raises UserError that says what is wrong."""
+    """Read a --tree, also of another program. Raises UserError that says what is wrong."""
+    text, _ = translated(text)
     kind, colon, rest = text.strip().partition(":")
     if kind == "dynamic" and colon:
         return _dynamic(rest, text)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from specscope.trace.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.tree import ROOT, DraftTree, TreeShape
+from specscope.trace.vocabulary import shell_word
 from specscope.trace.wording import plural
 
 WIDEST_MASK = 64  # nodes; wider masks are left out
 
 
-def describe(plan: TreePlan, *, mask: bool) -> str:
-    """What `specscope tree` prints."""
+def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
+    """What `specscope tree` prints. `about`: whose tree it was, where it came from elsewhere."""
     lines = [*_static(plan, mask)] if isinstance(plan, StaticPlan) else [*_dynamic(plan)]
-    return "\n".join([f"tree {plan}", "", *lines])
+    origin = [f"from        {about}"] if about else []
+    origin += [f"here        --tree {shell_word(str(plan))}"] if about is not None else []
+    return "\n".join([f"tree {plan}", *origin, "", *lines])
+
+
+def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
+    """The same as plain values."""
+    told: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
+    told["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
+    if isinstance(plan, StaticPlan):
+        parents, depths = list(plan.shape.parent), list(plan.shape.depth)
+        return told | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
+    return told | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
 
 
 def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:

@@ -15,12 +15,17 @@ import msgspec
 import orjson
 
 from specscope.errors import UserError
+from specscope.trace.bench_result import read_bench
+from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.trace.documents import documents
 from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
+from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
 from specscope.trace.otlp_json import Spans, plain, read_line, read_others
 from specscope.trace.place_name import read_place
 from specscope.trace.records import StepRecord
 from specscope.trace.schema import DamagedError, plain_error
+from specscope.trace.schema_run import newer
 from specscope.trace.unspan import Decoder, run_info
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
@@ -54,7 +59,11 @@ class CaptureReader:
             found = self.path.stat()
             if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # a device may have no end
                 raise UserError(f"cannot read {self.name}: a capture must be a regular file")
+            kind = kind_of(start_of(self.path))
+            if kind not in (None, CAPTURE, BENCH):
+                raise kind.refusal(str(path), "a capture")
             self._file = open(self.path, "rb")  # noqa: SIM115
+            self._content = open_plain(self._file, str(path))
             self.size = found.st_size
         except OSError as error:
             file, sign, step = str(path).rpartition("#")
@@ -65,7 +74,7 @@ class CaptureReader:
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         self._others_alone = others_alone
-        self._lines = self._records()
+        self._lines = self._bench() if kind is BENCH else self._records()
         for records in self._lines:  # up to the run's resource: refuses what is no capture
             self._append(records)
             if self.history.run is not None:
@@ -99,14 +108,22 @@ class CaptureReader:
 
     def _raw_lines(self) -> Iterator[bytes]:
         try:
-            yield from self._file
-        except OSError as error:
-            raise UserError(f"cannot read {self.name}: {error.strerror}") from error
+            yield from self._content
+        except BROKEN as error:
+            if self.history.run is None or getattr(error, "strerror", None):
+                raise UserError(f"cannot read {self.name}: {reason(error)}") from error
+            self.warnings.append(f"{self.name} was cut off: {reason(error)}")
+
+    def _bench(self) -> Iterator[list[StepRecord]]:
+        """Of a result of a serving bench."""
+        self.history.run, records = read_bench(self._raw_lines(), self.name)
+        yield records
 
     def _records(self) -> Iterator[list[StepRecord]]:
-        for number, line in enumerate(self._raw_lines(), 1):
+        for number, line in documents(self._raw_lines(), self.name):
             if not line.endswith(b"\n") and not _whole(line):
-                lost = f"{len(line):,} of {self.size:,} bytes are lost"
+                of = f" of {self.size:,}" if self._content is self._file else ""
+                lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
             if line.strip():
@@ -143,6 +160,7 @@ class CaptureReader:
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
+            self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
             raise DamagedError("the resource does not name its run")

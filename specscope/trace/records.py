@@ -249,6 +249,9 @@ class RequestStep(ArrayEq):
         return self.tokens()[: self.emitted]
 
 
+TEMPLATE = "chat_template_kwargs"  # the label that holds them, as JSON: thinking on or off
+
+
 @dataclass(frozen=True, eq=False)
 class RequestInfo(ArrayEq):
     """A request as it came in. Filled when it is admitted to the batch for the first time."""
@@ -362,6 +365,10 @@ class Moved:
     step: int  # -1: before the first
 
 
+COUNTS = "counts"  # a run of intervals, without steps
+EVIDENCE = ("full", "lean", COUNTS)
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """What a capture says of its run, so that it stands alone. Filled when the engine has loaded."""
@@ -385,7 +392,7 @@ class RunInfo:
     aux_layers: tuple[str, ...] = ()  # the target's layers that feed an EAGLE head
     draft_vocab: int = 0  # tokens that the drafter knows, where it is a model; 0 where it is none
     draft_tokens: str = ""  # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
-    evidence: str = ""  # full or lean; "" in captures of before
+    evidence: str = ""  # one of EVIDENCE; "" in captures of before
     # Another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours, suffix_shared
     speculation: Mapping[str, Any] = field(default_factory=dict)
     rule: str = STANDARD  # of verification, for whole runs

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+import specscope
 from specscope.trace.draft_vocabulary import unpack
+from specscope.trace.engine_spans import is_ours
+from specscope.trace.records import EVIDENCE
 from specscope.trace.schema import MAX_TEXT, Count, Int64, Name, Short, Text, Token
+from specscope.trace.vocabulary import printable
 
 
 class Resource(Struct, frozen=True, kw_only=True):
@@ -53,3 +59,19 @@ class Resource(Struct, frozen=True, kw_only=True):
                 unpack(self.draft_tokens, self.draft_vocab)
             except ValueError as error:
                 raise ValueError(f"`specscope.run.draft_tokens` {error}") from None
+
+
+def newer(resource: Mapping[str, Any]) -> str:
+    """In words, where a newer specscope wrote it, or it is of a kind that this one does not know; else ""."""
+    version, evidence = (str(resource.get(name, "")) for name in ("service.version", "specscope.run.evidence"))
+    if is_ours(resource) and _numbers(version) > _numbers(specscope.__version__):
+        wrote = f"specscope {printable(version)[:40]} wrote it, and this is {specscope.__version__}"
+        return f"{wrote}, which does not know all that is in it (update specscope)"
+    if evidence and evidence not in EVIDENCE:
+        return f"a capture of a kind that this specscope does not know (evidence: {printable(evidence)[:40]})"
+    return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Of a version, as far as it is numbers: 0.10.0rc1 is (0, 10, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", re.match(r"[0-9.]*", version)[0]))  # type: ignore[index]

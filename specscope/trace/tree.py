@@ -101,9 +101,10 @@ class TreeShape:
 
 
 def parse_tree(text: str) -> TreeShape:
-    """Read a tree string: `5` (a chain), `3x4` (3 chains of 4), or vLLM's `[(0,), (1,), (0, 0)]`.
+    """Read a tree string: `5` (a chain), `3x4` (3 chains of 4), or paths: `[(0,), (1,), (0, 0)]`, `[[0], [1], [0, 0]]`.
 
-    In the last form each tuple is a path of child ranks from the root. Raises UserError that says what is wrong.
+    A path is child ranks from the root; vLLM writes tuples, EAGLE and Medusa lists. Raises UserError that says what is
+    wrong.
     """
     text = text.strip()
     if match := re.fullmatch(r"(?:([0-9]{1,6})x)?([0-9]{1,6})", text):
@@ -129,12 +130,12 @@ def _paths(text: str) -> list[tuple[int, ...]]:
             value = ast.literal_eval(text) if len(text) <= LONGEST else None
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         raise UserError(f"cannot read the tree {short(text)}: write {FORMS}") from None
-    if not isinstance(value, list | tuple) or not all(isinstance(path, tuple) for path in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(path, tuple | list) for path in value):
         raise UserError(f"cannot read the tree {short(text)}: write {FORMS}")
     for path in value:
         if not path or not all(type(rank) is int and rank >= 0 for rank in path):
             raise UserError(f"tree {short(text)}: {short(path)} is not a path of child ranks (0 and up)")
-    return list(value)
+    return [tuple(path) for path in value]
 
 
 def _from_paths(paths: list[tuple[int, ...]], text: str) -> TreeShape:

@@ -29,7 +29,7 @@ from specscope.trace.records import (
     Verdict,
 )
 from specscope.trace.schema import DamagedError
-from specscope.trace.schema_run import Resource
+from specscope.trace.schema_run import Resource, newer
 from specscope.trace.spans import NOTES_ARRAYS, TREE_ARRAYS, VERDICT_ARRAYS
 from specscope.trace.tree import DraftTree
 from specscope.trace.vocabulary import Vocabulary, printable, unescape
@@ -56,7 +56,8 @@ def run_info(resource: Attributes) -> RunInfo:
         values["versions"] = schema.read_json(told.versions, dict[str, str], "specscope.run.versions")
         values["speculation"] = schema.read_json(told.speculation, dict[str, Any], "specscope.run.speculation")
     except DamagedError as error:
-        raise UserError(f"their run cannot be read, or is of another version: {error}") from None
+        why = newer(resource) or "their run cannot be read, or is of another version"
+        raise UserError(f"{why}: {error}") from None
     return RunInfo(**values | {"eos_tokens": tuple(told.eos_tokens), "aux_layers": tuple(told.aux_layers)})
 
 

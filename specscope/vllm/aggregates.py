@@ -18,7 +18,7 @@ from typing import Any
 
 from specscope.trace.aggregate import Aggregate
 from specscope.trace.interval import interval_record
-from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.records import COUNTS, RunInfo, StepRecord
 from specscope.vllm import known
 
 SOURCE = "vLLM stat logger"
@@ -170,7 +170,7 @@ def run_of_sums(config: Any, version: str, speculation: dict[str, Any]) -> RunIn
         block_size=1,
         params={},
         versions={"vllm": version},
-        evidence="counts",
+        evidence=COUNTS,
         speculation=speculation,
         text=False,
     )

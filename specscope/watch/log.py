@@ -7,12 +7,13 @@ exactly where one number of drafts fits alone, else the nearest that fits, and t
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from specscope.trace.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.trace.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
 from specscope.watch.told import Told, UnreadableError, count
 
 SOURCE = "vLLM log"
@@ -20,14 +21,16 @@ MARK = "SpecDecoding metrics:"
 LOAD = "Avg generation throughput:"
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
+_NAN = "nan"  # older versions write it for an interval in which nothing was drafted
 _TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _PROCESS = re.compile(r"\(\w+ pid=\d+\)")
 _ENGINE = re.compile(r"\bEngine (\d+): ")
 _FIELDS = {
-    "length": re.compile(rf"Mean acceptance length: {_NUMBER}(?=,|\s|$)"),
+    "length": re.compile(rf"Mean acceptance length: ({_NUMBER[1:-1]}|{_NAN})(?=,|\s|$)"),
     "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
     "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
-    "rates": re.compile(r"Per-position acceptance rate: ([0-9., ]+?)(?:, Avg|\s*$)"),
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]+?)(?:, Avg|\s*$)"),
+    "depth": re.compile(r"Current speculative depth: ([0-9]{1,4})\b"),
     "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
 }
 _LOAD = {
@@ -40,37 +43,72 @@ _LOAD = {
 MOST_TRIED = 20_000  # numbers of drafts that are tried
 
 
-@dataclass(frozen=True)
-class _Load:
-    """The line before: which engine, and how busy it is."""
+@dataclass
+class _Process:
+    """A process that writes to the log, and which engines it tells of."""
 
-    engine: str
-    values: dict[str, float]
+    engine: str = ""  # of the line before
+    load: dict[str, float] = field(default_factory=dict)  # that line's; of use to one line of metrics
+    engines: set[str] = field(default_factory=set)  # all that it has named
+    held: list[Told] | None = None  # from before it is known whether there are several
+    began: bool = False
+    unnamed: str | None = None  # the engine that has no name, for lines of it were told before it was named
 
 
 class LogReader:
-    """Takes lines in order. `now`: the newest time that a line may be of; vLLM writes no year."""
+    """Takes lines in order. `now`: the newest time that a line may be of; vLLM writes no year.
+
+    A line of metrics is of the engine that the line before it names. A log may begin between the two: then what comes
+    waits until the process names an engine for the second time. If that was the only one, the first line was of it.
+    """
 
     def __init__(self, now: datetime) -> None:
         self._now = now
-        self._loads: dict[str, _Load] = {}  # by the process that wrote it
+        self._processes: dict[str, _Process] = defaultdict(_Process)
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
-    def take(self, line: str, now: datetime | None = None) -> Told | None:
-        """What a line tells; None for all others. Raises UnreadableError for one that is cut or changed."""
+    def take(self, line: str, now: datetime | None = None) -> list[Told]:
+        """What a line tells, and what had to wait for it. Raises UnreadableError for one that is cut or changed."""
         self._now = now or self._now
-        process = match[0] if (match := _PROCESS.search(line)) else ""
+        if MARK not in line and LOAD not in line:
+            return []
+        process = self._processes[match[0] if (match := _PROCESS.search(line)) else ""]
         if MARK in line:
-            return self._metrics(line, self._loads.pop(process, None))
-        if LOAD in line:
-            engine = match[1] if (match := _ENGINE.search(line)) else ""
-            found = {name: form.search(line) for name, form in _LOAD.items()}
-            self._loads[process] = _Load(engine, {name: float(hit[1]) for name, hit in found.items() if hit})
-        return None
+            return self._of_process(process, line)
+        name = match[1] if (match := _ENGINE.search(line)) else ""
+        found = {name: form.search(line) for name, form in _LOAD.items()}
+        process.load = {name: float(hit[1]) for name, hit in found.items() if hit}
+        if not process.engines and process.began and process.held is None:
+            process.unnamed = name
+        process.engine = "" if name == process.unnamed else name
+        again = process.engine in process.engines
+        process.engines.add(process.engine)
+        return self._released(process) if again else []
 
-    def _metrics(self, line: str, load: _Load | None) -> Told:
+    def rest(self) -> list[Told]:
+        """What still waits: there are no more lines, or none for now."""
+        return [told for process in self._processes.values() for told in self._released(process)]
+
+    def _of_process(self, process: _Process, line: str) -> list[Told]:
+        told = self._metrics(line, process.engine, process.load)
+        process.load = {}
+        is_first, process.began = not process.began, True
+        if is_first and not process.engines:
+            process.held = []
+        if len(process.engines) > 1:
+            process.engine = ""
+        if process.held is None:
+            return [told]
+        process.held.append(told)
+        return [] if is_first or process.engines else self._released(process)  # nothing here names an engine
+
+    def _released(self, process: _Process) -> list[Told]:
+        held, process.held = process.held or [], None
+        only = next(iter(process.engines)) if len(process.engines) == 1 else ""
+        return [replace(told, aggregate=replace(told.aggregate, engine=told.aggregate.engine or only)) for told in held]
+
+    def _metrics(self, line: str, engine: str, values: dict[str, float]) -> Told:
         told = aggregate(line)
-        engine, values = (load.engine, load.values) if load else ("", {})
         speed = _FIELDS["speed"].search(line)
         end = self._time(line)
         seconds = (told.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
@@ -109,9 +147,16 @@ def aggregate(line: str) -> Aggregate:
     if length is None or accepted is None or drafted is None:
         missing = next(name for name in ("length", "accepted", "drafted") if found[name] is None)
         raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off, or of another version")
-    rates = _rates(found["rates"][1]) if found["rates"] else ()
     given = (count(float(accepted[1]), "Accepted"), count(float(drafted[1]), "Drafted"))
+    averages = {DEPTH: float(found["depth"][1])} if found["depth"] else {}
+    if length[1] == _NAN:
+        if any(given):
+            raise UnreadableError(f"a `{MARK}` line whose length is no number, though tokens were drafted")
+        return Aggregate(source=SOURCE, drafts=0, drafted=0, accepted=0, averages=averages)
+    rates = _rates(found["rates"][1]) if found["rates"] else ()
     drafts, alone = work_out(*given, length[1], rates)
+    if found["depth"]:  # vLLM has a rate of 0 at the depths that it no longer drafts
+        rates = rates[: max(int(found["depth"][1]), sum(float(rate) > 0 for rate in rates))]
     at_depth = () if drafts is None else tuple(round(float(rate) * drafts) for rate in rates)
     return Aggregate(
         source=SOURCE,
@@ -120,7 +165,7 @@ def aggregate(line: str) -> Aggregate:
         accepted=given[0],
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, given[1], len(at_depth)) if at_depth else (),
-        averages={LENGTHS[0]: float(length[1])},
+        averages={LENGTHS[0]: float(length[1]), **averages},
         rounded=drafts is not None and not alone,
     )
 
@@ -132,7 +177,7 @@ def _rates(text: str) -> tuple[str, ...]:
         values = [float(rate) for rate in rates]
     except ValueError:
         raise UnreadableError(f"a `{MARK}` line whose rates are no numbers") from None
-    if max(values) > 1 or any(after > before for before, after in pairwise(values)):
+    if not all(0 <= value <= 1 for value in values) or any(after > before for before, after in pairwise(values)):
         raise UnreadableError(f"a `{MARK}` line whose rates by position are not between 0 and 1, or rise")
     return rates
 

@@ -19,7 +19,9 @@ import orjson
 
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import short
+from specscope.trace.compressed import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.faults import Faults
+from specscope.trace.kinds import PAGE, STREAM, WRAPPED_LOG, Reader, kind_of, looks_like_json, start_of
 from specscope.trace.vocabulary import printable
 from specscope.watch.log import MARK, LogReader
 from specscope.watch.metrics import Intervals, Reading, difference, engines, read_metrics
@@ -30,7 +32,9 @@ LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
 TIMEOUT = 10.0  # seconds that a server may take
 PIECE = 2**18  # bytes that are read at once
+IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two looks at a file that may grow
+WATCHED = "a log, a page of metrics or an answer of a server"
 UNKNOWN = (
     "has nothing that watch recognises: vLLM's log with `SpecDecoding metrics:` lines, llm.get_metrics() or responses "
     "as JSON, or a page of /metrics"
@@ -136,14 +140,21 @@ class File:
 
     def run(self, stop: threading.Event) -> Iterator[Told | str]:
         """What each line, or the whole, tells."""
+        kind = kind_of(start_of(self._path)) if self._regular else None
+        if kind is not None and kind.reader is not Reader.WATCH:
+            raise kind.refusal(self._path, WATCHED)
         first, number = "", -1
         try:
             number = 0 if self._path == "-" else os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            lines = self._lines(number, stop)
+            lines = (
+                self._unpacked()
+                if self._regular and is_compressed(os.pread(number, 4, 0))
+                else self._lines(number, stop)
+            )
             first = next((line for line in lines if line.strip()), "")
             yield from self._content(first, lines)
-        except OSError as error:
-            raise UserError(f"cannot read {self.name}: {error.strerror}") from None
+        except BROKEN as error:
+            raise UserError(f"cannot read {self.name}: {reason(error)}") from None
         finally:
             if number > 0:
                 os.close(number)
@@ -151,21 +162,29 @@ class File:
             raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
 
     def _content(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
-        start = first.lstrip("\ufeff \t")
-        if start.startswith(("{", "[")) and not start.startswith("[2"):  # a log may begin with a date in brackets
-            yield from self._json(first, lines)
-        elif start.startswith(("data:", "event:", "id:", ": ")):
-            yield from self._stream(first, lines)
-        elif start.startswith(("# HELP", "# TYPE")):
+        kind = kind_of(first.encode())
+        if kind is not None and kind.reader is not Reader.WATCH:  # of a pipe, which cannot be looked at before
+            raise kind.refusal(self.name, WATCHED)
+        if kind is WRAPPED_LOG:
+            yield from self._log(map(unwrapped, _chain(first, lines)))
+        elif looks_like_json(first):
+            yield from self._json(first, filter(None, lines))
+        elif kind is STREAM:
+            yield from self._stream(first, filter(None, lines))
+        elif kind is PAGE:
             yield from self._page(first + "".join(self._all(lines)))
         else:
-            yield from self._log(first, lines)
+            yield from self._log(_chain(first, lines))
 
     def _lines(self, number: int, stop: threading.Event) -> Iterator[str]:
-        """Each line; of a log that is followed also those that come later. Never blocks for longer than LOOK."""
+        """Each line, and IDLE where there is none for now; of a log that is followed also those that come later.
+
+        Never blocks for longer than LOOK.
+        """
         part = b""
         while not stop.is_set():
             if not select.select([number], [], [], LOOK)[0]:
+                yield IDLE
                 continue
             piece = os.read(number, PIECE)
             *whole, part = (part + piece).split(b"\n")
@@ -176,11 +195,37 @@ class File:
                 continue
             if not (self._follow and self._regular):
                 break
-            if os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was emptied, and is written anew
+            if self._follows_name(number):
+                yield from [part.decode("utf-8", "replace")] if part else ()
+                part = b""
+            elif os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):  # it was emptied, and is written anew
                 os.lseek(number, 0, os.SEEK_SET)
+            yield IDLE
             stop.wait(LOOK)
         if part:
             yield part.decode("utf-8", "replace")
+
+    def _follows_name(self, number: int) -> bool:
+        """Go on with another file that has the name now, and something in it: logrotate renamed the one that was read.
+
+        Until then whoever writes may still write to the old one.
+        """
+        try:
+            found = os.stat(self._path)
+            if not found.st_size or os.path.samestat(found, os.fstat(number)):
+                return False
+            other = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # between its rename and the next
+            return False
+        os.dup2(other, number, inheritable=False)
+        os.close(other)
+        return True
+
+    def _unpacked(self) -> Iterator[str]:
+        """Each line of a compressed file, which grows no more."""
+        with open(self._path, "rb") as raw, open_plain(raw, self._path) as file:
+            while line := file.readline(LONGEST):
+                yield line.decode("utf-8", "replace")
 
     def _all(self, lines: Iterator[str]) -> Iterator[str]:
         self._follow = False
@@ -191,21 +236,23 @@ class File:
                 raise UserError(f"{self.name} is larger than {LARGEST >> 20} MiB, the limit")
             yield line
 
-    def _log(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
+    def _log(self, lines: Iterator[str]) -> Iterator[Told | str]:
         reader = LogReader(self._time or datetime.now())
         number = 0
-        for number, line in enumerate(_chain(first, lines), 1):
+        for line in lines:
+            if line == IDLE:
+                yield from reader.rest()
+                continue
+            number += 1
             if not self.recognised and MARK in line:
                 self.recognised = "vLLM's log"
                 yield f"{self.name}: {self.recognised}"
             try:
-                told = reader.take(line, None if self._time and not self._follow else datetime.now())
+                yield from reader.take(line, None if self._time and not self._follow else datetime.now())
             except UnreadableError as error:
                 self.faults.add(f"line {number}", str(error))
                 yield from self._news()
-                continue
-            if told is not None:
-                yield told
+        yield from reader.rest()
 
     def _json(self, first: str, lines: Iterator[str]) -> Iterator[Told | str]:
         """One document, or one a line."""
@@ -276,6 +323,16 @@ class File:
         self.recognised = engines(readings)
         yield f"{self.name}: {self.recognised}, since the counters began"
         yield from (difference(None, reading) for reading in readings)
+
+
+def unwrapped(line: str) -> str:
+    """The line of a log that a line of JSON holds, as docker and others write it; without such, the line itself."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line
+    texts = [value.get(key) for key in ("log", "message")] if isinstance(value, dict) else []
+    return next((text for text in texts if isinstance(text, str)), line)
 
 
 def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:

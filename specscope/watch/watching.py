@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import specscope
 from specscope.errors import UserError
 from specscope.trace.bus import Bus
-from specscope.trace.interval import interval_record
+from specscope.trace.interval import counts_run, interval_record
 from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.wording import plural
@@ -119,7 +117,7 @@ class Watch:
                     self.news.append(News(None, None, f"more than {MOST_ENGINES} engines: those to come are left out"))
                 self._refused += 1
                 return None
-            run = EngineRun(_name(source, told), _info(told))
+            run = EngineRun(_name(source, told), counts_run(told.aggregate.source, told.model))
             run.outputs = self._open_outputs(run.info, run.bus, told.aggregate.engine or "0", len(self.runs))
             run.captured = run.outputs.captured
             self.runs[key] = run
@@ -164,27 +162,3 @@ class Watch:
 def _name(source: Source, told: Told) -> str:
     engine = f" engine {told.aggregate.engine}" if told.aggregate.engine else ""
     return f"{source.name}{engine}"
-
-
-def _info(told: Told) -> RunInfo:
-    """As much of a run as is known."""
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=told.model,
-        revision="",
-        drafter="",
-        draft_model="",
-        tree="",
-        device="",
-        dtype="",
-        backend=told.aggregate.source,
-        seed=0,
-        eos_tokens=(),
-        max_context=0,
-        blocks=0,
-        block_size=1,
-        params={},
-        versions={"specscope": specscope.__version__},
-        evidence="counts",
-        text=False,
-    )

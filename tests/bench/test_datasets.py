@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.bench.datasets import CHARACTERS, Dataset, LoadRequest, built_in, read_dataset
+from specscope.bench.datasets import Dataset, LoadRequest, built_in, read_dataset
+from specscope.engine.prompt_rows import CHARACTERS
 from specscope.errors import UserError
 
 ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}
@@ -44,6 +45,14 @@ LAYOUTS = {
     "own": (
         lines({"prompt": "one", "kind": "code", "temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
         ("specscope's layout", LoadRequest("one", 9, {"temperature": 0.5, "stop": ["x"]})),
+    ),
+    "MT-bench": (
+        lines({"prompt": ["one", "two"], "category": "writing", "prompt_id": 12}),
+        ("MT-bench", LoadRequest("one")),
+    ),
+    "own, without thinking": (
+        lines({"prompt": "one", "chat_template_kwargs": {"enable_thinking": False}}),
+        ("specscope's layout", LoadRequest("one", None, {"chat_template_kwargs": {"enable_thinking": False}})),
     ),
     "own chat": (
         lines({"messages": [*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]}),
@@ -107,7 +116,7 @@ BAD = {
     "cut off": (json.dumps([TALK, TALK], indent=2).encode()[:-60], "data, line 24: this is not JSON"),
     "broken inside": (b"[\n{},\n{]\n]", "data, line 3: this is not JSON"),
     "no conversations": (b'[\n{"conversations": []},\n{"conversations": 3}]', "data, line 3: no conversation"),
-    "no objects": (b"[\n\n3]", "data, line 3: no conversation"),
+    "no objects": (b"[\n\n3]", "data, line 3: this is not a JSON object"),
     "empty": (b"\n \n", "has no prompts"),
     "empty array": (b" []", "has no prompts"),
     "not UTF-8": (GOOD + b"\xff\n", "data, line 2: this is not UTF-8"),

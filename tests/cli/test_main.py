@@ -292,6 +292,16 @@ def test_tree_draws_shape_mask_and_costs():
     assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
 
 
+def test_tree_of_another_program():
+    done = specscope("tree", "--from", "[[0], [1], [0, 0]]", "--no-mask")
+    assert done.stdout.splitlines()[:2] == ["tree [(0,), (1,), (0, 0)]", "here        --tree '[(0,), (1,), (0, 0)]'"]
+    told = json.loads(specscope("tree", "--json", "--from", '{"method": "mtp", "num_speculative_tokens": 2}').stdout)
+    assert (told["tree"], told["parents"], told["depths"]) == ("2", [-1, 0], [1, 2])
+    assert told["from"] == "vLLM's mtp, a chain of num_speculative_tokens"
+    for words in (["tree"], ["tree", "5", "--from", "5"]):
+        assert specscope(*words).stderr.endswith("give a TREE, or that of another program with --from TEXT\n")
+
+
 def test_a_full_disk_ends_the_run_with_an_error_and_a_readable_file(prompts, model, tmp_path):
     """A real file-size limit, which fails a write in the middle as a full disk does."""
     path = tmp_path / "run.jsonl"

@@ -76,7 +76,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "without speculation figures"),
+        (["watch", PLANTED, "--headless"], "is a capture, not a log, a page of metrics or an answer"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
@@ -138,9 +138,12 @@ def test_compare_compares_figures(captured, tmp_path):
     told = json.loads(out)
     assert told["counts_only"] is True
     assert told["b"]["acceptance"]["drafts"] == 181
-    code, _, err = run_here(["compare", captured, sampled, "--fail-if", "tau drops > 2%"])
+    code, out, _ = run_here(["compare", captured, sampled, "--fail-if", "tau rises > 2%"])
+    assert code == 1
+    assert "FAIL" in out
+    code, _, err = run_here(["compare", captured, sampled, "--html", str(tmp_path / "page.html")])
     assert code == 2
-    assert "leave out --fail-if" in err
+    assert "leave out --html" in err
     head = tmp_path / "head.jsonl"
     head.write_text(Path(sampled).read_text().splitlines(keepends=True)[0])
     assert "there is nothing to compare" in run_here(["compare", str(head), sampled])[2]

@@ -1,10 +1,13 @@
 """Prompt files: text, JSON Lines, and the number of the broken line."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from specscope.engine.prompts import parse_line, prompt_specs, read_prompts
+from specscope.engine.prompt_rows import parse_row
+from specscope.engine.prompts import prompt_specs, read_prompts
 from specscope.errors import UserError
 from specscope.trace.params import SamplingParams
 
@@ -36,7 +39,8 @@ def test_json_lines_with_parameters_messages_and_labels(tmp_path):
     [
         ("{broken", "not JSON"),
         ('{"kind": "x"}', 'either "prompt" or "messages"'),
-        ('{"other": 1, "resourceSpans": []}', "this is a capture, not a file of prompts"),
+        ('{"other": 1, "resourceSpans": []}', "this is a capture, not a prompt"),
+        ('{"prompt": "a", "chat_template_kwargs": 3}', "chat_template_kwargs must be a JSON object"),
         ('{"prompt": ""}', "not empty"),
         ('{"prompt": 3}', "not empty"),
         ('{"prompt": "a", "temperature": -1}', "temperature must be"),
@@ -65,7 +69,7 @@ def test_other_bad_files(tmp_path):
 
 def test_a_line_that_is_no_object():
     with pytest.raises(UserError, match="not a JSON object"):
-        parse_line("[1]", PARAMS)
+        parse_row(b"[1]")
 
 
 CAPTURE = Path(__file__).parents[2] / "traces" / "planted.jsonl"
@@ -117,3 +121,59 @@ def test_a_folder_is_no_prompt(tmp_path, monkeypatch):
     (tmp_path / "prompts").mkdir()
     with pytest.raises(UserError, match="prompts is a folder: give a file of prompts"):
         prompt_specs(["prompts"], None, SamplingParams())
+
+
+SPEED = {"question_id": "a", "category": "coding", "sub_category": None, "difficulty": "easy", "multiturn": False}
+LAYOUTS = {
+    "SPEED-Bench": ([SPEED | {"turns": ["one", "two"]}], {"category": "coding", "difficulty": "easy"}),
+    "MT-bench": ([{"prompt": ["one", "two"], "category": "writing", "prompt_id": 7}], {"category": "writing"}),
+    "own": ([{"prompt": "one", "kind": "code"}], {"kind": "code"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("written", ["lines", "indented", "array", "compressed"])
+def test_data_sets_are_read_as_benches_read_them(tmp_path, name, written):
+    """Of several turns the first is asked; categories become labels, other keys do not."""
+    rows, labels = LAYOUTS[name]
+    path = tmp_path / "data"
+    text = {
+        "indented": "\n".join(json.dumps(row, indent=1) for row in rows * 2),
+        "array": json.dumps(rows * 2, indent=1),
+    }.get(written, "\n\n".join(map(json.dumps, rows * 2)))
+    path.write_bytes(gzip.compress(text.encode()) if written == "compressed" else text.encode())
+    specs = read_prompts(str(path), PARAMS, raw=False)
+    assert [(spec.prompt, spec.labels) for spec in specs] == [("one", labels)] * 2
+    assert [spec.params.seed for spec in specs] == [10, 11]
+
+
+def test_conversations_that_are_left_out_are_told(tmp_path):
+    talk = {"conversations": [{"value": "a question of some length"}, {"value": "an answer of some length"}]}
+    (tmp_path / "data").write_text(json.dumps([talk, {"conversations": talk["conversations"][:1]}]))
+    said = []
+    (spec,) = read_prompts(str(tmp_path / "data"), PARAMS, raw=False, tell=said.append)
+    assert (spec.prompt, spec.params.max_tokens) == ("a question of some length", PARAMS.max_tokens)
+    assert said == [f"{tmp_path / 'data'}: 1 conversation left out: too short or too long"]
+
+
+@pytest.mark.parametrize("text", ["[INST] Hello [/INST]\n[INST] Bye [/INST]", "[a] b", "data: is this", "1. first"])
+def test_text_that_only_looks_a_little_like_json_is_text(tmp_path, text):
+    (tmp_path / "p.txt").write_text(text)
+    assert [spec.prompt for spec in read_prompts(str(tmp_path / "p.txt"), PARAMS, raw=False)] == text.split("\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", '{"a": 1}', '[\n "x",\n 3\n]', '{\n"prompt": "a"', "[", '[{"prompt": "a"},']
+)
+def test_json_that_holds_no_prompts_is_refused(tmp_path, text):
+    """It was taken for text, a prompt a line."""
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(UserError, match=r"p.json, line \d: "):
+        read_prompts(str(tmp_path / "p.json"), PARAMS, raw=False)
+
+
+def test_a_line_has_template_variables_of_its_own(tmp_path):
+    (tmp_path / "p").write_text('{"prompt": "a"}\n{"prompt": "b", "chat_template_kwargs": {"x": 2}}\n')
+    specs = read_prompts(str(tmp_path / "p"), PARAMS, raw=False, template={"x": 1, "y": 1})
+    assert [spec.template for spec in specs] == [{"x": 1, "y": 1}, {"x": 2, "y": 1}]
+    assert specs[1].labels == {}  # the engine makes the label, of what it used

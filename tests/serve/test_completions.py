@@ -37,6 +37,18 @@ def test_a_completion_is_what_the_engine_generates(server, alone):
     assert answer["id"].startswith("cmpl-")
 
 
+def test_template_variables_of_a_chat_are_used_and_recorded(server):
+    infos = []
+    records = server.engine.bus.subscribe(lambda record: infos.extend(record.admitted))
+    for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert server.chat(**more).status_code == 200
+    records.flush()
+    refused = server.chat(chat_template_kwargs={"tokenize": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert [info.prompt.endswith("<|-|>") for info in infos] == [False, True]
+    assert [info.labels for info in infos] == [{}, {"chat_template_kwargs": '{"enable_thinking": false}'}]
+
+
 def test_a_seed_is_the_engines_seed(server, twin):
     asked = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 7, "presence_penalty": 0.5}
     (expected,) = twin.generate("abcabcab", SamplingParams(max_tokens=8, **asked))

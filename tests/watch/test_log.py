@@ -1,5 +1,6 @@
 """vLLM's log lines: as recorded, worked out again from any counts, and cut or changed."""
 
+import re
 from datetime import datetime
 
 import pytest
@@ -16,8 +17,7 @@ NOW = datetime(2026, 11, 22, 12, 0)
 
 
 def test_the_recorded_log():
-    reader = LogReader(NOW)
-    told = [one for line in text("log.txt").splitlines() if (one := reader.take(line)) is not None]
+    told = read(*text("log.txt").splitlines())
     sums = [(one.aggregate.drafts, one.aggregate.drafted, one.aggregate.accepted) for one in told]
     assert sums == [(4, 12, 3), (4, 12, 3), (106, 318, 6), (45, 135, 1), (22, 66, 0)]
     assert [one.aggregate.accepted_at for one in told][:3] == [(3, 0, 0), (1, 1, 1), (2, 2, 2)]
@@ -30,6 +30,12 @@ def test_the_recorded_log():
     assert busy.averages["generation tokens/s"] == 23.2
     assert busy.emitted is None
     assert measure(one.aggregate for one in told).tau == pytest.approx(1 + 13 / 181)
+
+
+def read(*lines, now=NOW):
+    """What lines tell, to their end."""
+    reader = LogReader(now)
+    return [told for line in lines for told in reader.take(line)] + reader.rest()
 
 
 @st.composite
@@ -116,31 +122,79 @@ def test_figures_that_no_count_gives_are_kept_as_told():
 
 @given(st.integers(0, len(LINE)), st.text(st.characters(codec="utf-8"), max_size=10), st.integers(0, 30))
 def test_no_damage_is_a_traceback(at, other, gone):
-    why, told = "", None
+    why, told = "", []
     try:
-        told = LogReader(NOW).take(LINE[:at] + other + LINE[at + gone :])
+        told = read(LINE[:at] + other + LINE[at + gone :])
     except UnreadableError as error:
         why = str(error)
     assert why.isprintable()
-    if told is not None:
-        assert told.start_ns <= told.end_ns
-        assert measure([told.aggregate]).drafts >= 0
+    for one in told:
+        assert one.start_ns <= one.end_ns
+        assert measure([one.aggregate]).drafts >= 0
 
 
 def test_the_year_is_the_newest_that_fits():
-    reader = LogReader(datetime(2027, 1, 1, 0, 10))
-    ended = [reader.take(LINE.replace("11-22 10:40:17", time)).end_ns for time in ("12-31 23:59:58", "01-01 00:00:03")]
+    lines = [LINE.replace("11-22 10:40:17", time) for time in ("12-31 23:59:58", "01-01 00:00:03")]
+    ended = [told.end_ns for told in read(*lines, now=datetime(2027, 1, 1, 0, 10))]
     assert [datetime.fromtimestamp(ns / 1e9).year for ns in ended] == [2026, 2027]
-    leap = LogReader(NOW).take(LINE.replace("11-22", "02-29"))
+    (leap,) = read(LINE.replace("11-22", "02-29"))
     assert datetime.fromtimestamp(leap.end_ns / 1e9) == datetime(2024, 2, 29, 10, 40, 17)
-    assert LogReader(NOW).take(LINE.replace("11-22", "13-99")).end_ns == int(NOW.timestamp() * 1e9)
+    assert read(LINE.replace("11-22", "13-99"))[0].end_ns == int(NOW.timestamp() * 1e9)
 
 
-def test_engines_that_write_to_one_log_are_told_apart():
+def load(engine):
+    return f"INFO 11-22 10:40:17 [loggers.py:335] Engine {engine}: Avg generation throughput: 9.0 tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("lines", "engines"),
+    [
+        ([load("000"), LINE, load("001"), LINE], ["000", "001"]),
+        ([load("000"), LINE, load("001"), LINE, LINE], ["000", "001", ""]),  # the last: nothing says whose
+        ([load("000"), LINE, LINE], ["000", "000"]),
+        ([LINE, load("000"), LINE, load("000"), LINE], ["000", "000", "000"]),  # it begins between the two lines
+        ([LINE, load("000"), LINE, load("001"), LINE, load("000"), LINE], ["", "000", "001", "000"]),
+        ([LINE, load("000")], ["000"]),
+        ([LINE], [""]),
+        ([LINE, LINE, LINE], ["", "", ""]),
+    ],
+)
+def test_whose_a_line_is(lines, engines):
+    assert [told.aggregate.engine for told in read(*lines)] == engines
+
+
+def test_a_log_without_engines_is_told_as_it_grows():
+    """Those lines alone, from grep: only the first waits, and only for the second."""
     reader = LogReader(NOW)
-    told = []
-    for engine in ("000", "001"):
-        load = f"INFO 11-22 10:40:17 [loggers.py:335] Engine {engine}: Avg generation throughput: 9.0 tokens/s"
-        told += [reader.take(load), reader.take(LINE)]
-    assert [one and one.aggregate.engine for one in told] == [None, "000", None, "001"]
-    assert reader.take(LINE).aggregate.engine == ""  # a line of which nothing says whose it is
+    assert [len(reader.take(LINE)) for _ in range(3)] == [0, 2, 1]
+
+
+def test_what_waits_is_told_when_nothing_comes_and_is_of_the_same_engine():
+    reader = LogReader(NOW)
+    told = reader.take(LINE) + reader.rest()
+    told += [one for line in (load("000"), LINE, load("000"), LINE) for one in reader.take(line)]
+    assert [one.aggregate.engine for one in told] == ["", "", ""]
+    (other,) = reader.take(load("001")) + reader.take(LINE)
+    assert other.aggregate.engine == "001"
+
+
+def test_an_idle_interval_of_an_older_version():
+    line = re.sub(r"length: [0-9.]+", "length: nan", LINE).replace("0.019, 0.019, 0.019", "nan, nan, nan")
+    idle = aggregate(re.sub(r"(Accepted|Drafted): [0-9]+", r"\1: 0", line))
+    assert (idle.drafts, idle.drafted, idle.accepted, idle.accepted_at, idle.length) == (0, 0, 0, (), None)
+    assert measure([idle, aggregate(LINE)]).tau == measure([aggregate(LINE)]).tau
+    with pytest.raises(UnreadableError, match="whose length is no number, though tokens were drafted"):
+        aggregate(line)
+    with pytest.raises(UnreadableError, match="not between 0 and 1"):
+        aggregate(LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"))
+
+
+@pytest.mark.parametrize(("depth", "positions"), [(3, 3), (2, 2), (1, 2), (9, 4)])
+def test_depths_that_are_not_drafted_now_have_no_rate(depth, positions):
+    """vLLM writes 0 for them. A rate that is not 0 is from earlier in the interval."""
+    length = f"Mean acceptance length: 2.25, Current speculative depth: {depth}"
+    line = LINE.replace("Mean acceptance length: 1.06", length).replace("Accepted: 6", "Accepted: 125")
+    line = line.replace("Drafted: 318", "Drafted: 200").replace("0.019, 0.019, 0.019", "0.750, 0.500, 0.000, 0.000")
+    told = aggregate(line)
+    assert told.accepted_at == (75, 50, 0, 0)[:positions]
+    assert told.averages["current speculative depth"] == depth

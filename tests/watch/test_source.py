@@ -139,6 +139,27 @@ def test_a_log_that_grows_is_followed_and_may_be_emptied(tmp_path):
         running.close()
 
 
+def test_a_log_that_is_renamed_is_followed_by_its_name(tmp_path):
+    """As logrotate does. Whoever writes goes on with the old file until it is told of the new one."""
+    path, lines = tmp_path / "v.log", text("log.txt").splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[3])
+    running = Running(File(str(path), follow=True))
+    try:
+        assert running.wait(1) == [4]
+        path.rename(tmp_path / "v.log.1")
+        path.touch()
+        with (tmp_path / "v.log.1").open("a") as old:
+            old.write(lines[4])
+        assert running.wait(2) == [4, 4]
+        path.write_text(lines[5] + lines[6])
+        assert running.wait(3) == [4, 4, 106]
+        with path.open("a") as new:
+            new.write(lines[7] + lines[8])
+        assert len(running.wait(4)) == 4
+    finally:
+        running.close()
+
+
 def test_a_pipe_is_read_as_it_is_written(tmp_path):
     path, lines = tmp_path / "pipe", text("log.txt").splitlines(keepends=True)
     os.mkfifo(path)

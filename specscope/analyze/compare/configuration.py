@@ -13,7 +13,7 @@ from specscope.analyze.compare.columns import Side
 from specscope.analyze.compare.result import Difference, Match
 from specscope.trace.draft_vocabulary import draft_tokens
 from specscope.trace.params import PARAM_NAMES
-from specscope.trace.records import RunInfo
+from specscope.trace.records import TEMPLATE, RunInfo
 from specscope.trace.tree import Drawn
 from specscope.trace.vocabulary import printable
 from specscope.trace.wording import plural
@@ -55,7 +55,7 @@ def _digest(run: RunInfo) -> str:
 def differences(a: Side, b: Side, pairs: Sequence[tuple[int, int, Match]]) -> list[Difference]:
     """All of them."""
     runs = [[capture.run for capture in side.captures if capture.run is not None] for side in (a, b)]
-    found: list[Difference | None] = [_observed_q(a, b)]
+    found: list[Difference | None] = [_template(a, b), _observed_q(a, b)]
     if all(runs):
         found += [
             _unlike(name, [value(run) for run in runs[0]], [value(run) for run in runs[1]], note)
@@ -103,6 +103,13 @@ def _each(versions: Sequence[Mapping[str, str]], name: str) -> list[str]:
 def _some(values: Sequence[str]) -> str:
     shown = [printable(value)[:200] or NONE for value in values[:SHOWN]]
     return ", ".join([*shown, f"{len(values) - SHOWN} more"] if len(values) > SHOWN else shown) or NONE
+
+
+def _template(a: Side, b: Side) -> Difference | None:
+    """Named first: with thinking on or off a model writes other texts, and no figure is of the same thing."""
+    infos = [[request.info for request in side.requests if request.info is not None] for side in (a, b)]
+    first, second = ([info.labels.get(TEMPLATE, "") for info in each] for each in infos)
+    return _unlike(TEMPLATE, first, second, "other prompts and other outputs: acceptance may differ by that alone")
 
 
 def _observed_q(a: Side, b: Side) -> Difference | None:

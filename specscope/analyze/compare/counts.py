@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from specscope.analyze.compare.distributions import FEWEST_DRAFTS
+from specscope.analyze.compare.failif import Limit, judge
+from specscope.analyze.compare.result import RATE, TAU, Condition, Estimate, depth_rate
 from specscope.analyze.tables import NONE, Table, number, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.reading import read_capture
@@ -15,6 +20,8 @@ from specscope.trace.vocabulary import printable
 NOTE = (
     "Counts only on one side or both: no requests are paired, and whether a difference is beyond chance is not judged."
 )
+INTERVALS = "Intervals take drafts for independent. Those of one request are not quite: true intervals are wider."
+SIGMAS = 1.96  # of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class CountsComparison:
 
     a: CountsSide
     b: CountsSide
+    conditions: tuple[Condition, ...] = ()  # of --fail-if
 
     def table(self) -> Table:
         """Figure, A, B and B - A."""
@@ -54,15 +62,52 @@ class CountsComparison:
             name: {"source": list(side.sources), "acceptance": side.acceptance.to_dict()}
             for name, side in (("a", self.a), ("b", self.b))
         }
-        return {"counts_only": True, "note": NOTE, **sides}
+        met = {"conditions": [dataclasses.asdict(one) for one in self.conditions]} if self.conditions else {}
+        return {"counts_only": True, "note": NOTE, **sides, **met}
 
 
-def compare_counts(a: Sequence[str], b: Sequence[str]) -> CountsComparison | None:
+def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Limit] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
     sides = [_side(paths) for paths in (a, b)]
     if not any(side.acceptance.aggregates for side in sides):
         return None
-    return CountsComparison(*sides)
+    first, second = sides
+    return CountsComparison(first, second, tuple(judge(limits, figures(first.acceptance, second.acceptance))))
+
+
+def figures(a: Acceptance, b: Acceptance) -> list[Estimate]:
+    """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
+    one, other = spreads(a), spreads(b)
+    return [_estimate(name, one[name], other[name], min(a.drafts, b.drafts)) for name in one if name in other]
+
+
+def spreads(counts: Acceptance) -> dict[str, tuple[float | None, float | None]]:
+    """(the figure, its standard error) by name.
+
+    A draft accepts K tokens, and r_d is the share of drafts with K >= d: so E[K^2] is the sum of (2 d - 1) r_d.
+    """
+    rates, tau = [rate or 0.0 for rate in counts.per_position], counts.tau
+    error = None
+    if rates and tau is not None:
+        square = sum((2 * depth - 1) * rate for depth, rate in enumerate(rates, 1))
+        error = math.sqrt(max(square - (tau - 1) ** 2, 0) / counts.drafts)
+    length = counts.drafted / counts.drafts if counts.drafts else 0.0  # of a draft
+    found = {TAU: (tau, error), RATE: (counts.rate, error / length if error is not None and length else None)}
+    for depth, rate in enumerate(rates, 1):
+        found[depth_rate(depth)] = rate, math.sqrt(rate * (1 - rate) / counts.drafts)
+    return found
+
+
+def _estimate(
+    name: str, one: tuple[float | None, float | None], other: tuple[float | None, float | None], drafts: int
+) -> Estimate:
+    (a, a_error), (b, b_error) = one, other
+    difference = None if a is None or b is None else b - a
+    told = Estimate(name, a, b, difference, clusters=drafts, unit="draft", significant=True, percent=name != TAU)
+    if difference is None or a_error is None or b_error is None or drafts < FEWEST_DRAFTS:
+        return told
+    half = SIGMAS * math.hypot(a_error, b_error)
+    return replace(told, low=difference - half, high=difference + half)
 
 
 def _side(paths: Sequence[str]) -> CountsSide:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.compare.result import FIGURES, TAU, Condition, Estimate, depth_rate
 from specscope.errors import UserError
 from specscope.trace.checked import short
@@ -105,7 +104,7 @@ def _judge(limit: Limit, known: Mapping[str, Estimate], groups: Mapping[str, Seq
         raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure on both sides{there}")
     if figure.low is None or figure.high is None:
         raise UserError(
-            f"--fail-if {limit}: {figure.clusters} requests are too few for an interval; {FEWEST} or more are needed"
+            f"--fail-if {limit}: no interval follows from {plural(figure.clusters, figure.unit)}: more are needed"
         )
     least = limit.size * abs(figure.a) if limit.relative else limit.size
     low, high = figure.low, figure.high
@@ -139,4 +138,4 @@ def change(figure: Estimate) -> str:
     if figure.low is None or figure.high is None:
         return text
     low, high = figure.low * unit, figure.high * unit
-    return f"{text} ({low:+.{digits}f} to {high:+.{digits}f}, 95 %; {plural(figure.clusters, 'request')})"
+    return f"{text} ({low:+.{digits}f} to {high:+.{digits}f}, 95 %; {plural(figure.clusters, figure.unit)})"

@@ -205,10 +205,11 @@ class Estimate:
     p_value: float | None = None
     significant: bool = False  # tau: by its interval; any other: after Holm's correction over its table
     visible: float | None = None  # the least difference that would be seen with 95 % power
-    clusters: int = 0  # requests, or pairs of them, behind it
+    clusters: int = 0  # behind it: requests, or pairs of them; of counts, drafts
     weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
     standard_error: float | None = None
     percent: bool = False  # whether it is a share
+    unit: str = "request"  # what a cluster is
 
     @property
     def nonzero(self) -> bool:

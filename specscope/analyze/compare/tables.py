@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from specscope.analyze.compare.changes import Change, changed, is_depth
 from specscope.analyze.compare.result import (
@@ -11,6 +11,7 @@ from specscope.analyze.compare.result import (
     HARMLESS,
     Cause,
     Comparison,
+    Condition,
     Decision,
     Estimate,
     Field,
@@ -63,7 +64,7 @@ def tables(comparison: Comparison) -> list[Table]:
         changes(comparison),
         groups(comparison),
         calibration(comparison),
-        conditions(comparison),
+        conditions(comparison.conditions),
     ]
     return [table for table in every if table.rows or table.note]
 
@@ -327,7 +328,7 @@ def calibration(comparison: Comparison) -> Table:
     return Table("Calibration of q", columns, rows, note)
 
 
-def conditions(comparison: Comparison) -> Table:
+def conditions(asked: Sequence[Condition], note: str = "") -> Table:
     """What --fail-if asked."""
-    rows = [(printable(one.text), "FAIL" if one.hit else "ok", one.detail) for one in comparison.conditions]
-    return Table("--fail-if", ("condition", "", "change"), rows, "", frozenset(["", "change"]))
+    rows = [(printable(one.text), "FAIL" if one.hit else "ok", one.detail) for one in asked]
+    return Table("--fail-if", ("condition", "", "change"), rows, note, frozenset(["", "change"]))

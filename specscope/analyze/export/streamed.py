@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.history import History
 from specscope.trace.params import SamplingParams
 from specscope.trace.reading import CaptureReader, without_gc
@@ -88,10 +89,10 @@ def find_path(name: str, progress: Progress) -> Path | None:
 
 def _has_branches(name: str) -> bool:
     try:
-        with open(name, "rb") as file:
+        with open(name, "rb") as raw, open_plain(raw, name) as file:
             return any(BEGINS in line for line in file)
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from error
+    except BROKEN as error:
+        raise UserError(f"cannot read {name}: {reason(error)}") from error
 
 
 def stream(reader: CaptureReader, progress: Progress) -> None:

@@ -204,6 +204,16 @@ def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect)
     assert (found.answer is Answer.DIFFERENT) is suspect
 
 
+def test_template_variables_that_differ_are_named_first(plain):
+    other = side(seed=1, sampled=False)
+    for request in other.requests:
+        labels = {**request.info.labels, "chat_template_kwargs": '{"enable_thinking": false}'}
+        request.info = dataclasses.replace(request.info, labels=labels)
+    first, second = compare(plain, other).differences[:2]
+    assert (first.name, first.a, first.b) == ("chat_template_kwargs", "–", '{"enable_thinking": false}')
+    assert second.name == "drafts"
+
+
 def test_parameters_that_differ_are_the_cause(plain):
     other = side(seed=1)
     for request in other.requests:

@@ -1,0 +1,278 @@
+"""The rows of prompt files and data sets, whatever their layout; it is recognised from the content. No torch.
+
+JSON Lines, an array or documents over several lines may hold ShareGPT's conversations, rows of SPEED-Bench (`turns` or
+`messages`), Spec-Bench and MT-bench (`turns`, or a list as `prompt`), vLLM's custom layout (`prompt`, `output_tokens`),
+or specscope's own. Of several turns only the first is asked, as the benches of vLLM and SGLang do. Anything that is not
+JSON is plain text, a prompt a line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from specscope.errors import UserError
+from specscope.trace.checked import Text, checked, checked_fields, short
+from specscope.trace.compressed import BROKEN, open_plain, reason
+from specscope.trace.documents import documents
+from specscope.trace.files import read_lines
+from specscope.trace.kinds import SHAREGPT, Reader, is_array, kind_of, looks_like_json, start_of
+from specscope.trace.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
+from specscope.trace.records import TEMPLATE
+
+Messages = Sequence[Mapping[str, str]]
+MOST_PROMPTS = 100_000
+LARGEST_ARRAY = 2**30  # bytes; ShareGPT_V3_unfiltered_cleaned_split.json has 0.7 * 2^30
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in rows of SPEED-Bench before its prepare.py has filled them
+CHARACTERS = 4  # to a token, roughly: there is no tokenizer here
+# What vLLM's bench takes of ShareGPT, in tokens (its datasets.py, is_valid_sequence)
+LEAST, MOST_PROMPT, MOST_TOTAL = 4, 1024, 2048
+CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
+MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
+
+Prompt = Annotated[
+    Text, Meta(min_length=1, title='"prompt"', description="text, not empty, of whole Unicode characters")
+]
+Turns = Annotated[list[Prompt], Meta(min_length=1, description="a list of texts, the first turn first")]
+OutputTokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="1 or more")]
+Label = Annotated[Text, Meta(max_length=10_000, description="at most 10000 characters long")]
+LabelName = Annotated[Text, Meta(max_length=200, description="a name of at most 200 characters")]
+Template = Annotated[
+    dict[str, Any], Meta(max_length=64, title=TEMPLATE, description='a JSON object, such as {"enable_thinking": false}')
+]
+
+
+class Message(msgspec.Struct):
+    """One turn of a chat; other keys are left out."""
+
+    role: Annotated[Text, Meta(min_length=1, max_length=100)]
+    content: Text
+
+
+Conversation = Annotated[list[Message], Meta(min_length=1, max_length=10_000, title='"messages"', description=MESSAGES)]
+
+
+class PromptLine(msgspec.Struct):
+    """What a row of ours says besides sampling parameters (SamplingParams is their schema) and labels."""
+
+    prompt: Prompt = ""  # one of the two is given
+    messages: Conversation = []
+    chat_template_kwargs: Template = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request as a file has it."""
+
+    layout: str  # in words
+    prompt: str | Messages  # text, or chat messages
+    given: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters of its own, by name
+    labels: Mapping[str, str] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
+    tokens: int | None = None  # about how long the answer is in the data set
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a file holds."""
+
+    rows: Sequence[Row]
+    left_out: int  # conversations that are too short or too long
+
+    @property
+    def layout(self) -> str:
+        """Of the file, in words."""
+        return self.rows[0].layout
+
+
+def read_rows(path: str, what: str) -> Rows:
+    """The rows of a file, or of standard input for `-`. Raises UserError, with the number of the line."""
+    start = start_of(path)
+    kind = kind_of(start)
+    if kind is not None and kind.reader is not Reader.PROMPTS:
+        raise kind.refusal(path, "a file of prompts")
+    lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path, what)
+    rows, left_out = [], 0
+    for number, value in lines:
+        try:
+            row = parse_row(value, talks=kind is SHAREGPT)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        if row is None:
+            left_out += 1
+        else:
+            rows.append(replace(row, line=number))
+        if len(rows) > MOST_PROMPTS:
+            raise UserError(f"{path} has more than {MOST_PROMPTS} prompts: split it")
+    if not rows:
+        why = f" ({left_out} conversations are too short or too long)" if left_out else ""
+        raise UserError(f"{path} has no prompts{why}")
+    return Rows(rows, left_out)
+
+
+def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
+    """(number, value) of each line with text, or of each JSON document where the first line begins one."""
+    lines = ((number, line) for number, line in read_lines(path, what) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        return
+    number, line = first
+    if (kind := kind_of(line.encode())) is not None and kind.reader is not Reader.PROMPTS:
+        raise kind.refusal(path, "a file of prompts")  # of a pipe, which cannot be looked at before
+    if not looks_like_json(line):
+        yield first
+        yield from lines
+        return
+    numbers = [number]
+
+    def again() -> Iterator[bytes]:
+        yield line.encode() + b"\n"
+        for at, other in lines:
+            numbers.append(at)
+            yield other.encode() + b"\n"
+
+    for at, document in documents(again(), path):
+        yield numbers[at - 1], document
+
+
+def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
+    """The items of a file that is one JSON array, with their lines."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            data = file.read(LARGEST_ARRAY + 1).removeprefix(b"\xef\xbb\xbf")
+    except BROKEN as error:
+        raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
+    if len(data) > LARGEST_ARRAY:
+        raise UserError(f"{path} is larger than {LARGEST_ARRAY >> 20} MiB, the limit of a JSON array")
+    try:
+        items = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UserError(f"{path}, line {_broken_line(data, error)}: this is not JSON") from None
+    line, before = 1, 0
+    for item in items:
+        piece = bytes(item)
+        at = data.index(piece, before)
+        line += data.count(b"\n", before, at)
+        before = at
+        yield line, msgspec.json.decode(piece) if piece.startswith(b'"') else piece
+
+
+def _broken_line(data: bytes, error: Exception) -> int:
+    """The line at which the parser gave up; the last one where the file is cut off."""
+    told = re.search(r"\(byte (\d+)\)", str(error))
+    return data.count(b"\n", 0, int(told[1]) if told else len(data.rstrip())) + 1
+
+
+def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
+    """Text, or a JSON document; None for a conversation that vLLM's bench would leave out. Raises UserError.
+
+    `talks`: ShareGPT's data set, where rows without a conversation are such.
+    """
+    if isinstance(value, str):
+        return Row("text", checked(value, Prompt, "a line"))
+    try:
+        values = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
+    if not isinstance(values, dict):
+        raise UserError("this is not a JSON object")
+    if talks or ({"conversations", "conversation"} & set(values) and not {"prompt", "messages"} & set(values)):
+        return _conversation(value)
+    if "turns" in values or isinstance(values.get("prompt"), list):
+        return _turns(values)
+    if "messages" in values and "question_id" in values:
+        chat = checked(values["messages"], Conversation, '"messages"')
+        until = next((at for at, message in enumerate(chat, 1) if message.role == "user"), len(chat))
+        first = [{"role": message.role, "content": _filled(message.content)} for message in chat[:until]]
+        return Row("SPEED-Bench", first, labels=_categories(values))
+    if "prompt" in values and "output_tokens" in values:
+        tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
+        prompt = checked(values["prompt"], Prompt, '"prompt"')
+        return Row("vLLM's custom layout", prompt, {"max_tokens": tokens}, _categories(values))
+    if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not Reader.PROMPTS:
+        raise UserError(f"this is {kind.words}, not a prompt")
+    return _own(values)
+
+
+class _Turn(msgspec.Struct):
+    value: Text
+
+
+class _Conversation(msgspec.Struct):
+    conversations: list[_Turn] = []
+    conversation: list[_Turn] = []  # what SGLang also reads
+
+
+_read_conversation = msgspec.json.Decoder(_Conversation).decode
+
+
+def _conversation(value: bytes) -> Row | None:
+    """ShareGPT: the first turn is the prompt, the second says how long the answer is."""
+    try:
+        found = _read_conversation(value)
+    except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
+        raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
+    turns = [turn.value for turn in found.conversations or found.conversation][:2]
+    tokens = _length(*turns) if len(turns) > 1 else 0
+    return Row("ShareGPT", turns[0], tokens=tokens) if tokens else None
+
+
+def _length(prompt: str, answer: str) -> int:
+    """Output tokens of a conversation, roughly; 0 where vLLM's bench would leave it out."""
+    asked, answered = len(prompt) // CHARACTERS, len(answer) // CHARACTERS
+    fits = LEAST <= asked <= MOST_PROMPT and answered >= LEAST and asked + answered <= MOST_TOTAL
+    return answered if fits else 0
+
+
+def _turns(values: Mapping[str, Any]) -> Row:
+    key = "turns" if "turns" in values else "prompt"
+    layout = "MT-bench" if key == "prompt" else "SPEED-Bench" if "multiturn" in values else "Spec-Bench"
+    return Row(layout, _filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
+
+
+def _filled(prompt: str) -> str:
+    if PLACEHOLDER in prompt:
+        raise UserError("this row of SPEED-Bench is a placeholder: fill the file in with SPEED-Bench's prepare.py")
+    return prompt
+
+
+def _categories(values: Mapping[str, Any]) -> dict[str, str]:
+    named = {key: values[key] for key in CATEGORIES if isinstance(values.get(key), str) and values[key]}
+    return {key: _label(key, value) for key, value in named.items()}
+
+
+def _own(values: Mapping[str, Any]) -> Row:
+    """`prompt` or `messages`, sampling parameters by their names, anything else a label."""
+    given = {name: values[name] for name in PARAM_NAMES & set(values)}
+    rest = {name: value for name, value in values.items() if name not in given}
+    if ("prompt" in rest) == ("messages" in rest):
+        raise UserError('give either "prompt" or "messages"')
+    said = checked_fields(rest, PromptLine)
+    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
+    chat = [{"role": message.role, "content": message.content} for message in said.messages]
+    return Row("specscope's layout", said.prompt or chat, given, _labels(rest), said.chat_template_kwargs)
+
+
+def _labels(values: Mapping[str, Any]) -> dict[str, str]:
+    """What is no prompt and no parameter, as text."""
+    found = {key: value for key, value in values.items() if key not in PromptLine.__struct_fields__}
+    if len(found) > 64:
+        raise UserError(f"a line may have 64 labels, not {len(found)}")
+    return {checked(key, LabelName, "a label"): _label(key, value) for key, value in found.items()}
+
+
+def _label(key: str, value: object) -> str:
+    name = f"the label {short(key)}"
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply") from None
+    return str(checked(text, Label, name))

@@ -1,0 +1,104 @@
+"""Results of serving benches, `vllm bench serve --save-result` and `specscope bench serve --json`, as intervals.
+
+A result holds sums over its requests: what it tells of speculation is an Aggregate, and a run of it counts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import pairwise, takewhile
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specscope.errors import UserError
+from specscope.trace.aggregate import LENGTHS, Aggregate, full_chains
+from specscope.trace.aggregate_span import Share, Sum
+from specscope.trace.documents import documents
+from specscope.trace.interval import counts_run, interval_record
+from specscope.trace.records import RunInfo, StepRecord
+from specscope.trace.schema import Short, plain_error
+
+SOURCE = "serving bench"
+Length = Annotated[float, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, lt=2**31)]
+
+
+class _Result(Struct):
+    """One run, under the names of vLLM's bench, which ours has too."""
+
+    model_id: Short = ""
+    label: Short | None = None
+    date: str = ""
+    duration: Seconds = 0.0
+    total_output_tokens: Sum | None = None
+    spec_decode_acceptance_length: Length | None = None
+    spec_decode_num_drafts: Sum | None = None
+    spec_decode_draft_tokens: Sum | None = None
+    spec_decode_accepted_tokens: Sum | None = None
+    spec_decode_per_position_acceptance_rates: Annotated[list[Share | None], Meta(max_length=4096)] | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it tells anything of speculation."""
+        return self.spec_decode_num_drafts is not None or self.spec_decode_acceptance_length is not None
+
+
+class _Document(Struct):
+    """What a file holds: a result, or several runs of ours."""
+
+    runs: list[_Result] | None = None
+
+
+def read_bench(lines: Iterable[bytes], name: str) -> tuple[RunInfo, list[StepRecord]]:
+    """A run of counts, and an interval for each result. Raises UserError where none tells of speculation."""
+    try:
+        results = [result for _, document in documents(lines, name) for result in _results(document)]
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise UserError(f"{name} is a result of a serving bench that cannot be read: {plain_error(error)}") from None
+    told = [result for result in results if result.speculates]
+    if not told:
+        raise UserError(
+            f"{name} is a result of a serving bench without figures of speculation (spec_decode_...): was it on in the "
+            "server?"
+        )
+    records = [_interval(number, result, len({one.label for one in told}) > 1) for number, result in enumerate(told)]
+    return counts_run(SOURCE, told[0].model_id), records
+
+
+def _results(document: bytes) -> Iterator[_Result]:
+    runs = msgspec.json.decode(document, type=_Document).runs
+    yield from [msgspec.json.decode(document, type=_Result)] if runs is None else runs
+
+
+def _interval(number: int, result: _Result, several: bool) -> StepRecord:
+    """`several`: whether there are runs of more than one server."""
+    drafts, drafted = result.spec_decode_num_drafts, result.spec_decode_draft_tokens
+    rates = takewhile(lambda rate: rate is not None, result.spec_decode_per_position_acceptance_rates or ())
+    at_depth = tuple(round((rate or 0) * (drafts or 0)) for rate in rates)
+    if drafts is None or any(after > before for before, after in pairwise((drafts, *at_depth))):
+        at_depth = ()
+    length = result.spec_decode_acceptance_length
+    end = _end(result.date)
+    told = Aggregate(
+        source=SOURCE,
+        engine=(result.label or "") if several else "",
+        drafts=drafts,
+        drafted=drafted,
+        accepted=result.spec_decode_accepted_tokens,
+        emitted=result.total_output_tokens,
+        accepted_at=at_depth,
+        proposed_at=full_chains(drafts, drafted, len(at_depth)) if at_depth else (),
+        averages={} if length is None else {LENGTHS[0]: length},
+    )
+    return interval_record(number, max(end - int(result.duration * 1e9), 0), end, told)
+
+
+def _end(date: str) -> int:
+    """When it was written, in nanoseconds: local time, as both write it."""
+    try:
+        return int(datetime.strptime(date, "%Y%m%d-%H%M%S").timestamp() * 1e9)
+    except (ValueError, OverflowError, OSError):
+        return 0

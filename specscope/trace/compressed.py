@@ -1,0 +1,49 @@
+"""Files that may be compressed, by their content and whatever their name: gzip, and zstd where something reads it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from typing import Any, BinaryIO, cast
+
+from specscope.errors import UserError
+from specscope.trace.vocabulary import printable, shell_word
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+BROKEN = (OSError, EOFError, zlib.error)  # what reading raises where compressed data is damaged, or ends early
+
+
+def is_compressed(start: bytes) -> bool:
+    """Whether a file that begins so is compressed, as is known here."""
+    return start.startswith((GZIP, ZSTD))
+
+
+def open_plain(file: BinaryIO, name: str) -> BinaryIO:
+    """The content of a file that is open at its start. Raises UserError for a compression that nothing here reads."""
+    start = file.peek(4)[:4]  # type: ignore[attr-defined]
+    if start.startswith(GZIP):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=file))
+    return _zstd(file, name) if start == ZSTD else file
+
+
+def _zstd(file: BinaryIO, name: str) -> BinaryIO:
+    """By Python's own module (3.14), the zstandard package, or pyarrow, which `specscope[export]` has."""
+    for module in ("compression.zstd", "zstandard", "pyarrow"):
+        try:
+            library: Any = importlib.import_module(module)
+        except ImportError:
+            continue
+        if module == "pyarrow":
+            import io
+
+            return io.BufferedReader(library.CompressedInputStream(file, "zstd"))
+        return cast("BinaryIO", library.open(file, "rb"))
+    raise UserError(f"{printable(name)} is compressed with zstd: zstd -d {shell_word(name)}, or pip install zstandard")
+
+
+def reason(error: BaseException) -> str:
+    """Why it could not be read, in words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "its compressed data is damaged, or ends early"

@@ -1,0 +1,166 @@
+"""What a file is, by its content: the one place that says so, for every verb that is given a file.
+
+Only the start of a file is looked at: the paths of the keys of its first JSON value, or how its lines are written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from specscope.errors import UserError
+from specscope.trace.compressed import BROKEN, open_plain
+from specscope.trace.vocabulary import printable, shell_word
+
+LOOK = 2**16  # bytes of a file that are looked at
+DEEPEST = 3  # keys of a path: data.spans.traceID
+
+
+class Reader(Enum):
+    """Which verbs read a file: what to do with it, in words."""
+
+    CAPTURES = "specscope replay {file} shows it, specscope debug --over {file} debugs it"
+    BENCHES = "specscope report {file} and specscope compare read it"
+    PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
+    WATCH = "specscope watch {file} reads it"
+    TREES = "specscope tree --from draws its tree, and --tree takes it as text"
+    TRAIN = "specscope train takes it as --data"
+    COSTS = "specscope tune takes it as --costs"
+    NONE = "this version of specscope does not read it"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file."""
+
+    words: str  # after "FILE is"
+    reader: Reader
+
+    def refusal(self, name: str, wanted: str, place: str = "") -> UserError:
+        """For a verb that wants something else. `place`: what was given, where that is a place in the file."""
+        use = self.reader.value.format(file=shell_word(place or name) if os.path.exists(name) else "FILE")
+        other = "" if self.reader is Reader.NONE else f", not {wanted}"
+        return UserError(f"{printable(name)} is {self.words}{other}: {use}")
+
+
+CAPTURE = Kind("a capture", Reader.CAPTURES)
+BENCH = Kind("a result of a serving bench (bench serve)", Reader.BENCHES)
+PROMPT_FILE = Kind("a file of prompts", Reader.PROMPTS)
+SHAREGPT = Kind("ShareGPT's data set", Reader.PROMPTS)
+WRAPPED_LOG = Kind("a log in JSON, a line in each", Reader.WATCH)
+VLLM_LOG = Kind("a log of vLLM", Reader.WATCH)
+ANSWER = Kind("an answer of a server", Reader.WATCH)
+TEXTS = Kind("a file of texts to train on", Reader.TRAIN)
+STREAM = Kind("an answer of a server, as a stream", Reader.WATCH)
+PAGE = Kind("a page of metrics", Reader.WATCH)
+
+# By paths of keys: a kind is what has all of one of its sets. The first that fits is meant.
+_BY_KEYS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    (CAPTURE, ("resourceSpans", "resource_spans")),
+    (Kind("a trace as Jaeger's API gives it", Reader.NONE), ("result.resourceSpans",)),
+    (Kind("a trace as Jaeger's page saves it", Reader.NONE), ("data.traceID", "data.spans")),
+    (BENCH, ("request_throughput total_output_tokens", "runs.request_throughput", "spec_decode_num_drafts date")),
+    (Kind("a result of SGLang's bench_serving", Reader.NONE), ("accept_length request_throughput",)),
+    (Kind("an answer of llama.cpp", Reader.NONE), ("timings.predicted_n", "generation_settings timings")),
+    (Kind("a list of llama.cpp's slots", Reader.NONE), ("is_processing n_ctx",)),
+    (SHAREGPT, ("conversations", "conversation")),
+    (Kind("SPEED-Bench's data set", Reader.PROMPTS), ("turns multiturn", "messages question_id")),
+    (Kind("Spec-Bench's or MT-bench's data set", Reader.PROMPTS), ("turns", "prompt prompt_id")),
+    (Kind("an answer of SGLang", Reader.WATCH), ("meta_info", "sglext choices")),
+    (Kind("figures of a request of vLLM", Reader.WATCH), ("spec_decode_metrics", "num_draft_tokens")),
+    (ANSWER, ("choices object", "choices usage", "metrics.speculative_decoding")),
+    (Kind("a log of llama.cpp", Reader.NONE), ("type time level msg",)),
+    (WRAPPED_LOG, ("log stream", "message level", "message levelname")),
+    (PROMPT_FILE, ("prompt", "messages")),
+    (Kind("a speculative configuration", Reader.TREES), ("num_speculative_tokens", "speculative_num_steps")),
+    (Kind("a model's config.json", Reader.NONE), ("architectures", "model_type")),
+    (Kind("a file of step costs", Reader.COSTS), ("step.rows",)),
+    (TEXTS, ("text",)),
+)
+# By how the text of the first lines is written
+_BY_TEXT = (
+    (Kind("llm.get_metrics() of vLLM", Reader.WATCH), r'"name":\s*"vllm:'),
+    (Kind("what a specscope verb printed with --json", Reader.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
+    (Kind("a log of llama.cpp", Reader.NONE), r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
+    (Kind("a log of SGLang", Reader.NONE), r"\bDecode batch.*#running-req: "),
+    (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
+    (Kind("a page of metrics of llama.cpp", Reader.NONE), r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+[ {]"),
+    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*[a-zA-Z_:]\w*:\w+(?:\{.*\})? [-+.\w]+\s*$"),
+    (Kind("an answer of llama.cpp, as a stream", Reader.NONE), r'\Adata: ?\{(?s:.*)"timings": ?\{'),
+    (STREAM, r"\A\s*(?:(?:event|id|): ?.*\s+)*data: ?\{"),
+    (Kind("an HTML page", Reader.NONE), r"\A\s*<(?:!doctype )?html"),
+)
+_TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]
+_BY_BYTES: Mapping[bytes, str] = {
+    b"PAR1": "a Parquet table",
+    b"PK\x03\x04": "a ZIP archive",
+    b"GGUF": "a model in GGUF",
+    b"%PDF": "a PDF",
+    b"\x7fELF": "a program",
+    b"SQLite format 3": "an SQLite database",
+}
+# After `[` comes a JSON value or an end: no log line, and no prompt such as `[INST] ...`, begins so.
+_JSON = re.compile(r'\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:[,\]]|\Z)))')
+TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
+
+
+def looks_like_json(text: str) -> bool:
+    """Whether text begins as a JSON object or array does."""
+    return _JSON.match(text) is not None
+
+
+def is_array(text: str) -> bool:
+    """Whether text begins as a JSON array does."""
+    return looks_like_json(text) and "[" in text.lstrip("\ufeff \t\r\n")[:1]
+
+
+def kind_of(start: bytes) -> Kind | None:
+    """What a file that begins so is; None where that is not known."""
+    for magic, words in _BY_BYTES.items():
+        if start.startswith(magic):
+            return Kind(words, Reader.NONE)
+    start = start[:LOOK]
+    text = start.decode("utf-8", "replace").lstrip("\ufeff")
+    if looks_like_json(text):
+        paths = set(_key_paths(start))
+        for kind, sets in _BY_KEYS:
+            if any(paths.issuperset(keys.split()) for keys in sets):
+                return kind
+    return next((kind for kind, pattern in _TEXTS if pattern.search(text)), None)
+
+
+def start_of(path: str | os.PathLike[str]) -> bytes:
+    """The first bytes of a regular file, decompressed; empty for what cannot be looked at twice, or not at all."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return b""
+        with open(path, "rb") as raw, open_plain(raw, str(path)) as file:
+            return file.read(LOOK)
+    except BROKEN:
+        return b""  # said where it is read
+
+
+def _key_paths(start: bytes) -> Iterator[str]:
+    """The paths of the keys of the first value, arrays left out: `data.spans`. It may be cut off anywhere."""
+    keys: list[str] = []  # of the objects that are open
+    brackets: list[bytes] = []
+    last = b""
+    for match in TOKENS.finditer(start):
+        token = match[0]
+        if token in b"{[":
+            keys += [""] if token == b"{" else []
+            brackets.append(token)
+        elif token in b"}]":
+            if brackets and brackets.pop() == b"{":
+                keys.pop()
+            if not brackets:
+                return
+        elif token == b":" and keys:
+            keys[-1] = last.strip(b'"').decode("utf-8", "replace")
+            if len(keys) <= DEEPEST:
+                yield ".".join(keys)
+        last = token

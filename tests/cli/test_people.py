@@ -1,0 +1,281 @@
+"""Files as people have them, through every verb that could be given one: read, or refused by what the file is."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specscope.trace.reading import read_capture
+from tests.test_bad_input import run_here
+
+DATA = Path(__file__).parents[1] / "data"
+PEOPLE = DATA / "people"
+FIGURES, PROMPTS, WATCH = {"report", "compare", "export", "replay"}, {"capture", "debug", "bench"}, {"watch"}
+STEPS = {"verify", "diagnose", "why", "tune", "over"}
+
+# What each verb is called with. Prompts are read before a model is looked for, and before a server is asked.
+VERBS = {
+    "report": ("report", "FILE", "--json"),
+    "compare": ("compare", "FILE", "COPY", "--json"),
+    "export": ("export", "FILE", "-o", "tables"),
+    "replay": ("replay", "FILE"),
+    "verify": ("verify", "FILE"),
+    "diagnose": ("diagnose", "FILE", "--no-audit"),
+    "why": ("why", "FILE"),
+    "tune": ("tune", "FILE", "--no-costs"),
+    "over": ("debug", "--over", "FILE", "--commands", "script"),
+    "watch": ("watch", "FILE", "--headless"),
+    "capture": ("capture", "FILE", "-o", "out.jsonl", "--target", "./nothing"),
+    "debug": ("debug", "--file", "FILE", "--target", "./nothing", "--commands", "script"),
+    "bench": ("bench", "serve", "http://127.0.0.1:9", "--dataset", "FILE"),
+    "train": ("train", "eagle3", "--data", "FILE", "-o", "head", "--target", "./nothing"),
+}
+# How it shows that a file was read, where the verb ends in an error all the same
+READ = {
+    "replay": "the screen needs a terminal",
+    "capture": "no model at ./nothing",
+    "debug": "no model at ./nothing",
+    "bench": "cannot be reached",
+    "train": "no model at ./nothing",
+}
+
+FILES = {
+    "ansi_pasted.log": ("a log of vLLM", WATCH),
+    "warn_first.log": ("a log of vLLM", WATCH),
+    "docker_json.log": ("a log in JSON", WATCH),
+    "tail5.log": ("a log of vLLM", WATCH),
+    "nan.log": ("a log of vLLM", WATCH),
+    "v1_depth_0904.log": ("a log of vLLM", WATCH),
+    "prom_v1_grep.txt": ("a page of metrics", WATCH),
+    "prom_sglang.txt": ("a page of metrics", WATCH),
+    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", set()),
+    "sglang.log": ("a log of SGLang", set()),
+    "llamacpp.log": ("a log of llama.cpp", set()),
+    "sgl_0510.json": ("an answer of SGLang", WATCH),
+    "llamacpp_resp.json": ("an answer of llama.cpp", set()),
+    "llamacpp/chat.json": ("an answer of llama.cpp", set()),
+    "llamacpp/completion.json": ("an answer of llama.cpp", set()),
+    "llamacpp/slots.json": ("a list of llama.cpp's slots", set()),
+    "llamacpp/log.jsonl": ("a log of llama.cpp", set()),
+    "llamacpp/steps.log": ("a log of llama.cpp", set()),
+    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", set()),
+    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", set()),
+    "vllm_bench.json": ("a result of a serving bench", FIGURES),
+    "sharegpt.json": ("ShareGPT's data set", PROMPTS),
+    "specbench.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
+    "speedbench.jsonl": ("SPEED-Bench's data set", set()),  # one of its rows is a placeholder
+    "mtbench_hf.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
+    "cap.jsonl.gz": ("a capture", FIGURES | STEPS),
+}
+MADE = {
+    "jaeger.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
+    "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", set()),
+    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of SGLang's bench", set()),
+    "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
+    "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
+    "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),
+    "table.parquet": (b"PAR1\0\0", "a Parquet table", set()),
+    "texts.jsonl": (b'{"text": "To be or not to be"}\n', "a file of texts to train on", {"train"}),
+    "page.html": (b"<!DOCTYPE html>\n<html>", "an HTML page", set()),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script").write_text("quit\n")
+    return tmp_path
+
+
+def check(name, what, reading):
+    """Every verb reads the file, or refuses it in one line that says what it is."""
+    shutil.copy(name, f"copy-{name}")
+    for verb, words in VERBS.items():
+        code, out, err = run_here([{"FILE": name, "COPY": f"copy-{name}"}.get(word, word) for word in words])
+        about = f"{verb} {name}: {code} {err}"
+        assert code in (0, 1, 2), about
+        assert "Traceback" not in out + err, about
+        (line,) = [line for line in err.splitlines() if "error:" in line] or [""]
+        if verb in reading:
+            assert READ[verb] in line if verb in READ else code in (0, 1), about
+        else:
+            assert code == 2, about
+            assert f"{name} is {what}" in line or _refused_for_its_content(verb, name, line), about
+            assert len(line) < 400, about
+
+
+def _refused_for_its_content(verb, name, line):
+    """Where the verb reads files of this kind, but not this one."""
+    counts = name == "vllm_bench.json" and verb in STEPS and "the capture holds counts only" in line
+    return counts or (name == "speedbench.jsonl" and verb in PROMPTS and "line 2: this row of SPEED-Bench is" in line)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_through_every_verb(folder, file):
+    what, reading = FILES[file]
+    name = Path(file).name
+    shutil.copy(PEOPLE / file, name)
+    check(name, what, reading)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_of_no_use_here_is_named(folder, name):
+    content, what, reading = MADE[name]
+    Path(name).write_bytes(content)
+    check(name, what, reading)
+
+
+def test_each_file_is_in_the_table():
+    held = {str(path.relative_to(PEOPLE)) for path in PEOPLE.rglob("*") if path.is_file()}
+    assert held == {*FILES, "README.md"}
+
+
+def told(words):
+    code, out, err = run_here(words)
+    assert code == 0, err
+    return out
+
+
+def test_a_log_that_begins_in_the_middle_is_one_engine_and_one_file(folder):
+    told(["watch", str(PEOPLE / "tail5.log"), "--headless", "-o", "w.jsonl"])
+    assert sorted(path.name for path in folder.iterdir()) == ["script", "w.jsonl"]
+    intervals = [step.aggregate for step in read_capture("w.jsonl").history.steps]
+    assert [(one.engine, one.drafts) for one in intervals] == [("000", 472)] * 3
+
+
+def test_pasted_and_wrapped_logs_are_the_same_log(folder):
+    rows = []
+    for name in ("ansi_pasted.log", "docker_json.log", "warn_first.log"):
+        out = told(["watch", str(PEOPLE / name), "--headless"])
+        rows += [line for line in out.splitlines() if line.startswith(" 03:22:10")]
+    assert len(rows) == 3
+    assert len(set(rows)) == 1
+
+
+def test_idle_intervals_and_depths(folder):
+    code, out, err = run_here(["watch", str(PEOPLE / "nan.log"), "--headless"])
+    assert (code, "warning" in err) == (0, False)
+    assert any(line.split() == ["drafted", "tokens", "0"] for line in out.splitlines())
+    out = told(["watch", str(PEOPLE / "v1_depth_0904.log"), "--headless"])
+    assert "0.750 0.500  depth 2\n" in out
+    assert "0.795 0.614 0.409  depth 7\n" in out
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes())
+
+
+WRITTEN = {
+    "indented": lambda documents: "\n".join(json.dumps(one, indent=1) for one in documents),
+    "in one line": lambda documents: "".join(map(json.dumps, documents)),
+    "an array": lambda documents: json.dumps(documents, indent=2),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_otlp_json_however_it_is_written(folder, plain, how):
+    Path("lines.jsonl").write_bytes(plain)
+    documents = [json.loads(line) for line in plain.splitlines()]
+    Path("other.json").write_text(WRITTEN[how](documents))
+    one = {"resourceSpans": [part for document in documents for part in document["resourceSpans"]]}
+    Path("one.json").write_text(json.dumps(one, indent=1))
+    wanted = read_capture("lines.jsonl")
+    for name in ("other.json", "one.json"):
+        found = read_capture(name)
+        assert found.warnings == []
+        assert found.history.steps == wanted.history.steps
+
+
+def test_a_document_that_is_cut_off(folder, plain):
+    documents = [json.loads(line) for line in plain.splitlines()]
+    Path("cut.json").write_text("\n".join(json.dumps(one, indent=1) for one in documents)[:-100])
+    assert "was cut off: its last line is incomplete" in read_capture("cut.json").warnings[0]
+    Path("cut.jsonl.gz").write_bytes((PEOPLE / "cap.jsonl.gz").read_bytes()[:-1000])
+    assert "its compressed data is damaged, or ends early" in read_capture("cut.jsonl.gz").warnings[0]
+
+
+def test_zstd_is_read_where_something_at_hand_reads_it(folder, plain):
+    pyarrow = pytest.importorskip("pyarrow")
+    with pyarrow.CompressedOutputStream("cap.jsonl.zst", "zstd") as file:
+        file.write(plain)
+    assert read_capture("cap.jsonl.zst").history.acceptance.steps == 11
+
+
+def test_a_capture_of_a_newer_specscope_is_named_as_that(folder, plain):
+    version = b'"service.version","value":{"stringValue":"%s"}'
+    newer = plain.replace(version % b"0.1.0", version % b"9.1")
+    Path("newer.jsonl").write_bytes(newer)
+    (warning,) = read_capture("newer.jsonl").warnings
+    assert "newer.jsonl: specscope 9.1 wrote it, and this is" in warning
+    Path("newer.jsonl").write_bytes(newer.replace(b'"specscope.run.block_size"', b'"specscope.run.page_size"'))
+    code, _, err = run_here(["report", "newer.jsonl"])
+    assert code == 2
+    assert "newer.jsonl, line 1: specscope 9.1 wrote it, and this is" in err
+    assert "(update specscope): " in err
+    evidence = b'"specscope.run.evidence","value":{"stringValue":"%s"}'
+    Path("other.jsonl").write_bytes(plain.replace(evidence % b"full", evidence % b"states"))
+    assert "of a kind that this specscope does not know (evidence: states)" in read_capture("other.jsonl").warnings[0]
+
+
+def _bench(name, **changes):
+    values = json.loads((PEOPLE / "vllm_bench.json").read_text()) | changes
+    Path(name).write_text(json.dumps(values))
+    return values
+
+
+RATES = [0.7, 0.5, 0.3, 0.25, 0.2, 0.1, 0.0264]
+WORSE = {"spec_decode_accepted_tokens": 10000, "spec_decode_per_position_acceptance_rates": RATES}
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [
+        ("tau drops > 2%", 1),
+        ("tau drops > 30%", 0),
+        ("tau rises > 1%", 0),
+        ("depth 1 rate differs > 0.01", 1),
+        ("rate drops > 0.05 or tau drops > 50%", 1),
+    ],
+)
+def test_bench_results_are_compared(folder, condition, code):
+    _bench("main.json")
+    _bench("branch.json", **WORSE)
+    found = run_here(["compare", "main.json", "branch.json", "--fail-if", condition])
+    assert found[0] == code, found
+    as_json = json.loads(run_here(["compare", "main.json", "branch.json", "--fail-if", condition, "--json"])[1])
+    assert as_json["exit"] == code
+    assert any(one["hit"] for one in as_json["conditions"]) == bool(code)
+
+
+def test_what_a_bench_result_cannot_answer(folder):
+    _bench("main.json")
+    asked = ["--fail-if", "whole paths drops > 1%"]
+    code, _, err = run_here(["compare", "main.json", str(PEOPLE / "vllm_bench.json"), *asked])
+    assert (code, "do not show this figure on both sides" in err) == (2, True)
+    silent = _bench("plain.json")
+    Path("plain.json").write_text(json.dumps({k: v for k, v in silent.items() if not k.startswith("spec_")}))
+    code, _, err = run_here(["report", "plain.json"])
+    assert (code, "without figures of speculation (spec_decode_...): was it on" in err) == (2, True)
+
+
+def test_several_results_in_one_file(folder):
+    """vLLM appends to a file with --append-result; ours has a list."""
+    values = _bench("a.json")
+    Path("several.jsonl").write_text(f"{json.dumps(values)}\n{json.dumps(values)}\n")
+    runs = [values | {"label": f"http://{name}"} for name in "ab"]
+    ours = {"schema": "specscope.bench.serve/1", "source": [], "exit": 0, "warnings": [], "runs": runs, "summary": []}
+    Path("ours.json").write_text(json.dumps(ours, indent=2))
+    for name in ("several.jsonl", "ours.json"):
+        assert read_capture(name).history.acceptance.drafts == 2 * 4816
+    assert [step.aggregate.engine for step in read_capture("ours.json").history.steps] == ["http://a", "http://b"]
+
+
+def test_what_our_bench_writes_is_read(folder):
+    """By the names that bench/serve/figures.py gives."""
+    ours = {"schema": "specscope.bench.serve/1", "source": [], "exit": 0, "warnings": [], **_bench("a.json")}
+    ours |= {"spec_decode_source": "vLLM /metrics", "spec_decode_per_position_acceptance_rates": [0.7475, 0.5606, None]}
+    Path("ours.json").write_text(json.dumps(ours, indent=2))
+    assert read_capture("ours.json").history.acceptance.accepted_at == [3600, 2700]

@@ -1,0 +1,62 @@
+"""chat_template_kwargs: variables of the chat template reach it, and are recorded with the request."""
+
+import json
+
+import pytest
+
+from specscope import Engine
+from specscope.engine.prompts import PromptSpec, read_template
+from specscope.errors import UserError
+from specscope.trace.params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=2)
+OFF = {"enable_thinking": False}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
+
+
+def admitted(engine, *specs):
+    for spec in specs:
+        engine.add_spec(spec)
+    infos = []
+    while engine.busy:
+        infos += engine.step().admitted
+    return infos
+
+
+def test_they_change_the_prompt_and_are_a_label(engine):
+    specs = [
+        PromptSpec("a", PARAMS, {"kind": "x"}, template=template) for template in (OFF, {"enable_thinking": True}, {})
+    ]
+    infos = admitted(engine, *specs)
+    assert [info.prompt for info in infos] == ["<|user|>a<|a|><|-|>", "<|user|>a<|a|>", "<|user|>a<|a|>"]
+    labels = [
+        {"kind": "x", "chat_template_kwargs": json.dumps(OFF)},
+        {"kind": "x", "chat_template_kwargs": '{"enable_thinking": true}'},
+        {"kind": "x"},
+    ]
+    assert [info.labels for info in infos] == labels
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (PromptSpec("a", PARAMS, raw=True, template=OFF), "are for chats: the prompt is plain"),
+        (PromptSpec("a", PARAMS, template={"tokenize": True}), "'tokenize' is no variable of a chat template"),
+        (PromptSpec("a", PARAMS, template={"chat_template": "{{ x }}"}), "'chat_template' is no variable"),
+        (PromptSpec("a", PARAMS, template={"x": "y" * 20_000}), "at most 10000 characters"),
+    ],
+)
+def test_what_cannot_be_a_variable_is_refused(engine, spec, why):
+    with pytest.raises(UserError, match=f"chat_template_kwargs.*{why}"):
+        engine.add_spec(spec)
+    assert not engine.busy
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "nan", '{"a": NaN}', "{" * 9000, json.dumps({"a": "x" * 20_000})])
+def test_a_flag_that_is_no_object_is_refused(text):
+    with pytest.raises(UserError, match=r"^(--chat-template-kwargs|chat_template_kwargs) [^\n]*$"):
+        read_template(text)

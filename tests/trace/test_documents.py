@@ -1,0 +1,97 @@
+"""JSON documents are found however they are written, and what a file is from any bytes."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specscope.errors import UserError
+from specscope.trace import documents as module
+from specscope.trace.documents import documents
+from specscope.trace.kinds import CAPTURE, SHAREGPT, VLLM_LOG, is_array, kind_of, looks_like_json
+
+text = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(['"', "\\", "}", '{"', "[", "\\\\"])
+values = text | st.integers() | st.none() | st.lists(text, max_size=2) | st.dictionaries(text, text, max_size=2)
+objects = st.dictionaries(text, values, min_size=1, max_size=3)
+few = settings(max_examples=40)
+
+
+def read(content):
+    found = documents(content.encode().splitlines(keepends=True), "x")
+    return [json.loads(document) for _, document in found if document.strip()]
+
+
+@few
+@given(
+    st.lists(objects, min_size=1, max_size=4),
+    st.sampled_from([None, 0, 1, 4]),
+    st.sampled_from(["", " ", "\n", "\n\n"]),
+)
+def test_documents_one_after_the_other(written, indent, between):
+    texts = [json.dumps(value, indent=indent, ensure_ascii=False).replace("\u2028", " ") for value in written]
+    assert read(between.join(texts)) == [json.loads(one) for one in texts]
+
+
+@few
+@given(st.lists(objects, min_size=1, max_size=4), st.sampled_from([None, 0, 1, 4]))
+def test_documents_in_an_array(written, indent):
+    assert read(json.dumps(written, indent=indent)) == written
+
+
+@few
+@given(st.lists(objects, min_size=1, max_size=4), st.integers(1, 40))
+def test_a_cut_leaves_the_documents_before_it(written, lost):
+    content = "\n".join(json.dumps(value, indent=1) for value in written)
+    found = list(documents(content.encode()[:-lost].splitlines(keepends=True), "x"))
+    whole = [json.loads(document) for _, document in found if document.endswith(b"\n") and document.startswith(b"{")]
+    assert whole == written[: len(whole)]
+    assert len(whole) >= len(written) - 1 - content.encode()[-lost:].count(b"\n{")
+
+
+def test_lines_are_as_they_are_where_the_first_is_whole_or_no_json():
+    for first in (b'{"a": "}{"}\n', b"a line\n", b"[INST] x\n"):
+        lines = [first, b"{broken\n", b"\n", b"  {}"]
+        assert list(documents(lines, "x")) == list(enumerate(lines, 1))
+    assert [number for number, _ in documents([b"\n", b"{\n", b'"a": 1}\n', b"\n", b"{}\n"], "x")] == [2, 5]
+
+
+def test_a_document_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "LARGEST", 100)
+    with pytest.raises(UserError, match=r"x has a JSON document of over .* MiB: write one a line"):
+        list(documents([b"{\n", *[b'"a": "b",\n'] * 20], "x"))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_are_of_some_kind_or_none(start):
+    kind = kind_of(start)
+    assert kind is None or str(kind.refusal("x", "y")).isprintable()
+
+
+@few
+@given(objects, st.integers(0, 30))
+def test_json_is_seen_as_such_wherever_it_is_cut(value, at):
+    assert looks_like_json(json.dumps(value)[: at + 1])
+    assert is_array(json.dumps([value, value])[: at + 1])
+
+
+@pytest.mark.parametrize(
+    "start", ["[INST] a", "[Gloo] b", "[0;36m(x", "[2026-01-01 10:00:00] c", "[a]", "1", "a {", ""]
+)
+def test_what_is_no_json(start):
+    assert not looks_like_json(start)
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b'\xef\xbb\xbf {"resourceSpans":[', CAPTURE),
+        (b'{"a": {"resourceSpans": 1}}', None),  # a key of another object
+        (b'{"resourceSpans" ', None),
+        (b'{"a": "resourceSpans:", "b": ["resourceSpans"]}', None),
+        (b'[{"id": 1, "conversations": [{"from', SHAREGPT),
+        (b"noise\n\x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 11-05 03:22:10 [loggers.py:208] Engine", VLLM_LOG),
+    ],
+)
+def test_kinds_by_their_start(start, kind):
+    assert kind_of(start) is kind
