@@ -5,6 +5,7 @@ something else than themselves.
 """
 
 import json
+import math
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -123,6 +124,40 @@ def count_layers(tensors):
     return 1 + len({name.split(".")[1] for name in tensors if name.startswith("layers.") and ".0." not in name})
 
 
+def _normed(aux_layers, width=48, **norms):
+    """Norms of features, which are not ones."""
+    generator = torch.Generator().manual_seed(7)
+    one = lambda count: 1 + 0.5 * torch.randn(count, generator=generator)  # noqa: E731
+    together = {"input_norm.weight": one(aux_layers * width)} if "norm_before_fc" in norms else {}
+    each = {f"fc_norm.{i}.weight": one(width) for i in range(aux_layers)} if "fc_norm" in norms else {}
+    return together | each
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 5000.0}
+# What a head's config may say of its arithmetic, beyond EAGLE-3 as its authors wrote it
+VARIANTS = {
+    "norm_output": {"norm_output": True},
+    "norm_before_fc": {"norm_output": True, "norm_before_fc": True},
+    "norm_before_fc in eagle_config": {"eagle_config": {"norm_before_fc": True}},
+    "fc_norm": {"norm_output": True, "fc_norm": True},
+    "sliding": {"layer_types": ["sliding_attention"], "sliding_window": 5, "use_sliding_window": True},
+    "partial rotary": {"partial_rotary_factor": 0.5},
+    "partial rotary in its parameters": {"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
+    "partial yarn": {"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}},
+    "all": {
+        **{"norm_output": True, "fc_norm": True, "norm_before_residual": True, "partial_rotary_factor": 2 / 3},
+        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "hidden_act": "relu"},
+    },
+}
+
+
+def write_variant(folder, name, **tensors):
+    """A head of VARIANTS; the last one has two layers."""
+    told = VARIANTS[name]
+    made = head_tensors(layers=len(told.get("layer_types", [0])), **tensors)
+    return write_head(folder, made | _normed(3, **told, **told.get("eagle_config", {})), **told)
+
+
 class Reference:
     """What a head in a folder computes, densely: no cache, no trees, one sequence at a time, float32."""
 
@@ -133,7 +168,7 @@ class Reference:
         }
         self.t = {name.replace("layers.0.", "midlayer."): x for name, x in self.t.items()}
         told = json.loads((folder / "config.json").read_text())
-        self.config = {**told, **told.get("transformer_layer_config", {})}
+        self.config = {**told, **told.get("eagle_config", {}), **told.get("transformer_layer_config", {})}
         self.three = "midlayer.hidden_norm.weight" in self.t
         self.embedding = self.t.get("embed_tokens.weight", embedding).float()
         self.output = self.t["lm_head.weight"] if self.three else output.float()
@@ -150,10 +185,18 @@ class Reference:
 
     def combine(self, features):
         """Features of the target to hidden states of the head."""
+        if self.config.get("norm_before_fc"):
+            features = self.norm("input_norm", features)
+        if self.config.get("fc_norm"):
+            parts = features.chunk(3, dim=-1)
+            features = torch.cat([self.norm(f"fc_norm.{i}", part) for i, part in enumerate(parts)], dim=-1)
         return self.linear("fc", features) if self.three else features
 
     def forward(self, tokens, hidden):
-        """Pairs of a token and a hidden state, [T] and [T, width]: (logits [T, draft], hidden states [T, width])."""
+        """Pairs of a token and a hidden state, [T] and [T, width]: (logits [T, draft], hidden states [T, width]).
+
+        The hidden states are those that the next depth is fed.
+        """
         embedding = self.embedding[torch.as_tensor(tokens)]
         if self.three:
             normed = self.norm("midlayer.hidden_norm", hidden)
@@ -164,14 +207,16 @@ class Reference:
         x = self.layer("midlayer", residual, projected)
         for i in range(1, self.config["num_hidden_layers"]):
             x = self.layer(f"layers.{i}", x, self.norm(f"layers.{i}.input_layernorm", x))
-        return (self.norm("norm", x) if self.three else x) @ self.output.T, x
+        normed = self.norm("norm", x) if self.three else x
+        return normed @ self.output.T, normed if self.config.get("norm_output") else x
 
     def layer(self, name, residual, projected):
         """One decoder layer's residual stream."""
         x = residual + self.linear(f"{name}.self_attn.o_proj", self.attend(name, projected))
         y = self.norm(f"{name}.post_attention_layernorm", x)
         gate, up = (self.linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
-        return x + self.linear(f"{name}.mlp.down_proj", functional.silu(gate) * up)
+        act = getattr(functional, self.config["hidden_act"])
+        return x + self.linear(f"{name}.mlp.down_proj", act(gate) * up)
 
     def attend(self, name, projected):
         """Causal attention with rotated halves; key heads are repeated for their query heads."""
@@ -179,14 +224,45 @@ class Reference:
         q, k, v = (self.linear(f"{name}.self_attn.{part}_proj", projected) for part in "qkv")
         length, size = len(projected), q.shape[-1] // heads
         q, k, v = (x.view(length, -1, size).transpose(0, 1) for x in (q, k, v))
-        frequency = self.config["rope_theta"] ** (-torch.arange(0, size, 2) / size)
-        angle = (torch.arange(length)[:, None] * frequency).repeat(1, 2)
-        half = size // 2
-        turn = lambda x: x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()  # noqa: E731
+        place, turned = torch.arange(length), self.turned(size)
+        frequency, scale = self.frequencies(turned)
+        angle, half = place[:, None] * frequency, turned // 2
+        cos, sin = angle.cos() * scale, angle.sin() * scale
+
+        def turn(x):
+            """Channel i with channel i + half, for the first channels; the others are left alone."""
+            a, b, rest = x.split([half, half, size - turned], dim=-1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
         k, v = (x.repeat_interleave(heads // kv, dim=0) for x in (turn(k), v))
         scores = turn(q) @ k.transpose(1, 2) / size**0.5
-        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        back = place[:, None] - place
+        seen = (back >= 0) & (back < self.window(name))
         return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+    def window(self, name):
+        """How many positions a layer sees, its own among them."""
+        index = 0 if name == "midlayer" else int(name.split(".")[1])
+        kinds = self.config.get("layer_types", ["full_attention"] * 64)
+        return self.config["sliding_window"] if kinds[index] == "sliding_attention" else 10**6
+
+    def turned(self, size):
+        """How many channels of a head are turned."""
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or self.config
+        return int(size * rope.get("partial_rotary_factor", 1))
+
+    def frequencies(self, turned):
+        """Of each pair, and what the tables are multiplied by. YaRN: Peng et al. 2023, section 3.4."""
+        base = self.config["rope_theta"]
+        plain = base ** (-torch.arange(0, turned, 2) / turned)
+        rope = self.config.get("rope_scaling")
+        if not rope:
+            return plain, 1.0
+        limit = rope["original_max_position_embeddings"]
+        pair = lambda turns: turned * math.log(limit / (turns * 2 * math.pi)) / (2 * math.log(base))  # noqa: E731
+        low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), turned - 1)
+        ramp = ((torch.arange(turned // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+        return plain / rope["factor"] * ramp + plain * (1 - ramp), 0.1 * math.log(rope["factor"]) + 1
 
     def full(self, logits):
         """Logits over the draft vocabulary [D] as logits over the target's."""

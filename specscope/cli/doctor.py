@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -175,10 +174,12 @@ def _model() -> Finding:
 
 
 def _head() -> Finding:
-    from specscope.engine.config import DEFAULT_HEAD, is_head
+    from specscope.engine.config import DEFAULT_HEAD
+    from specscope.trace.files import read_object
+    from specscope.trace.head_folder import is_head
 
     if is_head(DEFAULT_HEAD):
-        layers = json.loads((DEFAULT_HEAD / "config.json").read_text("utf-8")).get("eagle_aux_hidden_state_layer_ids")
+        layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")
         fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
         return Finding("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
     remedy = "the default drafter is then ngram; specscope train eagle3 makes a head"

@@ -126,6 +126,11 @@ def train(context: click.Context) -> None:
     show_default=True,
     help="Passes over the head's own output (EAGLE-3's training-time test).",
 )
+@click.option(
+    "--norm-output",
+    is_flag=True,
+    help="Feed the normalised state to the next depth, in training and in use (EAGLE-3.1).",
+)
 def train_eagle3(**how: Any) -> None:  # noqa: ANN401
     """Train an EAGLE-3 head and write it in the published format.
 
@@ -139,7 +144,7 @@ def train_eagle3(**how: Any) -> None:  # noqa: ANN401
     _check(how)
     from specscope.train.eagle3 import Eagle3Training, Recipe
 
-    _run(Eagle3Training, Recipe(**_taken(how, (*RECIPE, "steps"))), how)
+    _run(Eagle3Training, Recipe(**_taken(how, (*RECIPE, "steps", "norm_output"))), how)
 
 
 @train.command("p-eagle")

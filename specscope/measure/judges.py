@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from specscope.analyze.audit.options import Options, Source
-from specscope.engine.config import DEFAULT_HEAD, is_head
+from specscope.engine.config import DEFAULT_HEAD
 from specscope.engine.models_given import given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.places import model_place, on_disk
+from specscope.trace.files import read_object
+from specscope.trace.head_folder import check_kind, is_head
 from specscope.trace.history import History
 from specscope.trace.method import model_part
 from specscope.trace.model_digest import model_digest, short
@@ -129,6 +131,12 @@ def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[Source | N
         if given is None:
             return None, missing
         raise UserError(f"no EAGLE head at {folder}: give {flag}, a folder with its config.json")
+    try:
+        check_kind(folder, read_object(folder / "config.json"), "audit judges EAGLE, EAGLE-3 and P-EAGLE heads")
+    except UserError as error:
+        if given is not None:
+            raise
+        return None, str(error)
     digest = model_digest(folder)
     other = _differs("head", run.draft_model, str(folder), run.draft_digest, digest, flag, given=given is not None)
     if other and given is None:

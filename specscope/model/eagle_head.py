@@ -11,12 +11,14 @@ those of the published checkpoints.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specscope.model.head_config import HeadConfig
+from specscope.model.head_config import PARTIAL, ROPES, HeadConfig
 
 
 class HeadAttention(nn.Module):
@@ -65,8 +67,13 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
         self.midlayer = HeadLayer(llama, config.version)
         self.layers = nn.ModuleDict({str(i): HeadLayer(llama, 3, i) for i in range(1, config.layers)})
-        self.rotary = LlamaRotaryEmbedding(llama)
+        self.rotary = rotary_of(config)
         if config.version == 3:
+            if config.norm_before_fc:
+                self.input_norm = LlamaRMSNorm(joined, llama.rms_norm_eps)
+            if config.fc_norm:
+                each = (LlamaRMSNorm(config.target_width, llama.rms_norm_eps) for _ in config.aux_layers)
+                self.fc_norm = nn.ModuleList(each)
             self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
             self.lm_head = nn.Linear(config.width, config.draft_vocab, bias=False)
             if config.parallel is not None:
@@ -92,7 +99,21 @@ class EagleHead(nn.Module):
 
     def combine(self, features: Tensor) -> Tensor:
         """Features [..., aux_layers * target width] as hidden states [..., width]; EAGLE takes them as they are."""
-        return self.fc(features) if self.config.version == 3 else features
+        return self.fc(self.before_fc(features)) if self.config.version == 3 else features
+
+    def before_fc(self, features: Tensor) -> Tensor:
+        """Features as `fc` takes them."""
+        if self.config.norm_before_fc:
+            return self.input_norm(features)  # type: ignore[no-any-return]
+        if self.config.fc_norm:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            return torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return features
+
+    def leave(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the vocabulary's projection takes, and what the next depth is fed, of a residual stream [..., width]."""
+        normed = self.norm(x) if self.config.version == 3 else x
+        return normed, normed if self.config.norm_output else x
 
     def mask_features(self) -> Tensor:
         """What a mask row of a P-EAGLE head is fed instead of a target's features: [1, aux_layers * target width]."""
@@ -106,6 +127,45 @@ class EagleHead(nn.Module):
         normed = self.midlayer.hidden_norm(hidden)
         both = torch.cat([self.midlayer.input_layernorm(embedding), normed], dim=-1)
         return (normed if self.config.norm_before_residual else hidden), both
+
+
+class PartialRotary(nn.Module):
+    """The rotary tables of heads of which a part alone is turned: the rest is multiplied by 1.
+
+    Tables of [1, N, size] as of a whole head, whose halves are turned into each other: `in_halves` puts channels so.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        plain = {name: rope for name in ROPES if isinstance(rope := config.layer.get(name), dict)}
+        plain = {name: {key: value for key, value in rope.items() if key != PARTIAL} for name, rope in plain.items()}
+        layer = {key: value for key, value in config.layer.items() if key != PARTIAL}
+        self.turning = LlamaRotaryEmbedding(
+            llama_config(replace(config, layer={**layer, **plain, "head_dim": config.turned}))
+        )
+        self.still = (config.head_size - config.turned) // 2
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions [1, N], in the dtype of x."""
+        cos, sin = (table.unflatten(-1, (2, -1)) for table in self.turning(x, positions))
+        cos, sin = nn.functional.pad(cos, (0, self.still), value=1.0), nn.functional.pad(sin, (0, self.still))
+        return cos.flatten(-2), sin.flatten(-2)
+
+
+def rotary_of(config: HeadConfig) -> nn.Module:
+    """What gives a head's rotary tables."""
+    return LlamaRotaryEmbedding(llama_config(config)) if config.turned == config.head_size else PartialRotary(config)
+
+
+def in_halves(config: HeadConfig) -> Tensor:
+    """int64 [head size] the published channel of each of our own, where pairs that are turned lie half a head apart.
+
+    Where all are turned that is how heads are published. Queries and keys are put in another order alike, so that
+    their products are the same.
+    """
+    half, still = config.turned // 2, (config.head_size - config.turned) // 2
+    first, second, *rest = torch.arange(config.head_size).split([half, half, still, still])
+    return torch.cat([first, rest[0], second, rest[1]])
 
 
 def llama_config(config: HeadConfig) -> LlamaConfig:

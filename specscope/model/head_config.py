@@ -10,10 +10,14 @@ from typing import Annotated, Any
 import msgspec
 
 from specscope.errors import UserError
-from specscope.model.checkpoint import Size, read_json_object
+from specscope.model.checkpoint import Size
 from specscope.model.features import AuxLayer, published_aux_layers
+from specscope.trace.files import read_object
+from specscope.trace.head_keys import FLAGS, SLIDING, flattened
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+PARTIAL = "partial_rotary_factor"
+ROPES = ("rope_parameters", "rope_scaling")  # where it may be told too
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class HeadConfig:
     draft_vocab: int  # tokens that the head can draft; the target's vocabulary where it is not reduced
     aux_layers: tuple[AuxLayer, ...]
     norm_before_residual: bool = False  # the residual is the normalised feature: a variant of EAGLE-3
+    # EAGLE-3.1: the state that is fed to the next depth is the normalised one, and so are features: all together, or
+    # each layer's by itself
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
     parallel: Parallel | None = None
 
     @property
@@ -52,6 +61,29 @@ class HeadConfig:
         """The target's vocabulary."""
         return int(self.layer["vocab_size"])
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each decoder layer: how many positions a query looks back, its own among them; None: all."""
+        kinds, window = self.layer.get("layer_types") or [], self.layer.get("sliding_window")
+        return tuple(window if SLIDING in kinds[i : i + 1] else None for i in range(self.layers))
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a query head."""
+        return int(self.layer.get("head_dim") or self.width // int(self.layer["num_attention_heads"]))
+
+    @property
+    def turned(self) -> int:
+        """So many of a head's first channels are turned by position; the others are the same everywhere."""
+        ropes = (*(self.layer.get(name) for name in ROPES), self.layer)
+        given = (rope.get(PARTIAL) for rope in ropes if rope)
+        return int(self.head_size * next((share for share in given if share is not None), 1))
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What of its arithmetic a config.json says by yes and no."""
+        return {name: getattr(self, name) for name in FLAGS}
+
     def to_dict(self) -> dict[str, Any]:
         """A config.json as the EAGLE-3 authors publish it, with what vLLM and SGLang read besides.
 
@@ -67,7 +99,7 @@ class HeadConfig:
             "tie_word_embeddings": False,
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
-            "norm_before_residual": self.norm_before_residual,
+            **self.flags,
             LAYER_IDS: list(self.aux_layers),
         }
 
@@ -88,8 +120,7 @@ class HeadConfig:
             "transformer_layer_config": layer,
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
-            "norm_before_residual": self.norm_before_residual,
-            "norm_before_fc": False,
+            **self.flags,
             "mask_token_id": parallel.mask_token,
             LAYER_IDS: list(self.aux_layers),
         }
@@ -111,6 +142,8 @@ class LayerJson(msgspec.Struct):
     hidden_act: str = "silu"
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    sliding_window: Size | None = None
+    layer_types: list[str] | None = None
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -141,6 +174,9 @@ class HeadJson(msgspec.Struct):
     target_hidden_size: Size | None = None
     draft_vocab_size: Size | None = None
     norm_before_residual: bool | None = None
+    norm_output: bool | None = None
+    norm_before_fc: bool | None = None
+    fc_norm: bool | None = None
     transformer_layer_config: dict[str, Any] | None = None  # the layer, nested: vLLM's speculators format
     eagle_aux_hidden_state_layer_ids: Ids | None = None
     eagle_config: SglangJson | None = None
@@ -155,10 +191,9 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
 
     Raises UserError.
     """
-    raw = read_json_object(folder / "config.json")
+    layer = flattened(read_object(folder / "config.json"))
     try:
-        told = msgspec.convert(raw, HeadJson)
-        layer = {**raw, **(told.transformer_layer_config or {})}
+        told = msgspec.convert(layer, HeadJson)
         sizes = msgspec.convert(layer, LayerJson)
     except msgspec.ValidationError as error:
         raise UserError(f"{folder}/config.json does not describe an EAGLE head: {error}") from None
@@ -170,15 +205,32 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
         raise UserError(
             f"{folder}/config.json does not describe an EAGLE head: {heads} query and {kv_heads} key heads of {size}"
         )
-    return HeadConfig(
+    config = HeadConfig(
         version=version,
         layer=layer,
         target_width=told.target_hidden_size or sizes.hidden_size,
         draft_vocab=told.draft_vocab_size or sizes.vocab_size,
         aux_layers=choose_aux_layers(told, target_layers) if version == 3 else ("final",),
-        norm_before_residual=bool(told.norm_before_residual),
         parallel=_parallel(told, sizes.vocab_size, folder) if parallel else None,
+        **{name: bool(getattr(told, name)) for name in FLAGS},
     )
+    if version == 1 and any(config.flags.values()):
+        on = next(name for name, value in config.flags.items() if value)
+        raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head has not")
+    _check_turned(config, folder)
+    return config
+
+
+def _check_turned(config: HeadConfig, folder: Path) -> None:
+    try:
+        turned = config.turned
+    except (TypeError, ValueError, OverflowError):
+        turned = 0
+    if not 2 <= turned <= config.head_size or turned % 2:
+        raise UserError(
+            f"{folder}/config.json does not describe an EAGLE head: {PARTIAL} must leave an even number of the "
+            f"{config.head_size} channels of a head"
+        )
 
 
 def _parallel(told: HeadJson, vocab: int, folder: Path) -> Parallel:

@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specscope.errors import UserError, first_line
 from specscope.model.checkpoint import check_numbers
-from specscope.model.eagle_head import EagleHead, llama_config
+from specscope.model.eagle_head import EagleHead, in_halves, rotary_of
 from specscope.model.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel
 from specscope.model.meta import quick_meta
 from specscope.model.places import head_place
+from specscope.trace.head_folder import WEIGHTS, weight_files
 
-FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING = "embed_tokens.weight"
 MASK_HIDDEN = "mask_hidden"
+TURNED = tuple(f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias"))  # by position
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -68,23 +68,24 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
         )
     del head.rotary
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
-    head.rotary = LlamaRotaryEmbedding(llama_config(config)).to(target.device)  # its frequencies stay float32
+    head.rotary = rotary_of(config).to(target.device)  # its frequencies stay float32
     lm_head = head.lm_head if version == 3 else target.output
     return LoadedHead(head, embedding, lm_head, path.resolve().name)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    found = next((path / name for name in FILES if (path / name).is_file()), None)
-    if found is None:
-        raise UserError(f"{path} has neither {FILES[0]} nor {FILES[1]}")
+    return {name: tensor for file in weight_files(path) for name, tensor in _read_file(file).items()}
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
     try:
-        if found.suffix == ".safetensors":
-            return load_file(found)
-        tensors = torch.load(found, map_location="cpu", weights_only=True)
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has a dozen ways to say that a file is torn
-        raise UserError(f"cannot read {found}: {first_line(error)}") from error
+        raise UserError(f"cannot read {file}: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise UserError(f"{found} does not hold a state dict")
+        raise UserError(f"{file} does not hold a state dict")
     return tensors
 
 
@@ -124,18 +125,31 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
     ignored = {"lm_head.weight", "midlayer.input_layernorm.weight"} if head.config.version == 1 else set()
     ignored |= {f"layers.{name}.hidden_norm.weight" for name in head.layers}  # vLLM's layers have one that is not used
     extra = sorted(set(tensors) - set(wanted) - ignored - {"d2t", "t2d"})
-    missing = sorted(set(wanted) - set(tensors))
+    missing = sorted(set(wanted) - set(tensors) - {"t2d"})  # which follows from d2t: NVIDIA's exporter leaves it out
     if missing or extra:
         what = [f"lacks {missing[0]}"] if missing else []
         what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head has not"] if extra else []
         raise UserError(f"the head in {path} " + " and ".join(what))
     for name, tensor in wanted.items():
-        if tensor.shape != tensors[name].shape:
+        if name in tensors and tensor.shape != tensors[name].shape:
             raise UserError(
                 f"{name} in {path} is {list(tensors[name].shape)}, but config.json makes it {list(tensor.shape)}"
             )
     _check_maps(tensors, head.config, path)
-    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
+    if "t2d" in wanted and "t2d" not in tensors:
+        drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
+        tensors["t2d"] = torch.zeros(head.config.vocab, dtype=torch.bool).index_fill_(0, drafted, True)
+    order = in_halves(head.config)
+    ours = {name: _ordered(name, tensors[name], order) for name in wanted}
+    head.load_state_dict({name: ours[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
+
+
+def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    """Queries' and keys' projections with the channels of each head in another order; others as they are."""
+    if not name.endswith(TURNED) or torch.equal(order, torch.arange(len(order))):
+        return tensor
+    ordered: Tensor = tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    return ordered
 
 
 def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
@@ -168,11 +182,13 @@ def save_head(head: EagleHead, folder: Path) -> None:
     """Write a head as the EAGLE-3 authors publish theirs, a P-EAGLE head as vLLM's speculators do, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     layer = "midlayer." if head.config.parallel is None else "layers.0."
+    order = in_halves(head.config).argsort()
     tensors = {
-        name.replace("midlayer.", layer): (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
+        name.replace("midlayer.", layer): _ordered(name, x.bfloat16() if x.is_floating_point() else x, order)
         for name, x in head.state_dict().items()
     }
-    save_file(tensors, folder / FILES[0], metadata={"format": "pt"})
+    tensors = {name: x.contiguous().clone() for name, x in tensors.items()}
+    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
     (folder / "config.json").write_text(
         json.dumps({**head.config.to_dict(), "torch_dtype": "bfloat16"}, indent=2) + "\n"
     )

@@ -61,8 +61,11 @@ class HeadRunner:
         self.compiles = most > 0  # whether our own kernels for processors are used
         if on_cpu:
             fuse_norms(head, compiles=self.compiles)
-        variant = Variant(attention.size**-0.5, None, None, None)
-        self.layer, *self.further = (FusedLayer(layer, shape, variant, _Turned(), pack=pack) for layer in layers)
+        variants = [Variant(attention.size**-0.5, window, None, None) for window in head.config.windows]
+        self.layer, *self.further = (
+            FusedLayer(layer, shape, variant, _Turned(), pack=pack)
+            for layer, variant in zip(layers, variants, strict=True)
+        )
         if self.compiles:
             self.layer.compile(most, norms=False)
             for further in self.further:
@@ -112,7 +115,7 @@ class HeadRunner:
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
         """The target's features [N, aux_layers * target width] as hidden states [N, width] for `forward`."""
-        return self._fc(features)  # type: ignore[no-any-return]
+        return self._fc(self.head.before_fc(features))  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,5 +139,5 @@ class HeadRunner:
         x = self.layer.run(x, projected, (cos, sin), batch, self.cache)
         for layer in self.further:
             x = layer.run(x, None, (cos, sin), batch, self.cache)
-        out = x[batch.wanted]
-        return self.lm_head(head.norm(out) if head.config.version == 3 else out), out
+        normed, out = head.leave(x[batch.wanted])
+        return self.lm_head(normed), out

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from specscope.errors import UserError
+from specscope.trace.files import read_object
+from specscope.trace.head_folder import check_head, check_kind
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:\d{1,3})?")
 
@@ -20,6 +22,7 @@ def model_place(target: str) -> Path | None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
+        check_kind(path, read_object(path / "config.json"), "give a whole model")
         return path
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
@@ -49,10 +52,11 @@ def on_disk(target: str | None) -> Path | None:
 
 
 def head_place(folder: str) -> Path:
-    """The folder of an EAGLE head. Raises UserError where there is none."""
+    """The folder of an EAGLE head. Raises UserError where there is none, or one that does not run here."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise UserError(f"no EAGLE head at {folder}: give a folder with config.json and model.safetensors")
+    check_head(path)
     return path
 
 

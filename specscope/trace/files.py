@@ -7,6 +7,7 @@ the lock ends with its process.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
@@ -17,7 +18,7 @@ from enum import Enum, auto
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.compressed import BROKEN, open_plain, reason
@@ -35,6 +36,7 @@ LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
 MOST_NAMES = 1000  # that are tried for a capture that may replace none
 PRIVATE = 0o600  # the mode of what holds prompts
+LARGEST_CONFIG = 2**24  # of a model's config.json, or its list of shards
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 HEAD = 4096  # bytes by which a file is known
@@ -115,6 +117,21 @@ def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
     if len(data) > largest:
         raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
     return data
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A model's config.json, or another file that must hold one JSON object. Raises UserError."""
+    try:
+        raw = json.loads(read_whole(path, "the configuration", LARGEST_CONFIG).decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except RecursionError:
+        raise UserError(f"{path} is not usable: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return raw
 
 
 def _text(line: bytes, where: str) -> str:

@@ -18,13 +18,14 @@ def card(training: Training, command: str, source: str) -> str:
     along = list({line["step"]: line for line in lines}.values())
     config, recipe = training.head.config, training.recipe
     parameters = sum(p.numel() for p in training.head.parameters())
+    fed_back = " The normalised state is fed to the next depth\n(`norm_output`)." if config.norm_output else ""
     note = "" if config.parallel is None else ONE_PASS
     layout = "published EAGLE-3 checkpoints" if config.parallel is None else "vLLM's speculators"
     return f"""# {training.kind} head for {training.target.name}
 
 One decoder layer over what enters layers {", ".join(map(str, config.aux_layers))} of the target;
 {parameters / 1e6:.1f} M
-parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of {layout}.
+parameters, draft vocabulary {config.draft_vocab:,}, bfloat16, in the format of {layout}.{fed_back}
 Made by
 
     {command}

@@ -16,6 +16,7 @@ class Recipe(CommonRecipe):
     """Everything that decides a training run besides the data."""
 
     steps: int = 3  # training-time test: passes of the head over its own outputs
+    norm_output: bool = False  # EAGLE-3.1: each pass is fed the normalised state of the one before
 
 
 class Eagle3Training(Training):
@@ -36,7 +37,7 @@ class Eagle3Training(Training):
 
     def _make(self) -> tuple[EagleHead, TargetTensors]:
         make = going_on if self.recipe.start else new_head
-        return make(self.target, self.data, self.samples, self.recipe)
+        return make(self.target, self.data, self.samples, self.recipe, norm_output=self.recipe.norm_output)
 
     def _scores(self, batch: Padded, *, whole: bool) -> BatchScores:
         return forward(self.head, self.heads, batch, self.recipe.steps)

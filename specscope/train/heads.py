@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.errors import UserError
 from specscope.model.eagle_head import EagleHead
 from specscope.model.features import published_aux_layers
-from specscope.model.head_config import HeadConfig, Parallel
+from specscope.model.head_config import PARTIAL, ROPES, HeadConfig, Parallel
 from specscope.model.head_loader import load_head
 from specscope.model.loader import LoadedModel
 from specscope.train.scores import TargetTensors
@@ -21,18 +21,25 @@ from specscope.train.shards import Shards
 from specscope.train.training import CommonRecipe
 
 DRAFT_VOCAB = 8192  # of a new head
-FURTHER = ("attention_bias", "bias", "rope_scaling", "rope_parameters")  # of a layer that was made elsewhere
+FURTHER = ("attention_bias", "bias", *ROPES, PARTIAL)  # of a layer that was made elsewhere
 
 
 def new_head(
-    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: CommonRecipe, parallel: Parallel | None = None
+    target: LoadedModel,
+    data: Shards,
+    samples: Sequence[int],
+    recipe: CommonRecipe,
+    parallel: Parallel | None = None,
+    *,
+    norm_output: bool = False,
 ) -> tuple[EagleHead, TargetTensors]:
     """A head of the target's width for the commonest tokens of the data; its own head starts from the target's rows."""
     counts = data.counts(target.vocab_size, samples)
     size = min(recipe.draft_vocab or DRAFT_VOCAB, target.vocab_size)
     chosen = commonest(counts, size).to(target.device)
     torch.manual_seed(recipe.seed)
-    head = EagleHead(replace(head_config(target, size), parallel=parallel)).to(target.device)
+    config = replace(head_config(target, size), parallel=parallel, norm_output=norm_output)
+    head = EagleHead(config).to(target.device)
     with torch.no_grad():
         for module in head.modules():
             if isinstance(module, torch.nn.Linear):
@@ -48,26 +55,33 @@ def new_head(
 
 
 def going_on(
-    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: CommonRecipe, parallel: Parallel | None = None
+    target: LoadedModel,
+    data: Shards,
+    samples: Sequence[int],
+    recipe: CommonRecipe,
+    parallel: Parallel | None = None,
+    *,
+    norm_output: bool = False,
 ) -> tuple[EagleHead, TargetTensors]:
     """An earlier head of the same shape, as an EAGLE-3 or a P-EAGLE head. Raises UserError where it is of another.
 
     It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join. A
-    mask token, where it has one, is kept too.
+    mask token, where it has one, is kept too, and so is its norm_output.
     """
     loaded = load_head(recipe.start, target)
     head = loaded.head.float().requires_grad_(True)
     wanted, found = head_config(target, head.config.draft_vocab), head.config
     alike = (found.aux_layers, found.width, found.layers) == (wanted.aux_layers, wanted.width, 1)
     own_embedding = loaded.embedding is not target.embedding
-    if found.version != 3 or not alike or own_embedding:
+    if found.version != 3 or not alike or own_embedding or any(found.windows):
         raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
     if parallel is not None and found.parallel is not None:
         parallel = replace(parallel, mask_token=found.parallel.mask_token)
     size = max(min(recipe.draft_vocab or 0, target.vocab_size), found.draft_vocab)
-    if (size, parallel) != (found.draft_vocab, found.parallel):
+    norm_output = norm_output or found.norm_output
+    if (size, parallel, norm_output) != (found.draft_vocab, found.parallel, found.norm_output):
         layer = {name: value for name, value in found.layer.items() if name in (*wanted.layer, *FURTHER)}
-        config = replace(found, layer=layer, draft_vocab=size, parallel=parallel)
+        config = replace(found, layer=layer, draft_vocab=size, parallel=parallel, norm_output=norm_output)
         head = remade(head, config, target, data.counts(target.vocab_size, samples))
         if parallel is not None and found.parallel is None:
             with torch.no_grad():

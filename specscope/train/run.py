@@ -174,7 +174,8 @@ def _command(task: Task) -> str:
     words += ["--data", str(task.data)] if task.data is not None else ["--self-synthesise", str(task.tokens)]
     for name, value in asdict(task.recipe).items():
         if value != getattr(type(task.recipe)(), name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value is True else [flag, str(value)]
     for name, value, usual in (("--rows", task.rows, ROWS), ("--longest", task.longest, LONGEST)):
         words += [] if value == usual else [name, str(value)]
     return shlex.join([*words, "-o", task.out.name])

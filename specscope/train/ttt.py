@@ -21,13 +21,14 @@ def forward(head: EagleHead, target: TargetTensors, batch: Padded, steps: int) -
 
     Positions whose most likely token (of the draft vocabulary) follows something given are left out.
     """
-    wanted, hidden = target.wanted(batch.final), head.combine(batch.features)
+    wanted, fed = target.wanted(batch.final), head.combine(batch.features)
     cache, scores = _Cache(head, batch.tokens.shape[1]), Scores()
     for step in range(steps):
         shift = step + 1
         tokens = ahead(batch.tokens, shift)
-        hidden = _layer(head, functional.embedding(tokens, target.embedding), hidden, cache, step)
-        logits = head.lm_head(head.norm(hidden))
+        x = _layer(head, functional.embedding(tokens, target.embedding), fed, cache, step)
+        normed, fed = head.leave(x)
+        logits = head.lm_head(normed)
         counts = ahead(batch.real & batch.learn, shift)
         scores.add(logits[counts], ahead(wanted, shift)[counts])
     return scores.total()

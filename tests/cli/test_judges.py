@@ -60,6 +60,16 @@ def test_the_captures_own_models_are_used_where_they_are_what_they_were(model, h
     assert (again.target, again.draft_model) == (str(model), str(head))
 
 
+def test_a_head_of_another_kind_is_refused_as_what_it_is(model, head):
+    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    (head / "config.json").write_text('{"architectures": ["DFlashDraftModel"]}')
+    said = f"{head} holds a drafter of the kind DFlash: audit judges EAGLE, EAGLE-3 and P-EAGLE heads"
+    options = audit_options(history, None, None, None)
+    assert (options.draft, options.why_no_draft) == (None, said)
+    with pytest.raises(UserError, match=said):
+        audit_options(history, None, str(head), None)
+
+
 def test_another_target_in_its_place_is_not_used(model):
     history = history_of(target=str(model), drafter="ngram")
     change(model)

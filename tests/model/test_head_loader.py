@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from specscope.errors import UserError
 from specscope.model.batch import Segment
@@ -16,8 +16,18 @@ from specscope.model.head_loader import load_head, save_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
+from specscope.trace.head_keys import FLAGS
 from specscope.trace.tree import DraftTree
-from tests.heads import CONFIG, DRAFT_VOCAB, Reference, head_tensors, write_head, write_parallel_head
+from tests.heads import (
+    CONFIG,
+    DRAFT_VOCAB,
+    VARIANTS,
+    Reference,
+    head_tensors,
+    write_head,
+    write_parallel_head,
+    write_variant,
+)
 
 TOKENS = [5, 77, 5, 290, 31, 8, 8, 120]
 
@@ -64,6 +74,79 @@ def test_a_head_gives_what_its_tensors_say(tmp_path, target, version, bias):
     assert loaded.head.config.aux_layers == ((2, 3, 4) if version == 3 else ("final",))
     assert loaded.embedding is target.embedding
     assert not any(p.requires_grad for p in loaded.head.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_a_config_says_of_the_arithmetic_is_computed(tmp_path, target, name):
+    """And another head than without it; once more after it was saved."""
+    loaded = same_as_published(write_variant(tmp_path / "h", name), target)
+    plain = dict.fromkeys(VARIANTS[name])
+    told = {key: value for key, value in CONFIG.items() if key in plain}
+    tensors = load_file(tmp_path / "h" / "model.safetensors")
+    tensors = {key: x for key, x in tensors.items() if not key.startswith(("input_norm", "fc_norm"))}
+    without = load_head(str(write_head(tmp_path / "plain", tensors, **{**plain, **told})), target)
+    same, other = (run(one, target, one.head.combine(features(one))) for one in (loaded, without))
+    assert not torch.allclose(same[1], other[1], atol=1e-2)
+    save_head(loaded.head, tmp_path / "again")
+    same_as_published(tmp_path / "again", target)
+
+
+def test_an_eagle_1_head_has_no_such_variant(tmp_path, target):
+    folder = write_head(tmp_path / "h", head_tensors(version=1), norm_output=True)
+    with pytest.raises(UserError, match="has `norm_output`, which an EAGLE-1 head has not"):
+        load_head(str(folder), target)
+
+
+def test_the_map_of_the_targets_tokens_follows_from_the_other(tmp_path, target):
+    """NVIDIA's exporter writes d2t alone."""
+    tensors = head_tensors()
+    write_head(tmp_path / "whole", tensors)
+    wanted = tensors.pop("t2d")
+    loaded = same_as_published(write_head(tmp_path / "h", tensors), target)
+    assert torch.equal(loaded.head.t2d, wanted)
+    save_head(loaded.head, tmp_path / "again")
+    same_as_published(tmp_path / "again", target)
+
+
+def sharded(folder, tensors, name="model.safetensors", **config):
+    """A head in two files and their index."""
+    write_head(folder, tensors, **config)
+    (folder / "model.safetensors").unlink()
+    save, stem = (save_file if name.endswith("safetensors") else torch.save), name.partition(".")
+    files = [f"{stem[0]}-0000{i}-of-00002.{stem[2]}" for i in (1, 2)]
+    where = {key: files[i % 2] for i, key in enumerate(sorted(tensors))}
+    for file in files:
+        save({key: tensors[key] for key in where if where[key] == file}, folder / file)
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return folder, files
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_several_files(tmp_path, target, name):
+    plain = write_head(tmp_path / "plain", head_tensors())
+    folder, files = sharded(tmp_path / "h", head_tensors(), name)
+    same_as_published(folder, target, plain)
+    (folder / files[1]).unlink()
+    with pytest.raises(UserError, match=rf"{name}.index.json names '{files[1]}', and there is no such file beside it"):
+        load_head(str(folder), target)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (b"{}", "does not say in `weight_map`"),
+        (b'{"weight_map": {"fc.weight": 3}}', "does not say in `weight_map`"),
+        (b'{"weight_map": {"fc.weight": "../h/other.safetensors"}}', "no such file beside it"),
+        (b'{"weight_map": {"fc.weight": ".."}}', "no such file beside it"),
+        (b"[", "index.json is not JSON"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(tmp_path, target, index, message):
+    folder, _ = sharded(tmp_path / "h", head_tensors())
+    (folder / "other.safetensors").write_bytes(b"")
+    (folder / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(UserError, match=message):
+        load_head(str(folder), target)
 
 
 @pytest.mark.parametrize("unused", [False, True])
@@ -247,13 +330,20 @@ OUTSIDE = torch.arange(DRAFT_VOCAB) + 290  # the last one points to 290 + 2 * 59
         ],
         *[(None, {"rms_norm_eps": value}, r"at `\$.rms_norm_eps`") for value in (0, -1e-5, "x", 1e300)],
         *[(None, {"rope_theta": value}, r"at `\$.rope_theta`") for value in (0, -1, "x", 1e300)],
-        (None, {"hidden_act": "none such"}, "config.json does not describe a decoder layer"),
-        (None, {"hidden_act": 5}, r"at `\$.hidden_act`"),
-        (None, {"rope_scaling": "twice"}, r"at `\$.rope_scaling`"),
-        (None, {"rope_scaling": {"rope_type": "none such"}}, "config.json does not describe a decoder layer"),
-        (None, {"transformer_layer_config": [1]}, r"at `\$.transformer_layer_config`"),
-        (None, {"norm_before_residual": "yes"}, r"at `\$.norm_before_residual`"),
-        (None, {"eagle_config": 5}, r"at `\$.eagle_config`"),
+        (None, {"hidden_act": "none such"}, "config.json has `hidden_act = none such`: it may change"),
+        (None, {"hidden_act": 5}, "config.json has `hidden_act = 5`"),
+        (None, {"rope_scaling": "twice"}, "config.json has `rope_scaling = twice`"),
+        (None, {"rope_scaling": {"rope_type": "none such"}}, "config.json has `rope_type = none such`"),
+        (None, {"rope_scaling": {"rope_type": "yarn"}}, "config.json does not describe a decoder layer"),
+        (None, {"transformer_layer_config": [1]}, r"config.json has `transformer_layer_config = \[1\]`"),
+        *[(None, {name: "yes"}, rf"at `\$.{name}`") for name in FLAGS],
+        (None, {"eagle_config": 5}, "config.json has `eagle_config = 5`"),
+        (None, {"norm_before_fc": True}, "lacks input_norm.weight"),
+        (None, {"fc_norm": True}, "lacks fc_norm.0.weight"),
+        (put("input_norm.weight", torch.ones(144)), {}, "has input_norm.weight, which an EAGLE-3 head has not"),
+        (put("fc_norm.0.weight", torch.ones(48)), {}, "has fc_norm.0.weight, which an EAGLE-3 head has not"),
+        *[(None, {"partial_rotary_factor": share}, "even number of the 12") for share in (0.25, 1.5, -1, "x", [0.5])],
+        (None, {"rope_scaling": {"partial_rotary_factor": 0.1, "rope_type": "default"}}, "even number of the 12"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(tmp_path, target, spoil, told, message):

@@ -26,6 +26,7 @@ from specscope.train.synthesise import Synthesiser, Turns
 from specscope.train.texts import read_texts
 from specscope.train.training import batches_of
 from specscope.train.ttt import forward
+from tests.heads import write_variant
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
@@ -75,7 +76,8 @@ def test_a_long_instruction_is_cut_and_answered(deep, target, tmp_path, monkeypa
     assert longest >= 12
 
 
-def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, norm_output):
     """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
     from specscope.model.batch import Segment
     from specscope.model.head_loader import LoadedHead
@@ -83,7 +85,9 @@ def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
     from specscope.model.kv_cache import BlockTable
     from specscope.trace.tree import DraftTree
 
-    training = Training(target, data, RECIPE, tmp_path)
+    training = Training(target, data, dataclasses.replace(RECIPE, norm_output=norm_output), tmp_path)
+    assert training.head.config.norm_output is norm_output
+    training.head.norm.weight.data.mul_(1.5)  # else the norm hardly shows
     batch = training.padded([3])
     seen = []
     hook = training.head.lm_head.register_forward_hook(lambda module, given, out: seen.append(out[0]))
@@ -272,15 +276,19 @@ def test_a_file_of_texts_trains_too(deep, tmp_path):
         80,
         "--epochs",
         1,
+        "--norm-output",
     )
     error = done.communicate(timeout=120)[1]
     assert done.returncode == 0, error
-    assert "texts.jsonl" in (tmp_path / "h" / "README.md").read_text()
+    card = (tmp_path / "h" / "README.md").read_text()
+    assert "texts.jsonl" in card
+    assert "--norm-output -o" in card
+    assert json.loads((tmp_path / "h" / "config.json").read_text())["norm_output"] is True
 
 
 def test_a_head_can_be_gone_on_from(data, target, tmp_path):
-    """With its vocabulary and its numbers: what it knows is there from the first step on."""
-    first = Training(target, data, RECIPE, tmp_path / "first")
+    """With its vocabulary, its numbers and its norm_output: what it knows is there from the first step on."""
+    first = Training(target, data, dataclasses.replace(RECIPE, norm_output=True), tmp_path / "first")
     for _ in first.run():
         pass
     first.save()
@@ -290,6 +298,29 @@ def test_a_head_can_be_gone_on_from(data, target, tmp_path):
     assert second.head.target_tokens().tolist() == first.head.target_tokens().tolist()
     assert second.evaluate()["first"] == pytest.approx(knows["first"], abs=0.02)  # it was saved in bfloat16
     assert second.step == 0
+    assert second.head.config.norm_output
+
+
+def test_a_head_with_a_window_cannot_be_gone_on_from(data, target, tmp_path):
+    """Training attends to all of a sequence."""
+    recipe = dataclasses.replace(RECIPE, start=str(write_variant(tmp_path / "first", "sliding")))
+    with pytest.raises(UserError, match="cannot resume from this head"):
+        Training(target, data, recipe, tmp_path / "second")
+
+
+@pytest.mark.parametrize("name", ["fc_norm", "partial rotary"])
+def test_a_published_head_is_trained_as_it_runs(data, target, tmp_path, name):
+    """With more tokens, and so made anew: its features' norms and its rotary channels are kept."""
+    folder = str(write_variant(tmp_path / "first", name))
+    recipe = dataclasses.replace(RECIPE, start=folder, draft_vocab=120)
+    training, loaded = Training(target, data, recipe, tmp_path / "second"), load_head(folder, target).head
+    batch = training.padded([3])
+    with torch.no_grad():
+        assert torch.equal(training.head.combine(batch.features), loaded.combine(batch.features))
+        places = torch.arange(9)[None]
+        got, wanted = (head.rotary(head.fc.weight, places) for head in (training.head, loaded))
+    assert all(map(torch.equal, got, wanted))
+    assert training.head.config.flags == loaded.config.flags
 
 
 @pytest.mark.parametrize("size", [200, 10_000])  # 10,000: all 300 tokens of the target

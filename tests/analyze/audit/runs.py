@@ -7,7 +7,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import Options, Source
 from specscope.trace.history import History
 from tests.engines import DRAFTERS, PROMPTS
-from tests.heads import head_tensors, write_head, write_parallel_head
+from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 
 RULES = {
     "greedy": {},
@@ -54,14 +54,15 @@ class Bench:
         self.heads = {
             "eagle": str(write_head(Path(folder) / "head", head_tensors())),
             "p-eagle": str(write_parallel_head(Path(folder) / "parallel")),
+            **{name: str(write_variant(Path(folder) / name, name)) for name in VARIANTS},
         }
         self._made = {}
 
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
-        how = dict(SETTINGS[name])
+        how = dict(SETTINGS.get(name, SETTINGS["eagle dynamic"]))
         if how["drafter"].endswith("eagle"):
-            how["draft_model"] = self.heads.get(name.split()[0], self.heads["eagle"])
+            how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
         return Engine(target=self.target, **{**SMALL, **how})

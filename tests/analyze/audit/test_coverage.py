@@ -48,8 +48,7 @@ UNKNOWN = {
     "gate_bias_scale = 0.5": {"gate_bias_scale": 0.5},
     "nested_flag": {"eagle_config": {"nested_flag": True}},
     "use_last_layernorm = False": {"eagle_config": {"use_last_layernorm": False}},
-    "hidden_act = gelu": {"hidden_act": "gelu"},
-    "sliding_window = 64": {"sliding_window": 64},
+    "hidden_act = tanh": {"hidden_act": "tanh"},
     "rope_twist = 2": {"rope_scaling": {"rope_type": "default", "rope_theta": 5000.0, "rope_twist": 2}},
 }
 
@@ -99,9 +98,9 @@ def test_what_is_off_or_changes_nothing_is_no_reason_to_skip(bench, drafted, tmp
 def test_a_tensor_that_the_judge_has_no_place_for_is_named(bench, drafted, tmp_path):
     head = with_config(bench, tmp_path / "head")
     tensors = load_file(tmp_path / "head" / "model.safetensors")
-    save_file({**tensors, "fc_norm.0.weight": tensors["norm.weight"].clone()}, tmp_path / "head" / "model.safetensors")
+    save_file({**tensors, "q_norm.weight": tensors["norm.weight"].clone()}, tmp_path / "head" / "model.safetensors")
     found = judged(bench, drafted, head)
-    assert "the head has a tensor fc_norm.0.weight, which this judge does not know" in found.unjudged[0]
+    assert "the head has a tensor q_norm.weight, which this judge does not know" in found.unjudged[0]
     assert found.exit is Exit.NOT_JUDGED
 
 
@@ -118,7 +117,7 @@ def test_a_model_that_is_no_head_is_told_in_words(bench, drafted, tmp_path):
 def test_a_head_that_cannot_be_loaded_leaves_the_target_judged(bench, drafted, tmp_path):
     found = judged(bench, drafted, Source(str(tmp_path / "nothing"), "head"))
     assert found.exit is Exit.NOT_JUDGED
-    assert "cannot load the head" in found.unjudged[0]
+    assert "The drafter was not judged: cannot read " in found.unjudged[0]
     assert found.finding("target p").check.result is Result.PASSED
 
 

@@ -7,8 +7,8 @@ attention over the whole text; no paging, no fused parts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from specscope.analyze.audit.contexts import Contexts, Judged
-from specscope.analyze.audit.model.head_keys import unknown, unknown_tensor
 from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.options import Source
 from specscope.errors import UserError, first_line
+from specscope.trace.files import read_object
+from specscope.trace.head_folder import weight_files
+from specscope.trace.head_keys import FLAGS, SLIDING, flattened, unknown, unknown_tensor
 from specscope.trace.tree import ROOT
 
 STEPS = 64  # steps whose trees are run together
 CHUNK = 512  # rows of the text that are run together
-KV = tuple[Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+}
+KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
 
 
 class Head:
@@ -38,15 +48,15 @@ class Head:
         """
         folder = Path(source.path)
         try:
-            raw = json.loads((folder / "config.json").read_text("utf-8"))
+            raw = read_object(folder / "config.json")
+            if key := unknown(raw):
+                raise UserError(f"the head's config has `{key}`, which this judge does not know")
             self.weights = _read(folder)
             if "fc.weight" not in self.weights:
                 raise UserError(f"{source.name} is no EAGLE head: it has no tensor fc.weight")
-            if key := unknown(raw):
-                raise UserError(f"the head's config has `{key}`, which this judge does not know")
             if name := unknown_tensor(self.weights):
                 raise UserError(f"the head has a tensor {name}, which this judge does not know")
-            self.config = _config(raw)
+            self.config = flattened(raw)
             self._set_up(target)
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"cannot load the head {source.name}: {first_line(error)}") from error
@@ -60,6 +70,8 @@ class Head:
         if "mask_hidden" not in self.weights:
             self.mask_token = None
         self.three = "midlayer.hidden_norm.weight" in self.weights
+        if not self.three and (flag := next((name for name in FLAGS if self.config.get(name)), "")):
+            raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head has not")
         further = range(1, int(self.config.get("num_hidden_layers", 1)))
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
         own = self.weights.get("embed_tokens.weight")
@@ -69,11 +81,15 @@ class Head:
         self.vocab = int(target.get_output_embeddings().weight.shape[0])
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
-        config = LlamaConfig.from_dict({**self.config, "num_hidden_layers": 1})
-        self.heads = int(config.num_attention_heads)
+        self.heads = int(self.config["num_attention_heads"])
+        self.turned = int(self._size * _partial(self.config))  # the first so many channels of a head
+        config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
-        self.act = functional.silu
+        self.act = ACTS[config.hidden_act]
+        kinds = self.config.get("layer_types") or []
+        window = int(self.config.get("sliding_window") or 0)
+        self.windows = [window if SLIDING in kinds[i : i + 1] else 0 for i in range(len(self.names))]  # 0: all
         self.layers = (
             _layers(self.config, int(target.config.get_text_config().num_hidden_layers)) if self.three else ("final",)
         )
@@ -99,7 +115,18 @@ class Head:
 
     def combine(self, features: Tensor) -> Tensor:
         """Features [..., F] as hidden states [..., width]."""
-        return self._linear("fc", features) if self.three else features
+        if not self.three:
+            return features
+        if self.config.get("norm_before_fc"):
+            features = self._norm("input_norm", features)
+        if self.config.get("fc_norm"):
+            each = features.unflatten(-1, (len(self.layers), -1)).unbind(-2)
+            features = torch.cat([self._norm(f"fc_norm.{i}", one) for i, one in enumerate(each)], dim=-1)
+        return self._linear("fc", features)
+
+    def fed_back(self, hidden: Tensor) -> Tensor:
+        """What the nodes below rows are fed of their hidden states [N, width]."""
+        return self._norm("norm", hidden) if self.config.get("norm_output") else hidden
 
     def prepare(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(the residual stream, what attention projects) of tokens [N] and hidden states [N, width]."""
@@ -119,25 +146,26 @@ class Head:
         seen bool [N, K]: which of these K a row sees, its own among them.
         """
         (x, projected), after = prepared, list[KV]()
-        for name, (keys, values) in zip(self.names, before, strict=True):
+        for name, window, (keys, values, places) in zip(self.names, self.windows, before, strict=True):
             if after:
                 projected = self._norm(f"{name}.input_layernorm", x)
             key = self._turn(self._split(f"{name}.self_attn.k_proj", projected), positions)
             value = self._split(f"{name}.self_attn.v_proj", projected)
-            after.append((torch.cat([keys, key]), torch.cat([values, value])))
-            x = self._layer(name, x, projected, positions, seen, after[-1])
+            after.append((torch.cat([keys, key]), torch.cat([values, value]), torch.cat([places, positions])))
+            reach = seen & (after[-1][2] > positions[:, None] - window) if window else seen
+            x = self._layer(name, x, projected, positions, reach, after[-1])
         return x, after
 
     def nothing(self) -> list[KV]:
         """Of each layer: no keys and no values yet."""
         heads = int(self.config.get("num_key_value_heads") or self.heads)
         none = self.embedding.new_zeros(0, heads, self._size)
-        return [(none, none)] * len(self.names)
+        return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)
 
     def _layer(self, name: str, residual: Tensor, projected: Tensor, positions: Tensor, seen: Tensor, kv: KV) -> Tensor:
         """One decoder layer: [N, width]."""
         query = self._turn(self._split(f"{name}.self_attn.q_proj", projected), positions)
-        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in kv)
+        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in kv[:2])
         scores = torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
         mixed = torch.einsum("hnk,khd->nhd", weights, value).flatten(1)
@@ -170,9 +198,13 @@ class Head:
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         cos, sin = (y[0][:, None] for y in self.rotary(x, positions[None]))
-        half = x.shape[-1] // 2
-        turned: Tensor = x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
-        return turned
+        return self._turn_by(x, cos, sin)
+
+    def _turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first channels of each head turned, the others as they are."""
+        part, half = x[..., : self.turned], self.turned // 2
+        turned = part * cos + torch.cat([-part[..., half:], part[..., :half]], dim=-1) * sin
+        return torch.cat([turned, x[..., self.turned :]], dim=-1)
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
@@ -215,7 +247,8 @@ class Head:
             tokens = torch.tensor([int(step.part.tree.token[node]) for step, node in level])
             positions = torch.tensor([_slot(step) + depth for step, _ in level])
             grown += level
-            hidden, kv = self.run(self.prepare(tokens, hidden[above]), positions, _seen(level, grown, before), kv)
+            prepared = self.prepare(tokens, self.fed_back(hidden[above]))
+            hidden, kv = self.run(prepared, positions, _seen(level, grown, before), kv)
             yield level, self.logits(hidden)
             place = {(id(step), node): at for at, (step, node) in enumerate(level)}
             depth += 1
@@ -264,23 +297,31 @@ def _read(folder: Path) -> dict[str, Tensor]:
     """Its tensors by the authors' names, float32."""
     from safetensors.torch import load_file
 
-    path = folder / "model.safetensors"
-    raw = load_file(path) if path.is_file() else torch.load(folder / "pytorch_model.bin", "cpu", weights_only=True)
     found = {}
-    for name, tensor in raw.items():
-        name = name.removeprefix("model.")
-        name = "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
-        found[name] = tensor.float() if tensor.is_floating_point() else tensor
+    for file in weight_files(folder):
+        raw = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        for name, tensor in raw.items():
+            name = name.removeprefix("model.")
+            name = "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+            found[name] = tensor.float() if tensor.is_floating_point() else tensor
     return found
 
 
-def _config(raw: dict[str, Any]) -> dict[str, Any]:
-    flat = {**raw, **(raw.get("transformer_layer_config") or {})}
-    return {
-        name: value
-        for name, value in flat.items()
-        if name not in ("architectures", "torch_dtype", "dtype", "layer_types")
+def _partial(config: dict[str, Any]) -> float:
+    """Which share of a head's channels is turned by position."""
+    inside = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("partial_rotary_factor")
+    return float(inside or config.get("partial_rotary_factor") or 1)
+
+
+def _llama(config: dict[str, Any], turned: int) -> dict[str, Any]:
+    """A layer whose heads are turned as a whole, and are as large as what is turned."""
+    left_out = ("architectures", "torch_dtype", "dtype", "layer_types", "partial_rotary_factor")
+    layer = {
+        name: {key: x for key, x in value.items() if key not in left_out} if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in left_out
     }
+    return {**layer, "num_hidden_layers": 1, "head_dim": turned}
 
 
 def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:

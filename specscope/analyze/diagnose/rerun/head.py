@@ -245,11 +245,11 @@ class Moved(Head):
         places = (positions + self._off + self.decoding * (positions >= self.prompt)) * self.scale
         if self.base == 1:
             return super()._turn(x, places)
-        half = x.shape[-1] // 2
+        half = self.turned // 2
         frequency = self.rotary.inv_freq * self.base ** (-torch.arange(half) / half)
         angle = torch.outer(places.float(), frequency)[:, None]
         cos, sin = (torch.cat([y, y], dim=-1) for y in (angle.cos(), angle.sin()))
-        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+        return self._turn_by(x, cos, sin)
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         self._off, self._drafted = self.further, True
