@@ -127,6 +127,14 @@ def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_man
     assert [notice.text.split(":")[0] for notice in attached.viewer.news] == ["left out 1×", "left out 10×"]
 
 
+def test_exports_that_are_refused_are_counted(attached):
+    for body, kind in ((b"[]", JSON), (b"[]", JSON), (b"{}", "text/plain")):
+        assert post(attached, body, kind) in (400, 415)
+    assert call(attached, b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
+    settle(attached, lambda: len(attached.viewer.news) == 3)
+    assert all(notice.text.startswith("left out 1×: an export: the ") for notice in attached.viewer.news)
+
+
 def test_spans_of_other_programs_are_noticed_once(attached):
     """What vLLM sends, and what anybody could."""
     context = SpanContext(1, 2, False)
