@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
 from specscope.trace.otlp_json import Spans, plain, read_line, read_others
@@ -190,7 +190,7 @@ class CaptureReader:
 
 def _whole(line: bytes) -> bool:
     try:
-        orjson.loads(line)
+        decoded(line)
     except ValueError:
         return False
     return True
