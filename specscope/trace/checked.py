@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from reprlib import Repr
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -35,7 +35,11 @@ def checked(value: object, kind: Any, name: str) -> Any:  # noqa: ANN401
         raise UserError(f"{name} must be {_wanted(value, kind)}, not {short(value)}") from None
 
 
-def decoded(data: bytes | bytearray | str, kind: Any = Any) -> Any:  # noqa: ANN401
+@overload
+def decoded(data: bytes | bytearray | str) -> Any: ...  # noqa: ANN401
+@overload
+def decoded(data: bytes | bytearray | str, kind: type[T]) -> T: ...
+def decoded(data: bytes | bytearray | str, kind: Any = Any) -> Any:
     """JSON from a socket, a page or a file, as `kind`. Raises ValueError, however deep the text is nested."""
     try:
         return orjson.loads(data) if kind is Any else msgspec.json.decode(data, type=kind)

@@ -25,11 +25,11 @@ class _Handler(HTTPSHandler, HTTPHandler):
 
     def http_open(self, req: Request) -> HTTPResponse:
         """As urllib calls it."""
-        return self.do_open(self._made(HTTPConnection), req)  # type: ignore[arg-type]
+        return self.do_open(self._made(HTTPConnection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
         """Likewise."""
-        return self.do_open(self._made(HTTPSConnection), req)  # type: ignore[arg-type]
+        return self.do_open(self._made(HTTPSConnection), req)
 
     def _made(self, kind: type[HTTPConnection]) -> Callable[..., HTTPConnection]:
         def make(host: str, **options: Any) -> HTTPConnection:  # noqa: ANN401

@@ -47,6 +47,7 @@ AVERAGES = (
     "sglang:spec_num_draft_tokens",
     "sglang:gen_throughput",
 )
+LONGEST = 2**16  # characters of a line: the parser copies what is left of one with each label
 RANKS = ("dp_rank", "tp_rank", "pp_rank", "engine_type")  # labels that tell SGLang's schedulers apart
 
 
@@ -79,6 +80,8 @@ class Reading:
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
     """A reading for each engine that the text tells of. Raises UnreadableError for text that is no such."""
     found: dict[tuple[str, str, str], Reading] = {}
+    if any(len(line) > LONGEST for line in text.split("\n")):
+        raise UnreadableError(f"this is not Prometheus text: a line has more than {LONGEST:,} characters")
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
