@@ -20,13 +20,12 @@ from specscope.lifetime import watched
 
 # What an installation may lack, and the extra that has it
 EXTRAS = {
-    **dict.fromkeys(("textual", "platformdirs", "grpc"), "screen"),
+    **dict.fromkeys(("textual", "platformdirs", "grpc", "starlette", "uvicorn"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
     **dict.fromkeys(("jinja2", "matplotlib"), "html"),
     "httpx2": "bench",
     "pyarrow": "export",
     "textual_serve": "web",
-    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
 }
 
 

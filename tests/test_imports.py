@@ -22,7 +22,7 @@ ALLOWED = {
     "watch": {"debug", "trace", "specscope"},
     "analyze": {"trace"},
     "vllm": {"debug", "trace"},
-    "serve": {"vllm", "live", "engine", "debug", "trace", "specscope"},
+    "serve": {"vllm", "live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "train": {"engine", "speculate", "model", "trace", "specscope"},
     "measure": {"analyze", "live", "engine", "speculate", "model", "kernels", "trace", "debug", "specscope"},

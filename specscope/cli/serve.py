@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specscope.engine.engine import Engine
     from specscope.serve.service import ServeOptions
 
+CONNECTIONS = 1024  # beside those of requests that wait
 KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
 
@@ -129,7 +130,7 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
 
 def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     """The flags as objects. Raises UserError."""
-    from specscope.serve.reading import Limits
+    from specscope.remote.http import Limits
     from specscope.serve.service import ServeOptions
 
     options = ServeOptions(
@@ -137,15 +138,16 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         port=flags.pop("port"),
         api_key=_api_key(flags.pop("api_key"), flags.pop("api_key_file")),
         name=flags.pop("served_model_name"),
-        max_queue=flags.pop("max_queue"),
+        max_queue=flags["max_queue"],
         shutdown_seconds=flags.pop("shutdown_timeout"),
         seed=flags.pop("seed"),
         speculation_level=flags.pop("spec_metrics"),
         times=flags.pop("times"),
         debug_socket=flags.pop("debug_socket"),
         text=not flags["no_text"],
-        limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
+        limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"]),
     )
+    del flags["max_queue"]
     config = engine_config(flags)
     return ServeRun(config, output_settings(flags, output, unattended=True), options)
 
@@ -173,6 +175,7 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     something. Raises UserError.
     """
     from specscope.live.start import on_passing_thread
+    from specscope.remote.guard import address
     from specscope.serve.server import Serving, bind
     from specscope.trace.outputs import Outputs
 
@@ -187,10 +190,9 @@ def run_server(run: ServeRun, lifetime: Lifetime) -> int:
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
     serving = Serving(engine, run.options, bound)
-    where = f"[{host}]" if ":" in host else host
     name = run.options.name or engine.run_info.target
     try:
-        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{where}:{port} (Ctrl-C to stop)")))
+        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{address(host, port)} (Ctrl-C to stop)")))
     except UserError:
         raise
     except Exception as error:

@@ -1,8 +1,7 @@
 """`specscope tui --web`: the screen in a browser, through textual-serve, for the user alone.
 
-Whoever reaches a session can type debugger commands. A page of another site must not: its websocket says so in its
-Origin, and a name that was rebound to this machine's address (DNS rebinding) says so in its Host. On an address that
-other machines reach, every name may be right, so a token decides: it is in the URL that is printed at the start.
+Whoever reaches a session can type debugger commands. A page of another site must not (remote/guard.py). On an address
+that other machines reach a token decides: it is in the URL that is printed at the start.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import specscope
 from specscope.cli.streams import say
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
+from specscope.remote.guard import address, another_site
 from specscope.trace.checked import is_loopback
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 REMEDY = "pip install 'specscope[web]'"
 END_SECONDS = 30  # that a session's process may take to end: its engine ends the requests first
 SESSIONS = 8  # open at once; each is a process, and most have an engine
-LOCAL = ("localhost", "127.0.0.1", "::1")
 Handler = Callable[["Request"], Awaitable["StreamResponse"]]
 
 
@@ -39,39 +38,21 @@ class Guard:
     """Decides whose requests are answered."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.port = port
+        self._host = host
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
         self.cookie = f"specscope-{port}"  # cookies are shared by the ports of a host
-        names = {name for name in (*LOCAL, host) if name}
-        self.hosts = {address(name, port) for name in names}
-        if port == 80:  # which browsers leave out
-            self.hosts |= {bracketed(name) for name in names}
 
     def refusal(self, request: Request) -> str:
         """Why a request is not answered; empty where it is."""
-        host = request.headers.get("Host", "").lower()
-        origins = request.headers.getall("Origin", [])
-        if not self.token and host not in self.hosts:
-            return f"this server is {address('localhost', self.port)}, not {host[:100]!r}"
-        if any(origin.lower() != f"http://{host}" for origin in origins):
-            return "pages of other sites may not use this server"
-        if self.token and not self._knows(request):
+        headers = request.headers
+        why = another_site(self._host, headers.get("Host", ""), headers.getall("Origin", []))
+        if not why and self.token and not self._knows(request):
             return "open the URL that specscope printed when it started: it contains a token"
-        return ""
+        return why
 
     def _knows(self, request: Request) -> bool:
         given = (request.query.get("token", ""), request.cookies.get(self.cookie, ""))
         return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
-
-
-def bracketed(host: str) -> str:
-    """The host as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host.lower()
-
-
-def address(host: str, port: int) -> str:
-    """HOST:PORT as it stands in a URL."""
-    return f"{bracketed(host)}:{port}"
 
 
 async def end_of(session: AppService) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +20,7 @@ import orjson
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import Text, checked, checked_fields, short
+from specscope.trace.checked import Text, checked, checked_fields, decoded, short
 from specscope.trace.compressed import BROKEN, open_plain, reason
 from specscope.trace.documents import documents
 from specscope.trace.files import read_lines
@@ -131,16 +132,8 @@ def _lines(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
         yield first
         yield from lines
         return
-    numbers = [number]
-
-    def again() -> Iterator[bytes]:
-        yield line.encode() + b"\n"
-        for at, other in lines:
-            numbers.append(at)
-            yield other.encode() + b"\n"
-
-    for at, document in documents(again(), path):
-        yield numbers[at - 1], document
+    every = chain([(number, line)], lines)
+    yield from documents(((at, text.encode() + b"\n") for at, text in every), path)
 
 
 def _array(path: str, what: str) -> Iterator[tuple[int, str | bytes]]:
@@ -179,7 +172,7 @@ def parse_row(value: str | bytes, *, talks: bool = False) -> Row | None:
     if isinstance(value, str):
         return Row("text", checked(value, Prompt, "a line"))
     try:
-        values = orjson.loads(value)
+        values = decoded(value)
     except orjson.JSONDecodeError as error:
         raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
     if not isinstance(values, dict):

@@ -49,7 +49,7 @@ class RunUpdate:
     info: RunInfo | None  # the first time
     records: tuple[StepRecord, ...]
     pieces: dict[int, bytes] = field(default_factory=dict)  # of the vocabulary, those that are new
-    special: frozenset[int] = frozenset()
+    special: frozenset[int] = frozenset()  # likewise
     lost: int = 0  # records and exports that are known to be missing, in all
     weight: int = 0  # bytes of the records, roughly
 
@@ -77,6 +77,7 @@ class _RunDecoder:
         self.info: RunInfo | None = info
         self.decoder = Decoder()
         self._told = 0  # pieces of the vocabulary that were sent
+        self._special: frozenset[int] = frozenset()  # that were sent
         self._lost = 0
         self._summaries = False  # whether it was told that evidence is missing
 
@@ -90,9 +91,9 @@ class _RunDecoder:
             return None
         pieces = self.decoder.vocabulary.pieces
         new = dict(islice(pieces.items(), self._told, None))
-        special = frozenset(self.decoder.vocabulary.special)
+        special = frozenset(self.decoder.vocabulary.special) - self._special
         heard = RunUpdate(name, self.info, tuple(records), new, special, lost, sum(map(weight, records)))
-        self.info, self._told, self._lost = None, len(pieces), lost
+        self.info, self._told, self._lost, self._special = None, len(pieces), lost, self._special | special
         return heard
 
     def news(self) -> list[str]:
@@ -113,9 +114,10 @@ class _Listener:
         self._waiting = 0  # spans in them
         self._bytes = 0  # of them
         self._dropped = 0  # exports
+        self._refused: deque[str] = deque(maxlen=1000)  # why exports were refused that nobody was told of yet
         self._changed = threading.Condition()  # guards the four
         self._runs: dict[str, _RunDecoder] = {}
-        self._odd = Faults()  # of spans that belong to no run
+        self._odd = Faults()  # of what belongs to no run
 
     def take(self, spans: list[Received]) -> None:
         """On the receiver's threads: keep them, and let it answer."""
@@ -128,6 +130,10 @@ class _Listener:
                 self._pop()
                 self._dropped += 1
             self._changed.notify()
+
+    def refuse(self, why: str) -> None:
+        """On the receiver's threads: an export was not taken."""
+        self._refused.append(why)
 
     def _pop(self) -> list[Received]:
         spans, size = self._exports.popleft()
@@ -156,14 +162,16 @@ class _Listener:
                 except (EOFError, OSError):
                     raise
                 except Exception as error:  # one bad export must not stop it
-                    self._wonder(f"{type(error).__name__}: {error}")
+                    self._wonder("spans", f"{type(error).__name__}: {error}")
+            while self._refused:
+                self._wonder("an export", self._refused.popleft())
 
     def _tell(self, name: str, spans: Sequence[Received]) -> None:
         if name not in self._runs:
             try:
                 info = run_info(spans[0].resource)
             except UserError as error:
-                self._wonder(str(error))
+                self._wonder("spans", str(error))
                 return
             if len(self._runs) >= ENGINES:
                 del self._runs[next(iter(self._runs))]
@@ -188,9 +196,9 @@ class _Listener:
                 bad.append(str(error))
         self._pipe.send(OtherUpdate(tuple(kept), tuple(bad), sum(span.weight for span in kept)))
 
-    def _wonder(self, why: str) -> None:
-        """Spans that belong to no run."""
-        self._odd.add("spans", why)
+    def _wonder(self, what: str, why: str) -> None:
+        """What belongs to no run."""
+        self._odd.add(what, why)
         for text in self._odd.news():
             self._pipe.send(Unreadable(text))
 
@@ -201,7 +209,7 @@ def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -
         os.dup2(nowhere.fileno(), 2)
     end_with_parent()
     listener = _Listener(pipe)
-    receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port)
+    receiver = Receiver(listener.take, host=host, grpc_port=grpc_port, http_port=http_port, on_refused=listener.refuse)
     try:
         receiver.start()
     except UserError as error:

@@ -27,6 +27,8 @@ JSON = "application/json"
 SCALARS = {0x0A: "string_value", 0x10: "bool_value", 0x18: "int_value", 0x21: "double_value"}  # by first byte
 MAX_SPANS = 2**15  # in an export, and as many resources and scopes
 MAX_SPAN = 4 * 2**20  # bytes of one
+MAX_RESOURCE = 2**16  # bytes of a resource or a scope: ours has 1.5 kB
+DECODED = 20  # times larger than its bytes is a message of the smallest values
 MAX_EXTRAS = 2**16  # events and links of all spans of an export, and attributes of one
 
 T = TypeVar("T")
@@ -40,11 +42,12 @@ class Received:
     raw: bytes | msgspec.Raw
     is_json: bool
     scope: str = ""  # the name of its instrumentation scope
+    besides: int = 0  # bytes of the resource, roughly: told by its first span
 
     @property
     def size(self) -> int:
-        """Bytes of the span as it came."""
-        return memoryview(self.raw).nbytes
+        """Bytes that it takes, roughly."""
+        return memoryview(self.raw).nbytes + self.besides
 
     def message(self) -> Any:  # noqa: ANN401
         """Its message: a Span of opentelemetry.proto, or otlp_json.WholeSpan, which has the same fields."""
@@ -64,7 +67,7 @@ class Received:
         return engine_span((trace_id, own, above), name, self.resource, self.scope, (start, end), attributes)
 
 
-def parse(body: bytes, kind: str = PROTOBUF) -> list[Received]:
+def parse(body: bytes | bytearray, kind: str = PROTOBUF) -> list[Received]:
     """The spans of an ExportTraceServiceRequest in protobuf or, for kind `application/json`, in OTLP JSON.
 
     Raises ValueError, in one line, for anything else.
@@ -76,28 +79,34 @@ def parse(body: bytes, kind: str = PROTOBUF) -> list[Received]:
         raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
 
 
-def _proto_spans(body: bytes) -> Iterator[Received]:
+def _proto_spans(body: bytes | bytearray) -> Iterator[Received]:
     bounds = _Bounds()
     for raw_resource in bounds.of(RawRequest.FromString(body).resource_spans):
         by_resource = RawResourceSpans.FromString(raw_resource)
+        besides = bounds.besides(by_resource.resource)
         resource = _plain(ResourceMessage.FromString(by_resource.resource).attributes)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = RawScopeSpans.FromString(raw_scope)
+            besides += bounds.besides(by_scope.scope)
             scope = ScopeMessage.FromString(by_scope.scope).name
             for raw in bounds.of(by_scope.spans):
-                yield bounds.check(Received(resource, raw, is_json=False, scope=scope))
+                yield bounds.check(Received(resource, raw, is_json=False, scope=scope, besides=besides))
+                besides = 0
 
 
-def _json_spans(body: bytes) -> Iterator[Received]:
+def _json_spans(body: bytes | bytearray) -> Iterator[Received]:
     bounds = _Bounds()
     for raw_resource in bounds.of(otlp_json.read_request(body).resource_spans):
         by_resource = otlp_json.read_resource(raw_resource)
-        resource = otlp_json.plain(by_resource.resource.attributes) if by_resource.resource else {}
+        besides = bounds.besides(by_resource.resource)
+        resource = otlp_json.attributes_of(by_resource.resource)
         for raw_scope in bounds.of(by_resource.scope_spans):
             by_scope = otlp_json.read_scope(raw_scope)
-            scope = by_scope.scope.name if by_scope.scope else ""
-            for raw in bounds.of(by_scope.spans):
-                yield bounds.check(Received(resource, raw, is_json=True, scope=scope))
+            besides += bounds.besides(by_scope.scope)
+            scope = otlp_json.name_of(by_scope.scope)
+            for raw in bounds.of(by_scope.spans):  # copied: it is a view of the body, and would keep all of that
+                yield bounds.check(Received(resource, raw.copy(), is_json=True, scope=scope, besides=besides))
+                besides = 0
 
 
 class _Bounds:
@@ -114,9 +123,16 @@ class _Bounds:
             raise ValueError(f"more than {MAX_SPANS} spans in one export: send fewer at a time")
         return parts
 
+    def besides(self, raw: bytes | msgspec.Raw) -> int:
+        """Bytes that a resource or scope takes, roughly: once decoded it is many times larger."""
+        size = memoryview(raw).nbytes
+        if size > MAX_RESOURCE:
+            raise ValueError(f"a resource or a scope is larger than {MAX_RESOURCE} bytes")
+        return DECODED * size
+
     def check(self, one: Received) -> Received:
         """A span that can be read, and whose ids are ids."""
-        if one.size > MAX_SPAN:
+        if memoryview(one.raw).nbytes > MAX_SPAN:
             raise ValueError(f"a span is larger than {MAX_SPAN} bytes")
         span = one.message()
         self._extras += len(span.events) + len(span.links)

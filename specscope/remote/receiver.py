@@ -6,20 +6,16 @@ exporters, and what arrives here is fed to the decoder that reads captures.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import gzip
 import io
 import socket
-import socketserver
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -27,20 +23,28 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from specscope.errors import UserError
+from specscope.remote.guard import address
+from specscope.remote.http import Application, Bodies, HttpServer, Limits, Refusal, bind, media_type, too_large
 from specscope.remote.otlp import JSON, PROTOBUF, Received, parse
 
+T = TypeVar("T")
 PATH = "/v1/traces"
-MAX_BODY = 16 * 2**20  # bytes of one export, after decompression; the SDK sends 512 spans at a time
-BODIES = 4  # of the largest exports, so many may be under way over HTTP
-MAX_CONNECTIONS = 64  # over HTTP
 MAX_CALLS = 8  # exports that are received over gRPC at once
-POLL_SECONDS = 0.1  # the HTTP server looks this often whether it is to end
-IDLE_SECONDS = 60  # an HTTP connection that has sent an export and is silent is closed after this
-SILENT_SECONDS = 4  # one that is silent before its first export, or inside of one
-HEAD_SECONDS = 8  # a request's line and headers take so long at most
-BODY_SECONDS = 20  # and its body so long
+# The SDK sends 512 spans at a time, and again every five seconds on the same connection
+LIMITS = Limits(
+    body_bytes=16 * 2**20,  # after decompression as well
+    bodies=4,
+    connections=64,
+    header_seconds=8,
+    body_seconds=20,
+    silent_seconds=4,
+    idle_seconds=60,
+)
 GRPC_AGE_MS = 30_000  # a gRPC connection is renewed after this: a call that never sends its export ends with it
 GRPC_GRACE_MS = 5_000  # once the calls that were under way have had so long
 
@@ -60,21 +64,22 @@ class Receiver:
         host: str = "127.0.0.1",
         grpc_port: int | None = 0,
         http_port: int | None = 0,
-        max_body: int = MAX_BODY,
+        limits: Limits = LIMITS,
+        on_refused: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.on_spans = on_spans
+        self._on_refused = on_refused
         self.host = host
         self.grpc_port = grpc_port
         self.http_port = http_port
-        self.max_body = max_body
+        self.limits = limits
         self.received = 0
         self.refused = 0
         self._lock = threading.Lock()
         self._parsing = threading.Lock()  # one export at a time: decoded they are many times larger
-        self._room = BODIES * max_body  # bytes of bodies that may still come over HTTP
         self._open = False
         self._grpc: Any = None  # held here: without a reference a gRPC server is collected, and stops
-        self._http: _HttpServer | None = None
+        self._http: _HttpThread | None = None
 
     def start(self) -> Receiver:
         """Listen. Raises UserError where a port cannot be used, and leaves none open."""
@@ -97,8 +102,7 @@ class Receiver:
             self._grpc.stop(grace=1).wait()
             self._grpc = None
         if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
+            self._http.close()
             self._http = None
 
     def __enter__(self) -> Receiver:
@@ -115,23 +119,15 @@ class Receiver:
             self.on_spans(spans)
             self.received += len(spans)
 
-    def parse(self, body: bytes, kind: str, encoding: str = "identity") -> list[Received]:
-        """The spans of an export. Raises ValueError, or _RefusedError for a body that cannot be unpacked."""
-        with self._parsing:
-            return parse(_decompress(body, encoding, self.max_body), kind)
+    def refuse(self, why: str) -> None:
+        """Count an export that is refused."""
+        self.refused += 1
+        self._on_refused(why)
 
-    @contextlib.contextmanager
-    def room(self, size: int) -> Iterator[None]:
-        """Memory for a body. Raises _RefusedError where others take all that there is."""
-        with self._lock:
-            if size > self._room:
-                raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much is being received: try again later")
-            self._room -= size
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._room += size
+    def parse(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> list[Received]:
+        """The spans of an export. Raises ValueError, or Refusal for a body that cannot be unpacked."""
+        with self._parsing:
+            return parse(_decompress(body, encoding, self.limits.body_bytes), kind)
 
     def _start_grpc(self, port: int) -> None:
         server = grpc.server(
@@ -139,17 +135,16 @@ class Receiver:
             interceptors=[_Encoded()],
             # Without so_reuseport=0 two receivers would share a port, and each would see half of the spans.
             options=[
-                ("grpc.max_receive_message_length", self.max_body),
+                ("grpc.max_receive_message_length", self.limits.body_bytes),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_connection_age_ms", GRPC_AGE_MS),
                 ("grpc.max_connection_age_grace_ms", GRPC_GRACE_MS),
             ],
-            maximum_concurrent_rpcs=MAX_CONNECTIONS,
+            maximum_concurrent_rpcs=self.limits.connections,
         )
         add_TraceServiceServicer_to_server(_Service(self), server)  # type: ignore[no-untyped-call]
-        address = f"[{self.host}]" if ":" in self.host else self.host
         try:
-            self.grpc_port = server.add_insecure_port(f"{address}:{port}")
+            self.grpc_port = server.add_insecure_port(address(self.host, port))
         except RuntimeError:
             raise _cannot_listen("gRPC", self.host, port) from None
         server.start()
@@ -157,13 +152,50 @@ class Receiver:
 
     def _start_http(self, port: int) -> None:
         try:
-            self._http = _HttpServer(self, self.host, port)
-        except (OSError, OverflowError):
+            bound = bind(self.host, port)
+        except (OSError, OverflowError, UnicodeError):
             raise _cannot_listen("HTTP", self.host, port) from None
-        self.http_port = self._http.server_port
-        threading.Thread(
-            target=self._http.serve_forever, args=(POLL_SECONDS,), name="specscope-otlp-http", daemon=True
-        ).start()
+        self.http_port = bound.getsockname()[1]
+        bodies = Bodies(self.limits, PROTOBUF, JSON)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = await self._answer(Request(scope, receive), bodies)
+            await answer(scope, receive, send)
+
+        application = Application(app, self.host, self._refusal, self.limits)
+        self._http = _HttpThread(application, bound)
+
+    def _refusal(self, refusal: Refusal) -> Response:
+        self.refuse(refusal.message)
+        return PlainTextResponse(f"{refusal}\n", refusal.status, refusal.headers)
+
+    async def _answer(self, request: Request, bodies: Bodies) -> Response:
+        """One request over HTTP."""
+        if request.url.path.rstrip("/") != PATH:
+            return self._refusal(Refusal(404, f"there is nothing at this path; traces go to {PATH}"))
+        if request.method != "POST":  # somebody looks at the endpoint with a browser
+            said = f"specscope receives OTLP traces here: POST {PATH}\n"
+            return PlainTextResponse(said, 405, {"allow": "POST"})
+        kind, encoding = media_type(request.headers), request.headers.get("content-encoding", "identity")
+        try:
+            async with bodies.of(request) as body:
+                await asyncio.to_thread(self._take, body, kind, encoding.strip().lower())
+        except Refusal as refusal:
+            return self._refusal(refusal)
+        except ClientDisconnect:
+            return self._refusal(Refusal(400, "the body ended early"))
+        except ConnectionError as error:
+            return PlainTextResponse(f"{error}\n", 503)
+        except Exception as error:
+            return PlainTextResponse(f"{_cannot_take(error)}\n", 500)
+        return Response(b"{}" if kind == JSON else b"", media_type=kind)  # the empty response message
+
+    def _take(self, body: bytearray, kind: str, encoding: str) -> None:
+        try:
+            spans = self.parse(body, kind, encoding)
+        except ValueError as error:
+            raise Refusal(400, str(error)) from None
+        self.deliver(spans)
 
 
 class _Encoded(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -188,7 +220,7 @@ class _Service(TraceServiceServicer):
         try:
             spans = self._receiver.parse(request, PROTOBUF)
         except ValueError as error:
-            self._receiver.refused += 1
+            self._receiver.refuse(str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             self._receiver.deliver(spans)
@@ -209,190 +241,43 @@ def _cannot_take(error: Exception) -> str:
     return " ".join(f"the spans could not be taken: {type(error).__name__}: {error}".split())
 
 
-class _RefusedError(Exception):
-    """An HTTP request that is answered with an error: the status, and one line that says why."""
+class _HttpThread:
+    """The HTTP side, on a thread with an event loop of its own."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+    def __init__(self, application: Application, bound: socket.socket) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="specscope-otlp-http", daemon=True)
+        self._thread.start()
+        self._server = self._run(self._made(application, bound))
 
+    async def _made(self, application: Application, bound: socket.socket) -> HttpServer:
+        server = HttpServer(application, bound)
+        await server.start()
+        return server
 
-class _HttpServer(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def __init__(self, receiver: Receiver, host: str, port: int) -> None:
-        self.receiver = receiver
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        """Bind without HTTPServer's look-up of the host's full name, which can hang where there is no DNS."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
-
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class has it
-        """A thread for a connection, as long as there are not too many."""
-        if self._connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
-        with contextlib.suppress(OSError):
-            request.settimeout(1)
-            request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """The connection's thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+    def close(self) -> None:
+        """End what is open, soon."""
+        self._run(self._server.close())
+        self._run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
-class _Patience(io.RawIOBase):
-    """Reads a socket as long as `allow` said: it raises TimeoutError for one that is silent, and for one too slow."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._silent = 0.0
-        self._end = 0.0
-
-    def allow(self, seconds: float, silent: float) -> None:
-        """From now on: so long in all, and so long without a byte."""
-        self._end, self._silent = time.monotonic() + seconds, silent
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as the base class has it
-        """What has come."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(min(left, self._silent))
-        return self._connection.recv_into(buffer)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # exporters keep their connection open
-    disable_nagle_algorithm = True  # the answer's two small writes would otherwise wait for each other
-    server: _HttpServer
-
-    def setup(self) -> None:
-        """Read with patience, which has an end."""
-        super().setup()
-        self.rfile.close()
-        self._patience = _Patience(self.connection)
-        self.rfile = self._reader = io.BufferedReader(self._patience)
-        self._idle = SILENT_SECONDS
-
-    def handle_one_request(self) -> None:
-        """Wait for a request, then do not wait long for the rest of it."""
-        self._patience.allow(self._idle, self._idle)
-        try:
-            if not self._reader.peek(1):
-                self.close_connection = True
-                return
-        except OSError:
-            self.close_connection = True
-            return
-        self._idle = IDLE_SECONDS
-        self._patience.allow(HEAD_SECONDS, SILENT_SECONDS)
-        super().handle_one_request()
-
-    def do_POST(self) -> None:
-        """One export."""
-        receiver = self.server.receiver
-        try:
-            with receiver.room(self._length(receiver.max_body)):
-                kind, spans = self._read(receiver)
-                receiver.deliver(spans)
-        except TimeoutError:
-            receiver.refused += 1
-            self._answer(HTTPStatus.REQUEST_TIMEOUT, "text/plain; charset=utf-8", b"the body did not come in time\n")
-        except _RefusedError as refusal:
-            receiver.refused += 1
-            self._answer(refusal.status, "text/plain; charset=utf-8", f"{refusal}\n".encode())
-        except ConnectionError as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n".encode())
-        except Exception as error:
-            text = _cannot_take(error)
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", f"{text}\n".encode())
-        else:
-            self._answer(HTTPStatus.OK, kind, b"{}" if kind == JSON else b"")  # the empty response message
-
-    def do_GET(self) -> None:
-        """Somebody looks at the endpoint with a browser."""
-        text = f"specscope receives OTLP traces here: POST {PATH}\n"
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", text.encode())
-
-    def _length(self, limit: int) -> int:
-        """The body's length. One that is too long is read and dropped, so that the client gets the answer."""
-        self._patience.allow(BODY_SECONDS, SILENT_SECONDS)
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "send a Content-Length")
-        if len(length) > 15 or int(length) > limit:
-            self._discard(min(int(length[-15:]), 4 * limit))
-            raise _too_large(limit)
-        return int(length)
-
-    def _read(self, receiver: Receiver) -> tuple[str, list[Received]]:
-        """(content type, spans) of the request. Its body is read first, so that the client gets the answer."""
-        length = int(self.headers["Content-Length"])
-        body = self.rfile.read(length)
-        if len(body) < length:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the body ends after {len(body)} of {length} bytes")
-        if self.path.split("?")[0].rstrip("/") != PATH:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at this path; traces go to {PATH}")
-        kind = self.headers.get("Content-Type", "").split(";")[0].strip().lower()
-        if kind not in (PROTOBUF, JSON):
-            raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
-        try:
-            return kind, receiver.parse(body, kind, self.headers.get("Content-Encoding", "identity").strip().lower())
-        except ValueError as error:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
-
-    def _discard(self, length: int) -> None:
-        while length > 0 and (chunk := self.rfile.read(min(length, 65536))):
-            length -= len(chunk)
-
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "POST")
-        if status != HTTPStatus.OK:  # what follows on this connection may be the rest of a bad request
-            self.send_header("Connection", "close")
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay silent: a screen may be on this terminal."""
-
-
-def _too_large(limit: int) -> _RefusedError:
-    return _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")
-
-
-def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
+    """The body unpacked. Raises Refusal."""
     try:
         if encoding == "gzip":
             body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
         elif encoding == "deflate":
             body = zlib.decompressobj().decompress(body, limit + 1)
         elif encoding != "identity":
-            raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the body as it is, or with gzip or deflate")
+            raise Refusal(415, "send the body as it is, or with gzip or deflate")
     except (OSError, EOFError, zlib.error):
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the body is not valid {encoding}") from None
+        raise Refusal(400, f"the body is not valid {encoding}") from None
     if len(body) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     return body

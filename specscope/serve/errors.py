@@ -7,12 +7,15 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
+from specscope.remote.http import Refusal
+
 JSON = "application/json"
 
 # By status, as vLLM calls them
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
@@ -57,6 +60,12 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The whole answer."""
         return Response(msgspec.json.encode(self.body), self.status, self.headers, JSON)
+
+
+def of_refusal(refusal: Refusal) -> ApiError:
+    """What the server refused before the application was asked."""
+    more = ": --max-body raises it" if refusal.status == 413 else ""
+    return ApiError(refusal.status, refusal.message + more, headers=refusal.headers)
 
 
 def full(seconds: int = 1) -> ApiError:

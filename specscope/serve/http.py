@@ -18,27 +18,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specscope
+from specscope.remote.http import Application, Bodies, Refusal
 from specscope.serve.calls import Call
-from specscope.serve.errors import JSON, ApiError, stopping
+from specscope.serve.errors import JSON, ApiError, of_refusal, stopping
 from specscope.serve.forms import Form
 from specscope.serve.openapi import page
-from specscope.serve.reading import decode, read_body
+from specscope.serve.reading import decode
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
 from specscope.serve.responses import Model, ModelList, Version
 from specscope.serve.service import Service
 
 T = TypeVar("T")
 GUARDED = "/v1/"  # paths that need the key; health and metrics are for those who watch
+REASONS = {403: "other_site", 408: "too_slow", 413: "too_large", 415: "content_type", 503: "too_busy"}  # by status
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def make_app(service: Service) -> Starlette:
-    """The application."""
+def make_app(service: Service) -> Application:
+    """The application, and how it is served."""
+    bodies = Bodies(service.options.limits, JSON)
 
     def generate(kind: type[Sampling]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            asked = decode(await read_body(request, service.options.limits), kind)
-            return await _answer(service, request, asked)
+            form, stream = await _begin(service, request, bodies, kind)
+            return await _answer(service, request, form, stream)
 
         return endpoint
 
@@ -58,6 +61,13 @@ def make_app(service: Service) -> Starlette:
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(service.observed.text(), headers={"content-type": PROMETHEUS})
 
+    def refuse(refusal: Refusal) -> Response:
+        service.observed.refused(REASONS.get(refusal.status, "invalid"))
+        return of_refusal(refusal).response()
+
+    async def refused(request: Request, refusal: Refusal) -> Response:
+        return refuse(refusal)
+
     async def openapi(request: Request) -> Response:
         return Response(shown, media_type=JSON)
 
@@ -73,13 +83,14 @@ def make_app(service: Service) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         ApiError: _refused,
+        Refusal: refused,
         HTTPException: _no_route,
         ClientDisconnect: _left,
         Exception: _broken,
     }
-    return Starlette(
-        routes=routes, middleware=[Middleware(Doorman, key=service.options.api_key)], exception_handlers=handlers
-    )
+    key = Middleware(Doorman, key=service.options.api_key)
+    app = Starlette(routes=routes, middleware=[key], exception_handlers=handlers)
+    return Application(app, service.options.host, refuse, service.options.limits)
 
 
 class Doorman:
@@ -112,12 +123,20 @@ class Doorman:
         await self._app(scope, receive, send_known)
 
 
-async def _answer(service: Service, request: Request, asked: Sampling) -> Response:
+async def _begin(
+    service: Service, request: Request, bodies: Bodies, kind: type[Sampling]
+) -> tuple[Form, StreamOptions | None]:
+    """A call on the engine, and how its answer is streamed. What the body takes is free again when it is tokens."""
+    async with bodies.of(request) as body:
+        asked = decode(body, kind)
+        form = await _while_there(request, service.start(asked, request.headers))
+    return form, (asked.stream_options or StreamOptions()) if asked.stream else None
+
+
+async def _answer(service: Service, request: Request, form: Form, stream: StreamOptions | None) -> Response:
     """Whole, or as a stream; a client that goes takes its requests with it."""
-    form = await _while_there(request, service.start(asked, request.headers))
-    if asked.stream:
-        options = asked.stream_options or StreamOptions()
-        return EventStream(form.call, _events(service, form, options))
+    if stream is not None:
+        return EventStream(form.call, _events(service, form, stream))
     try:
         await _while_there(request, _finish(form.call))
     finally:

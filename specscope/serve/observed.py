@@ -36,6 +36,7 @@ FIRST = (
 BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 TOKENS = tuple(2**n for n in (0, *range(3, 15)))
 
+QUEUE_FULL = "queue_full"
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first output.", FIRST),
     "inter_token_latency_seconds": ("Between two steps that emitted.", BETWEEN),
@@ -62,19 +63,20 @@ class Observed:
             )
             for name, (text, buckets) in HISTOGRAMS.items()
         }
-        refusals = Counter(
+        self._labels = labels
+        self._refusals = Counter(
             "vllm:admission_rejections",
-            "Requests that were refused because the queue was full.",
+            "Requests that were refused before the engine was asked.",
             [*labels, "reason"],
             registry=self._registry,
         )
-        self._refusals = refusals.labels(**labels, reason="queue_full")
+        self._refusals.labels(**labels, reason=QUEUE_FULL)  # it is told from the start
         self._arrivals: dict[str, int] = {}  # of requests that run, ns
         self._emitted: dict[str, tuple[int, int]] = {}  # when a request first and last emitted, ns
 
-    def refused(self) -> None:
-        """The queue was full."""
-        self._refusals.inc()
+    def refused(self, reason: str = QUEUE_FULL) -> None:
+        """A request was not taken."""
+        self._refusals.labels(**self._labels, reason=reason).inc()
 
     def __call__(self, record: StepRecord) -> None:
         """Count one step."""

@@ -1,68 +1,30 @@
-"""From the bytes of a request to what it asks: within a time, within a size, and checked."""
+"""From the bytes of a request to what it asks, checked."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 
-from specscope.serve.errors import JSON, ApiError
+from specscope.serve.errors import ApiError
 from specscope.serve.fields import REFUSED
+from specscope.trace.checked import decoded
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one client may take."""
-
-    body_bytes: int = 4 * 2**20
-    header_seconds: float = 10.0  # from a request's first byte, or the connection, to the end of its headers
-    body_seconds: float = 30.0  # from there to the end of the body
-    send_seconds: float = 30.0  # in which a reader takes something of what waits for it
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body. Raises ApiError."""
-    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    if kind != JSON:
-        raise ApiError(415, f"the content type must be {JSON}")
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > limits.body_bytes:
-        raise _too_large(limits)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limits.body_bytes:
-                    raise _too_large(limits)
-    except TimeoutError:
-        late = f"the body did not arrive within {limits.body_seconds:g} s"
-        raise ApiError(408, late, headers={"connection": "close"}) from None
-    return bytes(body)
-
-
-def _too_large(limits: Limits) -> ApiError:
-    headers = {"connection": "close"}  # what is still on its way is not read
-    return ApiError(413, f"the body has more than {limits.body_bytes} bytes, the limit of --max-body", headers=headers)
-
-
-def decode(body: bytes, kind: type[T]) -> T:
+def decode(body: bytes | bytearray, kind: type[T]) -> T:
     """The body as a struct. Raises ApiError that names the field."""
     try:
-        asked = msgspec.json.decode(body, type=kind)
+        asked = decoded(body, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or _quoted(message)
         raise ApiError(400, f"{param}: {message}" if path else message, param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     _refuse(asked)
     return asked

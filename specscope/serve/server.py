@@ -6,21 +6,19 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import uvicorn
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from specscope.errors import UserError, first_line
 from specscope.interrupt import may_end
+from specscope.remote import http
+from specscope.remote.http import HttpServer
 from specscope.serve.calls import Router
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, stopping
 from specscope.serve.http import make_app
 from specscope.serve.observed import Observed
-from specscope.serve.protocol import BoundedProtocol
 from specscope.serve.service import ServeOptions, Service
 from specscope.trace.checked import is_loopback
 from specscope.trace.records import StepRecord
@@ -28,7 +26,6 @@ from specscope.trace.records import StepRecord
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
-HAND_BACK_SECONDS = 2.0  # for clients to take what they are told last
 ENGINE_SECONDS = 5.0  # for the engine to end its requests
 
 
@@ -40,25 +37,10 @@ def bind(options: ServeOptions) -> socket.socket:
             "or use 127.0.0.1"
         )
     try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, number)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        return http.bind(options.host, options.port)
+    except (OSError, UnicodeError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
         raise UserError(f"cannot serve on {options.host}:{options.port}: {why}: check --host and --port") from None
-    return made
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn's, which leaves signals to us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ours are handled below."""
-        yield
 
 
 class Serving:
@@ -69,7 +51,7 @@ class Serving:
         self._asked, self._at_once = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self.service: Service | None = None  # while it serves
-        self.server: uvicorn.Server | None = None
+        self.server: HttpServer | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until a signal. `ready`: called when clients can come. Raises what ended the engine."""
@@ -116,23 +98,14 @@ class Serving:
         return [listening.close, debugger.close]
 
     async def _serve(self, service: Service, ready: Callable[[], None]) -> None:
-        protocol: Any = partial(BoundedProtocol, limits=self.options.limits)
-        config = uvicorn.Config(
-            make_app(service), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_graceful_shutdown=int(HAND_BACK_SECONDS), backlog=256,
-        )  # fmt: skip
-        server = self.server = _Server(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
+        server = self.server = HttpServer(make_app(service), self._socket)
+        await server.start()
         ready()
         await self._asked.wait()
         service.draining = True
-        for listener in server.servers:
-            listener.close()
+        server.stop_listening()
         await self._drain(service)
-        server.should_exit = True
-        await serving
+        await server.close()
 
     async def _drain(self, service: Service) -> None:
         """Let requests finish; those that do not in time are handed back with an error that says so."""
@@ -144,7 +117,7 @@ class Serving:
         error = stopping() if self._error is None else ApiError(500, f"the engine failed: {first_line(self._error)}")
         service.router.fail_all(error)
         with suppress(TimeoutError):
-            await asyncio.wait_for(finished, 0 if self._error else HAND_BACK_SECONDS)
+            await asyncio.wait_for(finished, 0 if self._error else self.options.limits.end_seconds)
 
     def stop(self, number: int = signal.SIGINT) -> None:
         """A signal: let requests finish; a second one: do not. On the event loop."""

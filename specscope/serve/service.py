@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 
 from specscope.engine.generate import Encoded, Prompt, title_of
 from specscope.errors import UserError
+from specscope.remote.http import Limits
 from specscope.serve.asked import params_of, prompts_of, template_of
 from specscope.serve.calls import Call, Choice, Router
 from specscope.serve.engine_thread import EngineThread
@@ -23,7 +24,6 @@ from specscope.serve.errors import ApiError, full, stopping
 from specscope.serve.figures import RequestMetrics
 from specscope.serve.forms import ChatForm, CompletionForm, Form
 from specscope.serve.observed import Observed
-from specscope.serve.reading import Limits
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling
 from specscope.serve.text import TextStream
 from specscope.trace.params import SamplingParams

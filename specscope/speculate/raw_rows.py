@@ -23,9 +23,9 @@ def logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) ->
     rows = logits[behind].float().log_softmax(-1)
     own = rows.gather(1, torch.tensor(tokens, dtype=torch.int64, device=rows.device)[:, None])[:, 0]
     top = rows.topk(min(count, rows.shape[1]))
-    return Logprobs(
-        own.cpu().numpy(), top.indices.to(torch.int32).cpu().numpy(), np.ascontiguousarray(top.values.cpu().numpy())
-    )
+    found = (own, top.indices.to(torch.int32), top.values)
+    del rows  # before the copies: what stays for long must not lie behind it, for the heap could never shrink again
+    return Logprobs(*(part.cpu().numpy().copy() for part in found))
 
 
 def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict, *, full: bool) -> FormNotes | None:

@@ -52,7 +52,7 @@ class _Document(Struct):
     runs: list[_Result] | None = None
 
 
-def read_bench(lines: Iterable[bytes], name: str) -> tuple[RunInfo, list[StepRecord]]:
+def read_bench(lines: Iterable[tuple[int, bytes]], name: str) -> tuple[RunInfo, list[StepRecord]]:
     """A run of counts, and an interval for each result. Raises UserError where none tells of speculation."""
     try:
         results = [result for _, document in documents(lines, name) for result in _results(document)]

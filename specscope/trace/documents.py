@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 from specscope.errors import UserError
 from specscope.trace.kinds import TOKENS, is_array, looks_like_json
 
-LARGEST = 64 * 2**20  # bytes of a document that is not in one line: it is read whole
+LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelve times larger; our lines have some MiB
 
 
-def documents(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """(the number of its first line, the document) of each. Lines where the first is no JSON, or a whole document.
+def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
+    """(the number of its first line, the document) of each, from numbered lines.
 
-    The last may be cut off: then it does not end with a line break. Raises UserError.
+    Lines where the first is no JSON, or a whole document. The last may be cut off: then it does not end with a line
+    break. Raises UserError.
     """
-    numbered = enumerate(lines, 1)
+    numbered = iter(lines)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
     start = first.decode("utf-8", "replace")
     splitter = _Splitter(name, outer=is_array(start))

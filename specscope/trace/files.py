@@ -36,7 +36,7 @@ LARGEST = 256 * 2**20  # bytes of a file of lines
 LARGEST_DATA = 2**30  # of texts to train on
 MOST_NAMES = 1000  # that are tried for a capture that may replace none
 PRIVATE = 0o600  # the mode of what holds prompts
-LARGEST_CONFIG = 2**24  # of a model's config.json, or its list of shards
+LARGEST_OBJECT = 2**24  # of a model's config.json, its list of shards, or another file of one JSON object
 PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 HEAD = 4096  # bytes by which a file is known
@@ -119,10 +119,10 @@ def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
     return data
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A model's config.json, or another file that must hold one JSON object. Raises UserError."""
+def read_object(path: Path, largest: int = LARGEST_OBJECT) -> dict[str, Any]:
+    """A file that must hold one JSON object, as transformers writes it: with NaN and Infinity. Raises UserError."""
     try:
-        raw = json.loads(read_whole(path, "the configuration", LARGEST_CONFIG).decode("utf-8"))
+        raw = json.loads(read_whole(path, "the file", largest))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except RecursionError:

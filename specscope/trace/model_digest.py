@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.files import read_object
 
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
@@ -36,7 +37,7 @@ def model_digest(place: Path, most: int | None = None) -> str:
         weights = weight_files(place)
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
         return _of_folder(place, weights) if weights and (most is None or unknown <= most) else ""
-    except (OSError, UserError):
+    except (OSError, ValueError, RecursionError, UserError):
         return ""
 
 
@@ -117,7 +118,7 @@ def _known(file: Path) -> str:
     if place is None:
         return ""
     try:
-        kept = json.loads(place.read_text("utf-8"))
+        kept = decoded(place.read_bytes())
         return str(kept["digest"]) if kept["stamp"] == _stamp(file) else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""

@@ -119,18 +119,21 @@ class ScopeMessage(Struct, rename="camel"):
     attributes: list[Pair] = field(default_factory=list)
 
 
-class RawScopeSpans(Struct, rename="camel"):
-    """ScopeSpans, its spans not decoded."""
+NONE = Raw(b"null")
 
-    scope: ScopeMessage | None = None
+
+class RawScopeSpans(Struct, rename="camel"):
+    """ScopeSpans, neither its scope nor its spans decoded."""
+
+    scope: Raw = NONE
     spans: list[Raw] = field(default_factory=list)
     schema_url: str = ""
 
 
 class RawResourceSpans(Struct, rename="camel"):
-    """ResourceSpans, its scopes not decoded."""
+    """ResourceSpans, neither its resource nor its scopes decoded."""
 
-    resource: ResourceMessage | None = None
+    resource: Raw = NONE
     scope_spans: list[Raw] = field(default_factory=list)
     schema_url: str = ""
 
@@ -208,9 +211,11 @@ _value = msgspec.json.Decoder(Value, strict=False)
 _other_span = msgspec.json.Decoder(OtherSpan, strict=False)
 
 # Of an export: each raises what msgspec raises, or RecursionError. They stand for protobuf's messages.
-read_request: Callable[[bytes], Any] = msgspec.json.Decoder(RawRequest, strict=False).decode
+read_request: Callable[[bytes | bytearray], Any] = msgspec.json.Decoder(RawRequest, strict=False).decode
 read_resource: Callable[[Any], Any] = msgspec.json.Decoder(RawResourceSpans, strict=False).decode
 read_scope: Callable[[Any], Any] = msgspec.json.Decoder(RawScopeSpans, strict=False).decode
+_resource = msgspec.json.Decoder(ResourceMessage | None, strict=False)
+_scope = msgspec.json.Decoder(ScopeMessage | None, strict=False)
 read_span: Callable[[Any], Any] = msgspec.json.Decoder(WholeSpan, strict=False).decode
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
@@ -256,13 +261,13 @@ def read_others(line: bytes) -> Iterator[EngineSpan | DamagedError]:
     """The spans of a line that are not ours; one that cannot be read is a DamagedError."""
     for raw_resource in read_request(line).resource_spans:
         by_resource = read_resource(raw_resource)
-        resource = plain(by_resource.resource.attributes) if by_resource.resource else {}
+        resource = attributes_of(by_resource.resource)
         if is_ours(resource):
             continue
         for raw_scope in by_resource.scope_spans:
             by_scope = read_scope(raw_scope)
             for raw in by_scope.spans:
-                yield _other(raw, resource, by_scope.scope.name if by_scope.scope else "")
+                yield _other(raw, resource, name_of(by_scope.scope))
 
 
 def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | DamagedError:
@@ -275,6 +280,18 @@ def _other(raw: Raw, resource: dict[str, Any], scope: str) -> EngineSpan | Damag
         return error
     except _BAD as error:
         return DamagedError(plain_error(error))
+
+
+def attributes_of(resource: Raw) -> dict[str, Any]:
+    """Of a resource that was not decoded yet."""
+    message = _resource.decode(resource)
+    return plain(message.attributes) if message else {}
+
+
+def name_of(scope: Raw) -> str:
+    """Of a scope that was not decoded yet."""
+    message = _scope.decode(scope)
+    return message.name if message else ""
 
 
 def plain(pairs: Sequence[Pair]) -> dict[str, Any]:

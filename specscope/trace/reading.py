@@ -8,16 +8,17 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from specscope.errors import UserError
 from specscope.trace.bench_result import read_bench
+from specscope.trace.checked import decoded
 from specscope.trace.compressed import BROKEN, open_plain, reason
-from specscope.trace.documents import documents
+from specscope.trace.documents import LARGEST, documents
 from specscope.trace.engine_spans import is_ours
 from specscope.trace.history import History
 from specscope.trace.kinds import BENCH, CAPTURE, kind_of, start_of
@@ -106,9 +107,19 @@ class CaptureReader:
         for record in records:
             self.history.append(record)
 
-    def _raw_lines(self) -> Iterator[bytes]:
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each with its number. One that is too long is left out without being held."""
         try:
-            yield from self._content
+            for number in count(1):
+                line = self._content.readline(LARGEST + 1)
+                if not line:
+                    return
+                if len(line) <= LARGEST:
+                    yield number, line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = self._content.readline(2**20)
+                self._leave_out(number, f"it is longer than {LARGEST >> 20} MiB, the limit")
         except BROKEN as error:
             if self.history.run is None or getattr(error, "strerror", None):
                 raise UserError(f"cannot read {self.name}: {reason(error)}") from error
@@ -140,10 +151,14 @@ class CaptureReader:
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
-            if self.history.run is None and not len(self.history.others):
-                raise UserError(f"{self.name} is not a capture: specscope capture writes them ({error})") from None
-            self._decoder.faults.add(f"line {number}", str(error))
+            self._leave_out(number, str(error))
             return []
+
+    def _leave_out(self, number: int, why: str) -> None:
+        """A line that cannot be read. Raises UserError where none could be before it."""
+        if self.history.run is None and not len(self.history.others):
+            raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
+        self._decoder.faults.add(f"line {number}", why)
 
     def _keep_others(self, line: bytes) -> None:
         """The spans of other services in a line: vLLM's own, SGLang's, a client's."""
@@ -208,7 +223,7 @@ class CaptureReader:
 
 def _whole(line: bytes) -> bool:
     try:
-        orjson.loads(line)
+        decoded(line)
     except ValueError:
         return False
     return True

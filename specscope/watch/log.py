@@ -7,14 +7,13 @@ exactly where one number of drafts fits alone, else the nearest that fits, and t
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from specscope.trace.aggregate import DEPTH, LENGTHS, Aggregate, full_chains
-from specscope.watch.told import Told, UnreadableError, count
+from specscope.watch.told import ENGINES, POSITIONS, Told, UnreadableError, count, make_room
 
 SOURCE = "vLLM log"
 MARK = "SpecDecoding metrics:"
@@ -23,13 +22,13 @@ LOAD = "Avg generation throughput:"
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _NAN = "nan"  # older versions write it for an interval in which nothing was drafted
 _TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
-_PROCESS = re.compile(r"\(\w+ pid=\d+\)")
-_ENGINE = re.compile(r"\bEngine (\d+): ")
+_PROCESS = re.compile(r"\(\w{1,80} pid=\d{1,12}\)")
+_ENGINE = re.compile(r"\bEngine (\d{1,9}): ")
 _FIELDS = {
     "length": re.compile(rf"Mean acceptance length: ({_NUMBER[1:-1]}|{_NAN})(?=,|\s|$)"),
     "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
     "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
-    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]+?)(?:, Avg|\s*$)"),
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]++)(?:Avg|\s*$)"),  # ++: never looked at twice
     "depth": re.compile(r"Current speculative depth: ([0-9]{1,4})\b"),
     "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
 }
@@ -40,6 +39,7 @@ _LOAD = {
     "waiting": re.compile(r"Waiting: ([0-9]{1,9}) reqs"),
     "kv": re.compile(rf"KV cache usage: {_NUMBER}%"),
 }
+DIGITS = 20  # characters of a rate
 MOST_TRIED = 20_000  # numbers of drafts that are tried
 
 
@@ -64,7 +64,7 @@ class LogReader:
 
     def __init__(self, now: datetime) -> None:
         self._now = now
-        self._processes: dict[str, _Process] = defaultdict(_Process)
+        self._processes: dict[str, _Process] = {}
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
     def take(self, line: str, now: datetime | None = None) -> list[Told]:
@@ -72,7 +72,9 @@ class LogReader:
         self._now = now or self._now
         if MARK not in line and LOAD not in line:
             return []
-        process = self._processes[match[0] if (match := _PROCESS.search(line)) else ""]
+        writer = match[0] if (match := _PROCESS.search(line)) else ""
+        make_room(self._processes, writer)
+        process = self._processes.setdefault(writer, _Process())
         if MARK in line:
             return self._of_process(process, line)
         name = match[1] if (match := _ENGINE.search(line)) else ""
@@ -82,7 +84,8 @@ class LogReader:
             process.unnamed = name
         process.engine = "" if name == process.unnamed else name
         again = process.engine in process.engines
-        process.engines.add(process.engine)
+        if len(process.engines) < ENGINES:
+            process.engines.add(process.engine)
         return self._released(process) if again else []
 
     def rest(self) -> list[Told]:
@@ -100,7 +103,8 @@ class LogReader:
         if process.held is None:
             return [told]
         process.held.append(told)
-        return [] if is_first or process.engines else self._released(process)  # nothing here names an engine
+        waits = is_first or (process.engines and len(process.held) < ENGINES)
+        return [] if waits else self._released(process)  # nothing here names an engine
 
     def _released(self, process: _Process) -> list[Told]:
         held, process.held = process.held or [], None
@@ -113,6 +117,7 @@ class LogReader:
         end = self._time(line)
         seconds = (told.drafted or 0) / float(speed[1]) if speed and float(speed[1]) else None
         start = self._ends.get(engine, end) if seconds is None else end - int(seconds * 1e9)
+        make_room(self._ends, engine)
         self._ends[engine] = end
         kv = values.get("kv", -1.0) / 100
         whole = Aggregate(
@@ -172,8 +177,12 @@ def aggregate(line: str) -> Aggregate:
 
 def _rates(text: str) -> tuple[str, ...]:
     """The rates as they are written. Raises UnreadableError."""
-    rates = tuple(part.strip() for part in text.split(","))
+    rates = tuple(part.strip() for part in text.strip(", ").split(",", POSITIONS))
+    if len(rates) > POSITIONS:
+        raise UnreadableError(f"a `{MARK}` line of more than {POSITIONS} positions")
     try:
+        if max(map(len, rates)) > DIGITS:
+            raise ValueError
         values = [float(rate) for rate in rates]
     except ValueError:
         raise UnreadableError(f"a `{MARK}` line whose rates are no numbers") from None
@@ -210,7 +219,9 @@ def _fits(drafts: int, accepted: int, length: str, digits: int, rates: Sequence[
     """Whether so many drafts give these figures, digit for digit."""
     if f"{1 + accepted / drafts:.{digits}f}" != length:
         return False
-    counts = [round(float(rate) * drafts) for rate in rates]
-    if any(f"{n / drafts:.{len(rate.partition('.')[2])}f}" != rate for n, rate in zip(counts, rates, strict=True)):
-        return False
+    counts = []
+    for rate in rates:
+        counts.append(round(float(rate) * drafts))
+        if f"{counts[-1] / drafts:.{len(rate.partition('.')[2])}f}" != rate:
+            return False
     return drafts >= 1000 or not rates or sum(counts) == accepted  # with more, a rate stands for several counts

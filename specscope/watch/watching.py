@@ -15,10 +15,9 @@ from specscope.trace.outputs import Outputs
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.wording import plural
 from specscope.watch.source import Source
-from specscope.watch.told import Told
+from specscope.watch.told import ENGINES, Told
 
 WAITING = 2000  # records that may wait to be shown
-MOST_ENGINES = 64  # that are told apart: a page or log names them, and each has a capture
 
 OpenOutputs = Callable[[RunInfo, Bus, str, int], Outputs]
 
@@ -112,9 +111,9 @@ class Watch:
         """None where there are too many engines."""
         key = (source.name, told.aggregate.engine, told.model)
         if key not in self.runs:
-            if len(self.runs) >= MOST_ENGINES:
+            if len(self.runs) >= ENGINES:
                 if not self._refused:
-                    self.news.append(News(None, None, f"more than {MOST_ENGINES} engines: those to come are left out"))
+                    self.news.append(News(None, None, f"more than {ENGINES} engines: those to come are left out"))
                 self._refused += 1
                 return None
             run = EngineRun(_name(source, told), counts_run(told.aggregate.source, told.model))
@@ -155,7 +154,7 @@ class Watch:
         """What was left out, a line for each kind."""
         lines = [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
         if self._refused:
-            lines.append(f"{plural(self._refused, 'interval')} of more than {MOST_ENGINES} engines left out")
+            lines.append(f"{plural(self._refused, 'interval')} of more than {ENGINES} engines left out")
         return lines
 
 

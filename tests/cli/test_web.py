@@ -213,8 +213,8 @@ async def serving(host="127.0.0.1", command=SESSION):
 EVIL = [
     {"Host": "evil.example"},
     {"Host": "evil.example:PORT"},
-    {"Host": "127.0.0.1"},
-    {"Host": "127.0.0.1:1"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Host": "evil.example", "Origin": "http://127.0.0.1:PORT"},
     {"Host": "localhost:PORT.evil.example"},
     {"Host": ""},
     {"Origin": "http://evil.example"},
@@ -222,6 +222,7 @@ EVIL = [
     {"Origin": "http://127.0.0.1:1"},
     {"Origin": "http://127.0.0.1"},
     {"Origin": "https://127.0.0.1:PORT"},
+    {"Host": "127.0.0.1:1", "Origin": "http://127.0.0.1:PORT"},
     {"Origin": "http://localhost:PORT"},  # a name of this server, but not the one that was addressed
     {"Host": "evil.example:PORT", "Origin": "http://evil.example:PORT"},  # DNS rebinding
 ]
@@ -249,6 +250,18 @@ async def test_the_user_is_served_by_any_name_of_this_machine(name):
             assert f'"ws://{name}:{port}/ws"' in await answer.text()
             assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
         headers["Origin"] = f"http://{name.lower()}:{port}"
+        async with session.ws_connect(f"http://127.0.0.1:{port}/ws", headers=headers) as wire:
+            await wire.send_json(["ping", "1"])
+            assert await wire.receive_json(timeout=HANG_SECONDS) == ["pong", "1"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9"])
+async def test_the_port_may_be_another_one_such_as_of_a_tunnel(host):
+    async with serving() as (port, _, session):
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        async with session.get(f"http://127.0.0.1:{port}/", headers=headers) as answer:
+            assert answer.status == 200
+            assert f'"ws://{host}/ws"' in await answer.text()
         async with session.ws_connect(f"http://127.0.0.1:{port}/ws", headers=headers) as wire:
             await wire.send_json(["ping", "1"])
             assert await wire.receive_json(timeout=HANG_SECONDS) == ["pong", "1"]

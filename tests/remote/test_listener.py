@@ -127,6 +127,14 @@ def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_man
     assert [notice.text.split(":")[0] for notice in attached.viewer.news] == ["left out 1×", "left out 10×"]
 
 
+def test_exports_that_are_refused_are_counted(attached):
+    for body, kind in ((b"[]", JSON), (b"[]", JSON), (b"{}", "text/plain")):
+        assert post(attached, body, kind) in (400, 415)
+    assert call(attached, b"\xff") is grpc.StatusCode.INVALID_ARGUMENT
+    settle(attached, lambda: len(attached.viewer.news) == 3)
+    assert all(notice.text.startswith("left out 1×: an export: the ") for notice in attached.viewer.news)
+
+
 def test_spans_of_other_programs_are_noticed_once(attached):
     """What vLLM sends, and what anybody could."""
     context = SpanContext(1, 2, False)
@@ -161,3 +169,16 @@ def test_evidence_that_is_missing_altogether_is_said(attached):
     assert post(attached, body, PROTOBUF) == 200
     settle(attached, lambda: attached.viewer.news)
     assert "export at level `trees`" in attached.viewer.news[0].text
+
+
+def test_special_tokens_without_end_are_bounded(attached):
+    """A span may name as many as a tree has nodes; those whose text was never told are of no use."""
+    for n in range(3):
+        tokens = list(range(n * 10_000, n * 10_000 + 1000))
+        many = spans(change=lambda span, tokens=tokens: span.attributes | {"specscope.tree.special": tokens})
+        body = encode_spans([span for span in many if span.name == "decode_step"]).SerializeToString()
+        assert post(attached, body, PROTOBUF) == 200
+    assert call(attached, encode_spans(spans()).SerializeToString()) is grpc.StatusCode.OK
+    settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
+    vocabulary = attached.viewer.history.vocabulary
+    assert vocabulary.special <= set(vocabulary.pieces)

@@ -18,7 +18,7 @@ few = settings(max_examples=40)
 
 
 def read(content):
-    found = documents(content.encode().splitlines(keepends=True), "x")
+    found = documents(enumerate(content.encode().splitlines(keepends=True), 1), "x")
     return [json.loads(document) for _, document in found if document.strip()]
 
 
@@ -43,7 +43,7 @@ def test_documents_in_an_array(written, indent):
 @given(st.lists(objects, min_size=1, max_size=4), st.integers(1, 40))
 def test_a_cut_leaves_the_documents_before_it(written, lost):
     content = "\n".join(json.dumps(value, indent=1) for value in written)
-    found = list(documents(content.encode()[:-lost].splitlines(keepends=True), "x"))
+    found = list(documents(enumerate(content.encode()[:-lost].splitlines(keepends=True), 1), "x"))
     whole = [json.loads(document) for _, document in found if document.endswith(b"\n") and document.startswith(b"{")]
     assert whole == written[: len(whole)]
     assert len(whole) >= len(written) - 1 - content.encode()[-lost:].count(b"\n{")
@@ -52,14 +52,15 @@ def test_a_cut_leaves_the_documents_before_it(written, lost):
 def test_lines_are_as_they_are_where_the_first_is_whole_or_no_json():
     for first in (b'{"a": "}{"}\n', b"a line\n", b"[INST] x\n"):
         lines = [first, b"{broken\n", b"\n", b"  {}"]
-        assert list(documents(lines, "x")) == list(enumerate(lines, 1))
-    assert [number for number, _ in documents([b"\n", b"{\n", b'"a": 1}\n', b"\n", b"{}\n"], "x")] == [2, 5]
+        assert list(documents(enumerate(lines, 1), "x")) == list(enumerate(lines, 1))
+    lines = [b"\n", b"{\n", b'"a": 1}\n', b"\n", b"{}\n"]
+    assert [number for number, _ in documents(enumerate(lines, 1), "x")] == [2, 5]
 
 
 def test_a_document_that_never_ends_is_refused(monkeypatch):
     monkeypatch.setattr(module, "LARGEST", 100)
     with pytest.raises(UserError, match=r"x has a JSON document of over .* MiB: write one a line"):
-        list(documents([b"{\n", *[b'"a": "b",\n'] * 20], "x"))
+        list(documents(enumerate([b"{\n", *[b'"a": "b",\n'] * 20], 1), "x"))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.model.places import head_place, model_place
-from specscope.trace.files import LARGEST_CONFIG, read_object
+from specscope.trace.files import LARGEST_OBJECT, read_object
 from specscope.trace.head_folder import is_head
 from specscope.trace.head_keys import unknown
 
@@ -134,7 +134,7 @@ def test_a_config_without_end_or_of_any_size_is_refused(tmp_path):
     """/dev/zero was read until memory ended."""
     folder = written(tmp_path / "h", {})
     with open(folder / "config.json", "wb") as file:
-        file.truncate(LARGEST_CONFIG + 1)
+        file.truncate(LARGEST_OBJECT + 1)
     for refuses in (head_place, model_place):
         with pytest.raises(UserError, match=r"config\.json: it is larger than 16 MiB, the limit"):
             refuses(str(folder))

@@ -1,0 +1,297 @@
+"""The HTTP server under `serve` and under the OTLP port: it listens, guards, and lets no client take more than it may.
+
+uvicorn's, with the bounds that it lacks: on connections, on the time for headers, bodies and readers, and on the bytes
+of all bodies under way. What a refusal looks like its application says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specscope.remote.guard import another_site
+
+CLOSE = {"connection": "close"}  # what is still on its way is not read
+CLOSING = (b"connection", b"close")
+DISCARDED = 64 * 2**20  # bytes of a refused body that are read
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may take."""
+
+    body_bytes: int = 4 * 2**20
+    bodies: int = 16  # of the largest, so many bytes may be under way in all
+    connections: int = 1024
+    header_seconds: float = 10.0  # from a request's first byte, or the connection, to the end of its headers
+    body_seconds: float = 30.0  # from there to the end of the body
+    silent_seconds: float = 10.0  # without a byte of the body
+    send_seconds: float = 30.0  # in which a reader takes something of what waits for it
+    idle_seconds: int = 5  # until the next request of a connection
+    end_seconds: int = 2  # for clients to take what they are told last
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, as starlette's HTTPException is one
+    """A request that is answered with an error: its status, and one line that says why."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers or {}
+
+
+@dataclass
+class Application:
+    """An application as it is served."""
+
+    app: ASGIApp
+    host: str  # the address that is listened on
+    refuse: Callable[[Refusal], Response]  # the answer; it may count
+    limits: Limits = field(default_factory=Limits)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at the address, which does not listen yet. Raises OSError, and UnicodeError for a host that is none."""
+    family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    made = socket.socket(family, kind, number)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+class Bodies:
+    """Takes in bodies of some kinds: each within a size and a time, and all of them within a size.
+
+    A page of another site may send forms and text without asking; of any other kind its browser asks first.
+    """
+
+    def __init__(self, limits: Limits, *kinds: str) -> None:
+        self._limits, self._kinds = limits, kinds
+        self._left = limits.bodies * limits.body_bytes
+
+    @asynccontextmanager
+    async def of(self, request: Request) -> AsyncIterator[bytearray]:
+        """A whole body, whose room is another's after this block. Raises Refusal."""
+        if media_type(request.headers) not in self._kinds:
+            raise Refusal(415, f"the content type must be {' or '.join(self._kinds)}")
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            yield body
+        finally:
+            self._left += len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        most, clock = self._limits.body_bytes, asyncio.get_running_loop().time
+        stated = request.headers.get("content-length", "")
+        if stated.isdigit() and int(stated) > most:
+            raise too_large(most)
+        end = clock() + self._limits.body_seconds
+        try:
+            async with asyncio.timeout(0) as patience:
+                patience.reschedule(min(end, clock() + self._limits.silent_seconds))
+                async for piece in request.stream():
+                    if len(body) + len(piece) > most:
+                        raise too_large(most)
+                    if len(piece) > self._left:
+                        raise Refusal(503, "too much is being received: try again later", {"retry-after": "1"})
+                    body += piece
+                    self._left -= len(piece)
+                    patience.reschedule(min(end, clock() + self._limits.silent_seconds))
+        except TimeoutError:
+            raise Refusal(408, "the body did not arrive in time", CLOSE) from None
+
+
+def too_large(most: int) -> Refusal:
+    """Of a body that is."""
+    return Refusal(413, f"the body is larger than {most} bytes, the limit")
+
+
+class Door:
+    """Before the application: turns away other sites.
+
+    Of any refused body what is left is read first, within bounds: a client that still sends would not hear the answer.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        headers, begun = Headers(scope=scope), False
+        unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+        async def hear() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
+
+        async def tell(message: Message) -> None:
+            nonlocal begun
+            if unread and not begun:
+                if "expect" not in headers and CLOSING not in message["headers"]:
+                    await self._discard(hear)
+                if unread:
+                    message["headers"] = [*message["headers"], CLOSING]
+            begun = True
+            await send(message)
+
+        why = another_site(self._application.host, headers.get("host", ""), headers.getlist("origin"))
+        app = self._application.refuse(Refusal(403, why)) if why else self._application.app
+        await app(scope, hear, tell)
+
+    async def _discard(self, hear: Receive) -> None:
+        limits, left = self._application.limits, DISCARDED
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(limits.silent_seconds, limits.body_seconds)):
+                while left > 0 and (message := await hear()).get("more_body"):
+                    left -= len(message["body"])
+
+
+def media_type(headers: Headers) -> str:
+    """The content type without its parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. Headers must arrive in time, and a reader must take what waits for it; else it is closed."""
+
+    def __init__(self, *args: Any, application: Application, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **options)
+        self._application, self._limits = application, application.limits
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._reader_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            self._refuse(Refusal(503, "too many connections are open: try again later", {"retry-after": "1"}))
+        else:
+            self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Something of a request, or several."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:  # the headers are not whole yet
+            self._expect_headers()
+        elif self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _expect_headers(self) -> None:
+        if self._headers_due is None:
+            self._headers_due = self.loop.call_later(self._limits.header_seconds, self._headers_late)
+
+    def _headers_late(self) -> None:
+        self._headers_due = None
+        if not self.transport.is_closing():
+            self._refuse(Refusal(408, f"the headers did not arrive within {self._limits.header_seconds:g} s"))
+
+    def pause_writing(self) -> None:
+        """What was sent waits for the reader."""
+        super().pause_writing()
+        if self._reader_due is None:
+            self._reader_due = self.loop.call_later(self._limits.send_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The reader has taken some of it."""
+        super().resume_writing()
+        self._reader_is_well()
+
+    def _reader_is_well(self) -> None:
+        if self._reader_due is not None:
+            self._reader_due.cancel()
+            self._reader_due = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing more was asked: the connection closes, and is not left open by a reader that takes nothing."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._limits.send_seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+        self._reader_is_well()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP."""
+        self._refuse(Refusal(400, msg))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer without the application, and close."""
+        answer = self._application.refuse(refusal)
+        head = [*answer.raw_headers, CLOSING]
+        with suppress(h11.LocalProtocolError):  # an answer has begun
+            for event in (
+                h11.Response(status_code=answer.status_code, headers=head), h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):  # fmt: skip
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Whoever serves handles them."""
+        yield
+
+
+class HttpServer:
+    """Serves on a bound socket, from `start` to `close`, both on one event loop."""
+
+    def __init__(self, application: Application, bound: socket.socket) -> None:
+        protocol: Any = partial(BoundedProtocol, application=application)
+        self._socket = bound
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
+                interface="asgi3", server_header=False, timeout_keep_alive=application.limits.idle_seconds,
+                timeout_graceful_shutdown=application.limits.end_seconds, backlog=256,
+            )
+        )  # fmt: skip
+        self._serving: asyncio.Future[None] | None = None
+
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        return self._server.server_state.connections
+
+    async def start(self) -> None:
+        """Clients can come once this returns."""
+        serving = self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+
+    def stop_listening(self) -> None:
+        """No client more."""
+        for listener in self._server.servers:
+            listener.close()
+
+    async def close(self) -> None:
+        """Let answers end that have begun, for a short while."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
