@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 
 from textual.app import App, SystemCommand
+from textual.command import CommandList, CommandPalette
 from textual.screen import Screen
+from textual.theme import ThemeProvider
 
 from specscope.errors import UserError
 from specscope.trace.files import keep_spaces
@@ -13,6 +15,14 @@ from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.screenshot import save_screenshot
 from specscope.tui.settings import Settings
 from specscope.tui.text import clean
+
+
+class Palette(CommandPalette):
+    """Textual's, in which Page Down fails where the terminal leaves its list no line."""
+
+    def _action_command_list(self, action: str) -> None:
+        if self.query_one(CommandList).scrollable_content_region:
+            super()._action_command_list(action)
 
 
 class Shell(App[None]):
@@ -39,6 +49,15 @@ class Shell(App[None]):
         return dict((DARK if self.current_theme.dark else LIGHT).variables)
 
     # -- the palette --------------------------------------------------------------------------------------------
+
+    def action_command_palette(self) -> None:
+        """Open it."""
+        if not CommandPalette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
+
+    def search_themes(self) -> None:
+        """The palette of themes."""
+        self.push_screen(Palette([ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key is a command as well."""
