@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from specscope.cli.capture import failed, tell_failed
 from specscope.cli.streams import warn
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
@@ -26,8 +27,8 @@ def run_live(
     *,
     raw: bool,
     paused: bool,
-) -> None:
-    """Show the screen at once, while the worker loads; return when the user quits.
+) -> int:
+    """Show the screen at once, while the worker loads; when the user quits, the exit code: 1 where a request failed.
 
     However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
@@ -41,7 +42,7 @@ def run_live(
         from specscope.tui.program import run_app
 
         worker = Worker(config, specs, params, raw=raw, on_ready=open_outputs, paused=paused)
-    ending = threading.Lock()
+    viewer, ending = Viewer(control=worker), threading.Lock()
 
     def finish() -> None:
         # When the screen closes or the terminal is lost. Further signals must not cut it short.
@@ -52,10 +53,11 @@ def run_live(
 
     lifetime.leave = finish
     try:
-        run_app(Viewer(control=worker), lifetime, title="specscope run")
+        run_app(viewer, lifetime, title="specscope run")
     finally:
         finish()
     for line in losses:
         warn(line)
     if worker.error:
         raise UserError(worker.error)
+    return int(tell_failed(*failed(viewer.history)))

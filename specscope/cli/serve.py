@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specscope.serve.service import ServeOptions
 
 KEY = "SPECSCOPE_API_KEY"
+SHUTDOWN_SECONDS = 2.0  # with what follows it (serve/server.py) a server has stopped within 5 s
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ServeRun:
 @click.option(
     "--shutdown-timeout",
     type=real_from(0, 86_400),
-    default=30.0,
+    default=SHUTDOWN_SECONDS,
     show_default=True,
     metavar="SECONDS",
     help="On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
@@ -120,6 +121,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     """The flags as objects. Raises UserError."""
     from specscope.serve.reading import Limits
     from specscope.serve.service import ServeOptions
+    from specscope.vllm.debug_server import check_socket
 
     options = ServeOptions(
         host=flags.pop("host"),
@@ -135,6 +137,8 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
     )
+    if options.debug_socket is not None:
+        check_socket(options.debug_socket, "--debug-socket")
     if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
         raise UserError("--api-key must be printable ASCII characters: it is sent in an HTTP header")
     if options.api_key == "":

@@ -22,6 +22,7 @@ from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.vllm import settings
+from specscope.vllm.debug_server import check_socket
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
 GRACE_SECONDS = 20  # vLLM gets so long to end its own processes
@@ -100,6 +101,8 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
         raise UserError("nothing to record to: give --capture FILE, --screen, --otlp-endpoint URL or --debug SOCKET")
     if run.screen and run.endpoint:
         raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
+    if run.debug is not None:
+        check_socket(run.debug, "--debug")
     python = interpreter(run.python)
     command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
     if run.screen:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from specscope.errors import UserError
+from specscope.trace.files import read_whole
 
+LARGEST_CONFIG = 2**24  # bytes
 DEVICE = re.compile(r"auto|(cpu|cuda)(:\d{1,3})?")
 
 
@@ -24,6 +28,18 @@ def model_place(target: str) -> Path | None:
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
     return None
+
+
+def check_model(target: str | None) -> None:
+    """Refuse a --target that is nowhere: no folder, no file, not the default one, and not on the hub. UserError."""
+    if target is None:
+        from specscope.model.bundled import check_bundled
+
+        check_bundled()
+    elif model_place(target) is None:
+        from specscope.model.hub import hub_arguments
+
+        hub_arguments(target)
 
 
 def on_disk(target: str | None) -> Path | None:
@@ -46,6 +62,31 @@ def on_disk(target: str | None) -> Path | None:
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) else None
+
+
+def config_of(target: str | None) -> dict[str, Any]:
+    """What the config.json of a --target says of its text; {} where it is not on this machine, or cannot be read."""
+    place = on_disk(target)
+    if place is None or not place.is_dir():
+        return {}
+    try:
+        raw = json.loads(read_whole(place / "config.json", "the config", LARGEST_CONFIG))
+    except (OSError, ValueError, RecursionError, UserError):  # the loader says what is wrong with it
+        return {}
+    text = raw.get("text_config", raw) if isinstance(raw, dict) else {}
+    return text if isinstance(text, dict) else {}
+
+
+def check_layers(wanted: int, layers: int, name: str) -> None:
+    """Raises UserError where self:N asks for more than a part of the target."""
+    if wanted >= layers:
+        raise UserError(f"--draft-model self:N takes 1 to {layers - 1} layers of {name}")
+
+
+def check_context(wanted: int, longest: int, name: str) -> None:
+    """Raises UserError for a --max-context that the target was not made for."""
+    if not 2 <= wanted <= longest:
+        raise UserError(f"max_context must be between 2 and {longest} for {name}")
 
 
 def head_place(folder: str) -> Path:

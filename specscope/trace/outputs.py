@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -43,6 +44,16 @@ class OutputOptions:
     metrics_port: int | None
     text: bool
     sampling: TraceSampling = field(default_factory=TraceSampling)
+
+
+def check_metrics_port(port: int) -> None:
+    """Refuse a port that others have, before a model is loaded. Raises UserError."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        from specscope.trace.metrics import port_taken
+
+        raise port_taken("127.0.0.1", port) from None
 
 
 class Outputs:

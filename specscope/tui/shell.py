@@ -52,7 +52,7 @@ class Shell(App[None]):
 
     def action_command_palette(self) -> None:
         """Open it."""
-        if not CommandPalette.is_open(self):
+        if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
 
     def search_themes(self) -> None:
