@@ -10,6 +10,7 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.trace.files import LARGEST_DATA, read_whole
 
+HELD_OUT = 40  # one in so many sequences is not learnt
 SHAPES = 'give "text", "prompt" and "response", or "messages" that end with the assistant\'s'
 
 
@@ -35,9 +36,14 @@ def read_data(path: Path) -> Iterator[tuple[int, str | dict[str, Any]]]:
 
 
 def check_data(path: Path) -> None:
-    """Refuse data that `read_data` would. Raises UserError."""
-    for _ in read_data(path):
-        pass
+    """Refuse data that `read_data` would, or that is too little. Raises UserError."""
+    check_enough(sum(1 for _ in read_data(path)))
+
+
+def check_enough(sequences: int) -> None:
+    """Raises UserError where there is none to hold out."""
+    if sequences < HELD_OUT:
+        raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {sequences}")
 
 
 def conversation(values: dict[str, Any]) -> list[dict[str, Any]]:
