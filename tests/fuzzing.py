@@ -1,15 +1,12 @@
 """Bytes from outside into each of our readers: an answer, or a refusal in one line.
 
-tests/test_fuzzing.py gives them changed samples by hypothesis. `python -m tests.fuzzing NAME SECONDS` gives them what
-atheris finds by coverage, where that is installed.
+tests/test_fuzzing.py gives them changed samples by hypothesis, tests/fuzz_by_coverage.py what atheris finds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import datetime
@@ -153,21 +150,3 @@ def run(name: str, data: bytes) -> None:
         TARGETS[name](data)
     except REFUSALS as error:
         one_line(error)
-
-
-def main(name: str, seconds: str) -> None:
-    """By atheris, which ends the process where something goes wrong."""
-    import atheris  # not among the requirements: pip install atheris
-
-    atheris.instrument_all()
-    corpus = Path(tempfile.mkdtemp(prefix="specscope-corpus-"))
-    for number, sample in enumerate(samples()[name]):
-        (corpus / str(number)).write_bytes(sample)
-    flags = [f"-max_total_time={seconds}", "-timeout=30", "-rss_limit_mb=3000", "-max_len=60000", str(corpus)]
-    atheris.Setup([sys.argv[0], *flags], lambda data: run(name, data))
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(*sys.argv[1:])
