@@ -31,13 +31,11 @@ def audit_captures(
     from specscope.live.start import share_cores
 
     share_cores()
-    from specscope.model.quiet import hush
     from specscope.trace.reading import read_capture
 
     def audited(file: str) -> Mapping[str, Any]:
         reader = read_capture(file)
         need_steps(reader.history, file)
-        hush(gguf=True)
         with progress_bar() as progress:
             if again:
                 from specscope.measure.audit_again import audit_again

@@ -18,6 +18,7 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.live.start import start_engine
 from specscope.terminal import text_console
+from specscope.trace.history import History
 from specscope.trace.loops import TOLD, loop_share
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.params import SamplingParams
@@ -69,8 +70,7 @@ def capture_run(
                 losses = outputs.close()
     for line in losses:
         warn(line)
-    for reason, count in errors.items():
-        warn(f"{count:,} of {plural(len(specs), 'request')} failed: {printable(reason)}")
+    tell_failed(errors, len(specs))
     what = "interrupted; captured" if interrupt.asked else "captured"
     line = f"{what} {summary(engine.run_info, total, undrafted, loop_share(texts))}"
     line += f" → {outputs.captured}" if outputs.captured else ""
@@ -80,6 +80,19 @@ def capture_run(
             f"{'capture and spans' if options.sampling.captures else 'spans'}: {outputs.sampled}", soft_wrap=True
         )
     return interrupt.code if interrupt.asked else int(bool(errors) or outputs.code)
+
+
+def failed(history: History) -> tuple[Counter[str], int]:
+    """Why requests of a run failed, and how many it has."""
+    ends = [request.end for request in history.requests.values() if request.end is not None]
+    return Counter(end.error for end in ends if end.reason is FinishReason.ERROR), len(history.requests)
+
+
+def tell_failed(errors: Counter[str], requests: int) -> bool:
+    """Say how many requests failed, and why; whether any did."""
+    for reason, count in errors.items():
+        warn(f"{count:,} of {plural(requests, 'request')} failed: {printable(reason)}")
+    return bool(errors)
 
 
 @contextmanager

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from specscope.cli.streams import say, show
-from specscope.envelope import of_capture, of_captures
+from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
+from specscope.trace.files import write_whole
 
 if TYPE_CHECKING:
     from specscope.trace.history import History
@@ -35,6 +36,7 @@ class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
 
 
 FILE = FileName()
+F = TypeVar("F", bound=Callable[..., Any])
 captures_argument = click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE...")
 
 
@@ -88,6 +90,26 @@ def print_json(value: Mapping[str, Any]) -> None:
     click.echo(data if hasattr(sys.stdout, "buffer") else data.decode())
 
 
+def json_option(help_text: str) -> Callable[[F], F]:
+    """The flag --json, which never ends in silence: what is refused prints an envelope as well."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def answered(*args: Any, **flags: Any) -> Any:  # noqa: ANN401
+            try:
+                return function(*args, **flags)
+            except UserError as error:
+                if flags["as_json"]:
+                    source = flags.get("captures") or [flags[name] for name in ("place",) if name in flags]
+                    verb = click.get_current_context().info_name or ""
+                    print_json(envelope(verb, {"error": str(error)}, source=source, code=2))
+                raise
+
+        return click.option("--json", "as_json", is_flag=True, help=help_text)(answered)  # type: ignore[return-value]
+
+    return decorate
+
+
 def need_different(files: Sequence[str], where: str = "") -> None:
     """Refuse a file that is given twice, under whatever names. Raises UserError."""
     seen: dict[object, str] = {}
@@ -105,7 +127,7 @@ def need_different(files: Sequence[str], where: str = "") -> None:
 
 
 def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[str, Any]], *, as_json: bool) -> int:
-    """Judge captures one by one; the exit code over all. Raises UserError where there is one and it cannot be read.
+    """Judge captures one by one; the exit code over all. Raises UserError for one alone that cannot be read, in words.
 
     `judge` gives what it found in a file (`envelope.of_capture`), and prints it in words unless `as_json`.
     """
@@ -119,7 +141,7 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
         try:
             captures.append(judge(file))
         except UserError as error:
-            if len(files) == 1:
+            if len(files) == 1 and not as_json:
                 raise
             say(f"specscope: error: {error}" if file in str(error) else f"specscope: error: {file}: {error}")
             captures.append(of_capture(file, {"error": str(error)}, code=Exit.NOT_JUDGED))
@@ -135,8 +157,5 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
 
 def write_page(path: str, html: str) -> None:
     """Write a page. Raises UserError."""
-    try:
-        Path(path).write_bytes(html.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, html.encode("utf-8", "backslashreplace"))
     say(f"wrote {path}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import FILE, need_different, print_json, reading_bar, write_page
+from specscope.cli.captures import FILE, json_option, need_different, print_json, reading_bar, write_page
 from specscope.cli.streams import need_terminal, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -59,7 +59,7 @@ class WithCommand(click.Command):
     "q above acceptance, squared error of q, output in loops, tau without loops), or of a group: tau where GROUP is "
     'VALUE, such as "tau where label kind is code". Several are joined by "or".',
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 @click.option("--tui", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
 @click.pass_obj

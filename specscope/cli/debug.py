@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -27,13 +28,31 @@ LARGEST_SCRIPT = 2**20  # bytes
 LONGEST_LINE = 10_000  # characters
 
 
-def converse(commands: Commands, script: str | None, *, stop_on_error: bool = False) -> None:
+@dataclass(frozen=True)
+class Script:
+    """Commands of a file."""
+
+    path: str
+    lines: Sequence[str]
+    stop_on_error: bool
+
+    @staticmethod
+    def read(path: str, *, stop_on_error: bool) -> Script:
+        """All of it, before the first one runs and before a model is loaded. Raises UserError."""
+        lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
+        for number, line in enumerate(lines, 1):
+            if len(line) > LONGEST_LINE:
+                raise UserError(f"{path}, line {number}: the line is too long")
+        return Script(path, lines, stop_on_error)
+
+
+def converse(commands: Commands, script: Script | None) -> None:
     """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
     from specscope.analyze.why import Typical
 
     commands.session.typical = Typical(lambda: commands.session.history)
     if script is not None:
-        _run_script(commands, script, stop_on_error=stop_on_error)
+        _run_script(commands, script)
         return
     for line in _lines(commands):
         try:
@@ -44,26 +63,26 @@ def converse(commands: Commands, script: str | None, *, stop_on_error: bool = Fa
             return
 
 
-def _run_script(commands: Commands, script: str, *, stop_on_error: bool) -> None:
+def _run_script(commands: Commands, script: Script) -> None:
     """Run every line; what is refused is said at once, and again at the end as UserError, with the first line."""
     refused: list[int] = []
-    for number, line in enumerate(_script(script), 1):
+    for number, line in enumerate(script.lines, 1):
         show(f"{PROMPT}{line}")
         try:
             if line.strip():
                 _obey(commands, line)
         except UserError as error:
-            if stop_on_error:
-                raise UserError(f"{script}, line {number}: {error}") from error
-            say(f"{script}, line {number}: {error}")
+            if script.stop_on_error:
+                raise UserError(f"{script.path}, line {number}: {error}") from error
+            say(f"{script.path}, line {number}: {error}")
             refused.append(number)
         if commands.quitting:
             break
     if commands.reading:
-        raise UserError(f"{script}: commands without end: write end after a breakpoint's commands")
+        raise UserError(f"{script.path}: commands without end: write end after a breakpoint's commands")
     if refused:
         where = f"in line {refused[0]}" if len(refused) == 1 else f"the first in line {refused[0]}"
-        raise UserError(f"{script}: {plural(len(refused), 'command')} failed, {where}")
+        raise UserError(f"{script.path}: {plural(len(refused), 'command')} failed, {where}")
 
 
 def _obey(commands: Commands, line: str) -> None:
@@ -75,15 +94,6 @@ def _obey(commands: Commands, line: str) -> None:
         sys.exit(interrupt.code)
     if text:
         show(text)
-
-
-def _script(path: str) -> list[str]:
-    """The lines of a script, all read before the first one runs."""
-    lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
-    longest = max(map(len, lines), default=0)
-    if longest > LONGEST_LINE:
-        raise UserError(f"{path}, line {[len(x) for x in lines].index(longest) + 1}: the line is too long")
-    return lines
 
 
 def _lines(commands: Commands) -> Iterator[str]:
@@ -118,7 +128,7 @@ def _readline(commands: Commands) -> None:
     readline.parse_and_bind("tab: complete")
 
 
-def debug_vllm(path: str, config: EngineConfig, script: str | None = None, *, stop_on_error: bool = False) -> None:
+def debug_vllm(path: str, config: EngineConfig, script: Script | None = None) -> None:
     """The debugger over the vLLM that listens on a socket; when it ends, vLLM goes on. Raises UserError.
 
     `config`: of the engine that forks, which is loaded with the first fork.
@@ -128,7 +138,7 @@ def debug_vllm(path: str, config: EngineConfig, script: str | None = None, *, st
     commands = AttachedCommands(path, _Beside(config))
     try:
         show(commands.greeting)
-        converse(commands, script, stop_on_error=stop_on_error)
+        converse(commands, script)
     finally:
         commands.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import FILE, captures_argument, judge_each, need_steps, read_branch
+from specscope.cli.captures import FILE, captures_argument, json_option, judge_each, need_steps, read_branch
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-audit", is_flag=True, help="Judge by the capture alone: load no model.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("Print JSON.")
 def diagnose(
     captures: tuple[str, ...],
     against: str | None,
@@ -117,9 +117,6 @@ def _options(history: History, asked: Asked) -> tuple[Options | None, str]:
     from specscope.measure.judges import audit_options
 
     share_cores()
-    from specscope.model.quiet import hush
-
-    hush(gguf=True)
     try:
         options = audit_options(history, asked.target, asked.draft_model, asked.sample)
     except UserError as error:

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 import specscope
-from specscope.cli.captures import print_json
+from specscope.cli.captures import json_option, print_json
 from specscope.cli.streams import show
 from specscope.envelope import envelope
 
@@ -25,7 +25,7 @@ from specscope.envelope import envelope
 @click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
 @click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
 @click.option("--target", hidden=True, help="With --gpu: the model that its engine runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@json_option("Print what was found as JSON.")
 def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
     """Show what this machine has, what is missing, and how to fix it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from specscope.cli.bench import bench
 from specscope.cli.captures import (
     FILE,
     captures_argument,
+    json_option,
     need_different,
     print_json,
     read_branch,
@@ -30,6 +32,7 @@ from specscope.cli.options import (
     no_clobber_option,
     output_options,
     output_settings,
+    refuse_others,
     sampling_options,
     sampling_params,
 )
@@ -41,6 +44,7 @@ from specscope.cli.verify import verify
 from specscope.cli.vllm import vllm
 from specscope.cli.watch import watch
 from specscope.cli.why import why
+from specscope.engine.config import EngineConfig
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from specscope.analyze.several import Several
     from specscope.engine.prompts import PromptSpec
 
+DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error"}  # that debug takes whatever it debugs
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -114,12 +119,14 @@ def run(
     """
     from specscope.cli.run import run_live
     from specscope.engine.prompts import prompt_specs
+    from specscope.live.start import check_places
 
     config = engine_config(flags)
     params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
     specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
+    check_places(config)
     need_terminal("specscope capture PROMPTS -o FILE")
     run_live(config, specs, params, settings, lifetime, how=how, paused=paused)
 
@@ -212,7 +219,7 @@ def debug(
     `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
     exit code is 2 if a command failed.
     """
-    from specscope.cli.debug import converse, debug_vllm, over_capture
+    from specscope.cli.debug import Script, converse, debug_vllm, over_capture
 
     if stop_on_error and script is None:
         raise UserError("--stop-on-error is for a script: give --commands FILE too")
@@ -224,19 +231,32 @@ def debug(
         name, what = ("--attach", "a vLLM that runs") if over is None else ("--over", "a recording")
         raise UserError(f"{name} debugs {what}, so it takes no prompts")
     if over is not None:
-        converse(over_capture(over), script, stop_on_error=stop_on_error)
+        refuse_others("--over", "debugs a recording as it is", DEBUG_FLAGS)
+    if attach is not None:
+        engine = {field.name for field in fields(EngineConfig)}  # of the one that forks
+        refuse_others("--attach", "debugs what runs there", DEBUG_FLAGS | engine)
+    lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
+    if over is not None:
+        converse(over_capture(over), lines)
         return
     if attach is not None:
-        debug_vllm(attach, config, script, stop_on_error=stop_on_error)
+        debug_vllm(attach, config, lines)
         return
     from specscope.engine.prompts import prompt_specs
-    from specscope.live.local import live_commands
+    from specscope.live.start import check_places
 
     specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     if not specs:
         raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
-    converse(live_commands(config, specs), script, stop_on_error=stop_on_error)
+    check_places(config)
+    from specscope.cli.capture import failed, tell_failed
+    from specscope.live.local import live_commands
+
+    commands = live_commands(config, specs)
+    converse(commands, lines)
+    if lines is not None:
+        sys.exit(int(tell_failed(*failed(commands.session.history))))
 
 
 @cli.command()
@@ -308,7 +328,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
 
 @cli.command()
 @captures_argument
-@click.option("--json", "as_json", is_flag=True, help="Print all figures, and every request, as JSON.")
+@json_option("Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", type=FILE, help="Write a self-contained HTML page with plots.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
 @click.option(
@@ -372,7 +392,7 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
 @click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
 @click.option("--again", is_flag=True, help="Judge by our own engine: each step once more, in fresh KV.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@json_option("Print what was found as JSON.")
 def audit(
     captures: tuple[str, ...],
     target: str | None,

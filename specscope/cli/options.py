@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from specscope.cli.numbers import Number, whole_from
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
@@ -15,7 +16,7 @@ from specscope.engine.prompts import read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Port, checked_url
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
-from specscope.trace.outputs import OutputOptions
+from specscope.trace.outputs import OutputOptions, check_metrics_port
 from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
 from specscope.trace.rules import RULES
 from specscope.trace.spans import SpanLevel
@@ -287,6 +288,15 @@ def trace_sampling_options(function: F) -> F:
     return _apply(_SAMPLED, function)
 
 
+def refuse_others(flag: str, why: str, allowed: Iterable[str]) -> None:
+    """Refuse what was given on the command line beside a flag that leaves it without effect. Raises UserError."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if given and option.name not in allowed:
+            raise UserError(f"{flag} {why}: leave out {option.opts[-1] if option.opts else option.name}")
+
+
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
     given = {field.name: flags.pop(field.name) for field in fields(EngineConfig) if field.name in flags}
@@ -343,6 +353,8 @@ def output_settings(
     for name in ENDPOINTS:
         if os.environ.get(name):
             checked_endpoint(os.environ[name], name)
+    if flags["metrics_port"] is not None:
+        check_metrics_port(flags["metrics_port"])
     sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
     return OutputOptions(
         sampling=trace_sampling(flags, capture=capture is not None, sent=sent),

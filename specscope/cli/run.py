@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from specscope.cli.capture import failed, tell_failed
 from specscope.cli.streams import warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
@@ -30,11 +30,13 @@ def run_live(
     *,
     how: Mapping[str, Any],
     paused: bool,
-) -> None:
+) -> int:
     """Show the screen at once, while the worker loads; return when the user quits.
 
+    The exit code is 1 where a request failed or the capture lacks something.
+
     `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the
-    capture is complete. Raises UserError, and SystemExit where the capture lacks something.
+    capture is complete. Raises UserError.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []
@@ -49,7 +51,7 @@ def run_live(
         from specscope.tui.program import run_app
 
         worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
-    ending = threading.Lock()
+    viewer, ending = Viewer(control=worker), threading.Lock()
 
     def finish() -> None:
         # When the screen closes or the terminal is lost. Further signals must not cut it short.
@@ -60,12 +62,12 @@ def run_live(
 
     lifetime.leave = finish
     try:
-        run_app(Viewer(control=worker), lifetime, title="specscope run")
+        run_app(viewer, lifetime, title="specscope run")
     finally:
         finish()
     for line in losses:
         warn(line)
     if worker.error:
         raise UserError(worker.error)
-    if any(opened.code for opened in outputs):
-        sys.exit(1)
+    any_failed = tell_failed(*failed(viewer.history))
+    return int(any_failed or any(opened.code for opened in outputs))

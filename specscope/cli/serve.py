@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 1024  # beside those of requests that wait
 KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
+SHUTDOWN_SECONDS = 2.0  # with what follows it (serve/server.py) a server has stopped within 5 s
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ServeRun:
 @click.option(
     "--shutdown-timeout",
     type=real_from(0, 86_400),
-    default=30.0,
+    default=SHUTDOWN_SECONDS,
     show_default=True,
     metavar="SECONDS",
     help="On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
@@ -132,6 +133,7 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     """The flags as objects. Raises UserError."""
     from specscope.remote.http import Limits
     from specscope.serve.service import ServeOptions
+    from specscope.vllm.debug_server import check_socket
 
     options = ServeOptions(
         host=flags.pop("host"),
@@ -147,6 +149,8 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"]),
     )
+    if options.debug_socket is not None:
+        check_socket(options.debug_socket, "--debug-socket")
     del flags["max_queue"]
     config = engine_config(flags)
     return ServeRun(config, output_settings(flags, output, unattended=True), options)

@@ -11,9 +11,9 @@ import click
 
 from specscope.cli.numbers import real_from, whole_from
 from specscope.errors import UserError
-from specscope.model.places import check_device, head_place, model_place
-from specscope.trace.files import LARGEST_DATA, check_training, check_whole
-from specscope.trace.kinds import PROMPT_FILE, TEXTS, kind_of, start_of
+from specscope.model.places import check_device, check_model, head_place
+from specscope.trace.files import check_training
+from specscope.train.data import check_data
 
 if TYPE_CHECKING:
     from specscope.train.training import CommonRecipe, Training
@@ -185,24 +185,12 @@ def _check(how: dict[str, Any]) -> None:
     if (how["data"] is None) == (how["tokens"] is None):
         raise UserError("give either --data FILE or --self-synthesise N")
     check_training(how["output"], (how["target"], how["data"], how["start"] or None))
-    if how["data"] is not None:
-        _check_data(how["data"])
-    if how["target"] is not None:
-        model_place(how["target"])
+    check_model(how["target"])
     if how["start"]:
         head_place(how["start"])
     check_device(how["device"])
-
-
-def _check_data(path: str) -> None:
-    try:
-        check_whole(path, "the data", LARGEST_DATA)
-        open(path, "rb").close()
-        kind = kind_of(start_of(path))
-    except OSError as error:
-        raise UserError(f"cannot read the data {path}: {error.strerror}") from error
-    if kind not in (None, PROMPT_FILE, TEXTS):
-        raise kind.refusal(path, "data to train on")
+    if how["data"] is not None:
+        check_data(Path(how["data"]))
 
 
 def _taken(how: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

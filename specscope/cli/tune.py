@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.captures import captures_argument, need_different, need_steps, print_json
+from specscope.cli.captures import captures_argument, json_option, need_different, need_steps, print_json
 from specscope.cli.numbers import whole_from
 from specscope.cli.streams import say, warn
 from specscope.envelope import envelope
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option("--prompts", metavar="FILE", help="What --check runs.  [default: prompts that the capture does not hold]")
 @click.option("--target", metavar="MODEL", help="The target.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("Print JSON.")
 @click.option("--plot", metavar="FILE", help="Write the curves to this file, .svg or .png.")
 def tune(
     captures: tuple[str, ...],
@@ -126,6 +126,11 @@ def _check_flags(
         raise UserError("--costs gives the costs that --save-costs would write: leave one out")
     if prompts is not None and not check:
         raise UserError("--prompts is what --check runs: add --check")
+    if prompts is not None and prompts != "-":
+        from specscope.engine.prompts import read_prompts
+        from specscope.trace.params import SamplingParams
+
+        read_prompts(prompts, SamplingParams(), raw=False)  # what is wrong with them is said before costs are measured
     if save_costs is not None:
         check_output(save_costs, "--save-costs", captures, FIGURES)
     if plot is not None:
@@ -169,9 +174,6 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     from specscope.trace.rules import BLOCK, STANDARD
 
     share_cores()
-    from specscope.model.quiet import hush
-
-    hush(gguf=True)
     options = audit_options(data.histories[0], target, draft_model, None)  # says what is not at hand
     if options.why_no_draft:
         raise UserError(options.why_no_draft)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import captures_argument, judge_each, need_steps, read_branch
+from specscope.cli.captures import captures_argument, json_option, judge_each, need_steps, read_branch
 from specscope.cli.numbers import Number, whole_from
 from specscope.envelope import of_capture
 from specscope.terminal import text_console
@@ -19,7 +19,7 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
 
 @click.command()
 @captures_argument
-@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
+@json_option("Print every check as JSON.")
 @click.option(
     "--alpha",
     type=Number(Share),

@@ -23,6 +23,7 @@ from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.vllm import settings
+from specscope.vllm.debug_server import check_socket
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's own choice is 300
 GRACE_SECONDS = 20  # vLLM gets so long to end its own processes
@@ -108,6 +109,8 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
         raise UserError("--screen has its own listener: give it without --otlp-endpoint, or use specscope tui --listen")
     if run.capture is not None:
         check_output(run.capture, "--capture", (), CAPTURE, Existing.NEW_NAME)
+    if run.debug is not None:
+        check_socket(run.debug, "--debug")
     python = interpreter(run.python)
     command = [python, "-P", "-m", "specscope.vllm.launch", *run.arguments]
     if run.screen:

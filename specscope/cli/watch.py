@@ -225,6 +225,7 @@ class Rows:
         from rich.text import Text
 
         from specscope.trace.interval import COLUMNS, at_depth, cells, missing_text, notes
+        from specscope.trace.stats import Acceptance
         from specscope.trace.vocabulary import printable
 
         told = record.aggregate

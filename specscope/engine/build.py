@@ -33,6 +33,7 @@ from specscope.model.head_loader import load_head
 from specscope.model.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
+from specscope.model.places import check_context, check_layers
 from specscope.model.runner import ModelRunner
 from specscope.speculate.costs import Costs
 from specscope.speculate.drafters.base import Drafter, NoDrafter
@@ -88,8 +89,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         target = load_model(config.target, device, dtype, progress)
         tokenizer, given = reading.result(), hashing.result()
     max_context = target.max_context if config.max_context is None else config.max_context
-    if not 2 <= max_context <= target.max_context:
-        raise UserError(f"max_context must be between 2 and {target.max_context} for {target.name}")
+    check_context(max_context, target.max_context, target.name)
     blocks = count_blocks(target, config.kv_memory)
     drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
@@ -240,10 +240,9 @@ def make_drafter(
     elif config.draft_layers is None:
         draft = load_model(config.draft_model, target.device, target.dtype, progress)
         _check_same_vocabulary(target, draft, tokenizer, config)
-    elif config.draft_layers < len(target.layers):
-        draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
     else:
-        raise UserError(f"--draft-model self:N takes 1 to {len(target.layers) - 1} layers of {target.name}")
+        check_layers(config.draft_layers, len(target.layers), target.name)
+        draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
     return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
 
 

@@ -12,8 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from specscope.engine.config import EngineConfig
+from specscope.engine.cost_file import read_named
 from specscope.engine.lean import import_transformers
-from specscope.model.places import check_device, head_place, model_place
+from specscope.model.bundled import NAME
+from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
 from specscope.user_cache import Others
 
 if TYPE_CHECKING:
@@ -61,14 +63,24 @@ def on_passing_thread(work: Callable[[], T]) -> T:
 
 
 def check_places(config: EngineConfig) -> None:
-    """Raises UserError where a model, a head or a device is not one, before seconds go into importing torch."""
+    """Raises UserError where a model, a head, a device or a file of costs is not one, before torch is imported.
+
+    That takes seconds.
+    """
     check_device(config.device)
-    if config.target is not None:
-        model_place(config.target)
+    check_model(config.target)
     if config.draft_model is not None and config.model_part == "eagle":
         head_place(config.draft_model)
     elif config.draft_model is not None and config.draft_layers is None:
-        model_place(config.draft_model)
+        check_model(config.draft_model)
+    known, name = config_of(config.target), NAME if config.target is None else config.target
+    layers, longest = known.get("num_hidden_layers"), known.get("max_position_embeddings")
+    if config.draft_layers is not None and isinstance(layers, int):
+        check_layers(config.draft_layers, layers, name)
+    if config.max_context is not None and isinstance(longest, int):
+        check_context(config.max_context, longest, name)
+    if config.costs is not None:
+        read_named(config.costs, {})
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:

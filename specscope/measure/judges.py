@@ -15,7 +15,8 @@ from specscope.engine.config import DEFAULT_HEAD
 from specscope.engine.models_given import given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
-from specscope.model.places import model_place, on_disk
+from specscope.model.places import check_model, head_place, model_place, on_disk
+from specscope.model.quiet import hush
 from specscope.trace.files import read_object
 from specscope.trace.head_folder import check_kind, is_head
 from specscope.trace.history import History
@@ -31,6 +32,11 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
+    if target is not None:
+        check_model(target)  # before torch is imported
+    if draft_model is not None and model_part(run.drafter) == "eagle":
+        head_place(draft_model)
+    hush(gguf=True)
     notes: list[str] = []
     name = target_named(run, target)
     judge = _source(name, run.target, run.target_digest, "--target", notes, given=target is not None)

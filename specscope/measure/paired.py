@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specscope.envelope import envelope
-from specscope.errors import UserError
+from specscope.trace.files import write_whole
 from specscope.user_cache import processor
 
 SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # tables of many columns in 80 characters
@@ -145,7 +144,4 @@ def write_figures(
     if path is None:
         return
     whole = envelope(f"bench.{bench}", data, source=source, code=code)
-    try:
-        Path(path).write_text(json.dumps(whole, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, json.dumps(whole, indent=2).encode() + b"\n")

@@ -70,9 +70,9 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
     folder = converted_folder()
     if _is_whole(folder):
         return folder
+    check_bundled()
     source = find_gguf()
-    if source is None:
-        raise UserError(f"the default model is not installed: {REMEDY}, or give --target")
+    assert source is not None
     folder = _writable_place()
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
@@ -87,6 +87,12 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
     finally:
         lock.release()
     return folder
+
+
+def check_bundled() -> None:
+    """Raises UserError where there is no default model, and none to convert."""
+    if not _is_whole(converted_folder()) and find_gguf() is None:
+        raise UserError(f"the default model is not installed: {REMEDY}, or give --target")
 
 
 def _writable_place() -> Path:

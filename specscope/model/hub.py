@@ -18,24 +18,30 @@ def hub_arguments(name: str) -> dict[str, Any]:
 
     Without a network the cache is used. The library would retry each file six times, for a minute.
     """
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    if constants.is_offline_mode():
-        return {}  # the library uses the cache alone, and says so
-    problem = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
-    if problem is None:
-        return {}
     try:
         cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError as error:
         raise UserError(f"cannot load {name}: {first_line(error)}") from None
+    missing = f"cannot load {name}: it is not a folder, is not in the cache, and"
+    if constants.is_offline_mode():
+        if not cached:
+            raise UserError(f"{missing} HF_HUB_OFFLINE is set")
+        return {}  # the library uses the cache alone
+    problem = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
+    if problem is not None:
+        if not cached:
+            raise UserError(f"{missing} {constants.ENDPOINT} cannot be reached ({problem})")
+        return {"local_files_only": True}
     if not cached:
-        raise UserError(
-            f"cannot load {name}: it is not a folder, is not in the cache, and {constants.ENDPOINT} "
-            f"cannot be reached ({problem})"
-        )
-    return {"local_files_only": True}
+        try:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=LIMIT)
+        except HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code in (401, 403, 404):
+                raise UserError(f"cannot load {name}: {first_line(error)}") from None
+    return {}
 
 
 @functools.cache

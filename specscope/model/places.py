@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.files import read_object
@@ -29,6 +30,18 @@ def model_place(target: str) -> Path | None:
     return None
 
 
+def check_model(target: str | None) -> None:
+    """Refuse a --target that is nowhere: no folder, no file, not the default one, and not on the hub. UserError."""
+    if target is None:
+        from specscope.model.bundled import check_bundled
+
+        check_bundled()
+    elif model_place(target) is None:
+        from specscope.model.hub import hub_arguments
+
+        hub_arguments(target)
+
+
 def on_disk(target: str | None) -> Path | None:
     """Where the model that a --target names lies on this machine; None where it does not. Nothing is fetched."""
     if target is None:
@@ -49,6 +62,31 @@ def on_disk(target: str | None) -> Path | None:
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) else None
+
+
+def config_of(target: str | None) -> dict[str, Any]:
+    """What the config.json of a --target says of its text; {} where it is not on this machine, or cannot be read."""
+    place = on_disk(target)
+    if place is None or not place.is_dir():
+        return {}
+    try:
+        raw = read_object(place / "config.json")
+    except UserError:  # the loader says what is wrong with it
+        return {}
+    text = raw.get("text_config", raw)
+    return text if isinstance(text, dict) else {}
+
+
+def check_layers(wanted: int, layers: int, name: str) -> None:
+    """Raises UserError where self:N asks for more than a part of the target."""
+    if wanted >= layers:
+        raise UserError(f"--draft-model self:N takes 1 to {layers - 1} layers of {name}")
+
+
+def check_context(wanted: int, longest: int, name: str) -> None:
+    """Raises UserError for a --max-context that the target was not made for."""
+    if not 2 <= wanted <= longest:
+        raise UserError(f"max_context must be between 2 and {longest} for {name}")
 
 
 def head_place(folder: str) -> Path:

@@ -59,7 +59,7 @@ class ServeOptions:
     api_key: str | None = None
     name: str | None = None  # of the model; None: the target's own
     max_queue: int = 256  # requests that may wait beside --max-batch that run
-    shutdown_seconds: float = 30.0
+    shutdown_seconds: float = 2.0
     seed: int = 0
     speculation_level: str = "none"  # none, summary or detailed
     times: bool = False  # whether answers tell their times

@@ -15,7 +15,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ import numpy as np
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.files import read_whole
+from specscope.trace.files import read_whole, write_whole
 from specscope.trace.plan import DynamicPlan, TreePlan
 from specscope.trace.records import RunInfo
 
@@ -144,7 +143,4 @@ def _sound(point: Point) -> bool:
 
 def write_costs(path: str, costs: StepCosts) -> None:
     """As JSON that read_costs reads. Raises UserError."""
-    try:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -296,6 +297,25 @@ def _is_same(name: str | os.PathLike[str], found: os.stat_result) -> bool:
         return False
 
 
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """A file that appears whole or not at all: where there is no room, the older one stays. Raises UserError."""
+    try:
+        place = Path(path).resolve()  # a link stays one
+        if place.exists() and not place.is_file():
+            place.write_bytes(data)  # a device or a pipe
+            return
+        part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            if place.exists():
+                shutil.copymode(place, part)
+            os.replace(part, place)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
 def keep_spaces(svg: str) -> str:
     """The picture, such that every renderer keeps the spaces of its texts: some cut those at the ends."""
     return svg.replace("<text ", '<text xml:space="preserve" ')
@@ -307,7 +327,4 @@ def save_figure(figure: Figure, path: str) -> None:
     picture = BytesIO()
     figure.savefig(picture, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     data = picture.getvalue()
-    try:
-        Path(path).write_bytes(keep_spaces(data.decode()).encode() if kind == "svg" else data)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, keep_spaces(data.decode()).encode() if kind == "svg" else data)

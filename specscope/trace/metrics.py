@@ -257,6 +257,11 @@ class _PrometheusServer(Protocol):
     def server_close(self) -> None: ...
 
 
+def port_taken(host: str, port: int) -> UserError:
+    """Why metrics cannot be served."""
+    return UserError(f"cannot serve metrics on {host}:{port}: choose another port if this one is in use")
+
+
 class Metrics(Collector):
     """A sink: call it with each StepRecord. Everything is counted here and read from here only when asked for.
 
@@ -335,9 +340,7 @@ class Metrics(Collector):
         try:
             server, _ = start_http_server(port, host, self._registry)
         except (OSError, OverflowError):
-            raise UserError(
-                f"cannot serve metrics on {host}:{port}: choose another port if this one is in use"
-            ) from None
+            raise port_taken(host, port) from None
         self._servers.append(server)
         return int(server.server_port)
 

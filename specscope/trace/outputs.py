@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,6 +49,16 @@ class OutputOptions:
     sampling: TraceSampling = field(default_factory=TraceSampling)
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
+
+
+def check_metrics_port(port: int) -> None:
+    """Refuse a port that others have, before a model is loaded. Raises UserError."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        from specscope.trace.metrics import port_taken
+
+        raise port_taken("127.0.0.1", port) from None
 
 
 class Outputs:

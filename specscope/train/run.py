@@ -22,7 +22,7 @@ from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.model.loader import LoadedModel, load_model, load_tokenizer
 from specscope.model.runner import ModelRunner
 from specscope.terminal import text_console
-from specscope.trace.files import LARGEST_DATA, read_whole
+from specscope.trace.files import LARGEST_DATA, read_whole, write_whole
 from specscope.train.card import card
 from specscope.train.shards import Shards, ShardWriter, shard_files
 from specscope.train.synthesise import ANSWER_TEMPERATURES, INSTRUCTION_TEMPERATURES, OPENED, OPENERS, Synthesiser
@@ -66,7 +66,7 @@ def train(task: Task) -> int:
     except (StoppedError, KeyboardInterrupt):
         console.print("stopped; the same command goes on from here", highlight=False, soft_wrap=True)
         return INTERRUPTED
-    (task.out / "README.md").write_text(card(training, _command(task), _source(task)), "utf-8")
+    write_whole(task.out / "README.md", card(training, _command(task), _source(task)).encode())
     first = ", ".join(f"{x:.2f}" for x in figures["first"])
     console.print(
         f"trained on {training.seen:,} tokens; held-out acceptance by position {first} → {task.out}",

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.trace.files import read_object
+from specscope.trace.files import read_object, write_whole
 
 SHARD_TOKENS = 16384
 ABOUT = "about.json"
@@ -35,12 +35,10 @@ class ShardWriter:
     """Gathers samples and writes a shard when it is full. A shard appears whole or not at all."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self._about = folder, about
         known = folder / ABOUT
         if known.exists() and read_object(known) != about:
             raise UserError(f"{folder} holds data made with other settings: remove it, or give another folder")
-        known.write_text(json.dumps(about, indent=2) + "\n")
         self._samples: list[Sample] = []
         self._next = len(shard_files(folder))
 
@@ -54,6 +52,8 @@ class ShardWriter:
         """Write what has been gathered."""
         if not self._samples:
             return
+        self.folder.mkdir(parents=True, exist_ok=True)  # not before: data that is refused leaves nothing
+        write_whole(self.folder / ABOUT, json.dumps(self._about, indent=2).encode() + b"\n")
         names = ("tokens", "learn", "features", "final")
         data = {name: torch.cat([getattr(s, name) for s in self._samples]) for name in names}
         data["lengths"] = torch.tensor([len(s.tokens) for s in self._samples], dtype=torch.int32)

@@ -13,9 +13,8 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
-from specscope.trace.checked import decoded
-from specscope.trace.files import LARGEST_DATA, read_whole
 from specscope.trace.tree import DraftTree
+from specscope.train.data import conversation, read_data
 from specscope.train.shards import Sample, ShardWriter
 
 
@@ -32,39 +31,19 @@ def read_texts(path: Path, tokenizer: Any) -> Iterator[Text]:  # noqa: ANN401
 
     Raises UserError that names the broken line.
     """
-    try:
-        content = read_whole(path, "the data", LARGEST_DATA).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the data {path}: {error}") from error
-    if not content.strip():
-        raise UserError(f"{path} holds no text")
-    if not content.lstrip().startswith("{"):
-        yield from (Text("", part) for part in content.split("\n\n") if part.strip())
-        return
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                yield _text(decoded(line), tokenizer)
-            except (ValueError, UserError) as error:
-                raise UserError(f"{path}, line {number}: {error}") from None
+    for number, value in read_data(path):
+        try:
+            yield Text("", value) if isinstance(value, str) else _text(value, tokenizer)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
 
 
-def _text(values: Any, tokenizer: Any) -> Text:  # noqa: ANN401
-    if not isinstance(values, dict):
-        raise UserError("this is not a JSON object")
+def _text(values: dict[str, Any], tokenizer: Any) -> Text:  # noqa: ANN401
     if isinstance(values.get("text"), str) and values["text"]:
         return Text("", values["text"])
-    messages: Any = values.get("messages")
-    if isinstance(values.get("prompt"), str) and isinstance(values.get("response"), str):
-        messages = [
-            {"role": "user", "content": values["prompt"]},
-            {"role": "assistant", "content": values["response"]},
-        ]
-        if not tokenizer.chat_template:
-            return Text(values["prompt"], values["response"])
-    good = isinstance(messages, list) and len(messages) > 1 and all(isinstance(m, dict) for m in messages)
-    if not good or messages[-1].get("role") != "assistant":
-        raise UserError('give "text", "prompt" and "response", or "messages" that end with the assistant\'s')
+    messages = conversation(values)
+    if not tokenizer.chat_template and "messages" not in values:
+        return Text(values["prompt"], values["response"])
     if not tokenizer.chat_template:
         raise UserError("messages need a target with a chat template")
     try:

@@ -21,12 +21,12 @@ from specscope.model.eagle_head import EagleHead
 from specscope.model.fast_paths import has_bfloat16
 from specscope.model.head_loader import save_head
 from specscope.model.loader import LoadedModel
+from specscope.train.data import HELD_OUT, check_enough
 from specscope.train.scores import BatchScores, Padded, TargetTensors, mean_shares
 from specscope.train.shards import Shards
 
 STATE = "training.pt"
 LOG = "training.jsonl"
-HELD_OUT = 40  # every 40th sample is never trained on
 WARM_UP = 50  # optimiser steps
 
 
@@ -49,12 +49,11 @@ class Training(ABC):
     verb: str  # of `specscope train`
 
     def __init__(self, target: LoadedModel, data: Shards, recipe: CommonRecipe, folder: Path) -> None:
+        check_enough(len(data))
         self.target, self.data, self.recipe, self.folder = target, data, recipe, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.held_out = [i for i in range(len(data)) if i % HELD_OUT == HELD_OUT - 1]
         self.samples = [i for i in range(len(data)) if i % HELD_OUT != HELD_OUT - 1]
-        if not self.held_out:
-            raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {len(data)}")
         self.head, self.heads = self._make()
         tokens = sum(data.length(i) for i in self.samples)
         self.total = max(round(tokens * recipe.epochs / recipe.batch_tokens), 1)

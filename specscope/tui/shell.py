@@ -7,7 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 from textual.app import App, SystemCommand
+from textual.command import CommandList, CommandPalette
 from textual.screen import Screen
+from textual.theme import ThemeProvider
 
 from specscope.errors import UserError
 from specscope.trace.files import keep_spaces
@@ -27,6 +29,14 @@ def save_screenshot(app: App[None], folder: str) -> Path:
             f"cannot write a screenshot to {path.parent}: {error.strerror}; set screenshots in the settings"
         ) from error
     return path
+
+
+class Palette(CommandPalette):
+    """Textual's, in which Page Down fails where the terminal leaves its list no line."""
+
+    def _action_command_list(self, action: str) -> None:
+        if self.query_one(CommandList).scrollable_content_region:
+            super()._action_command_list(action)
 
 
 class Shell(App[None]):
@@ -53,6 +63,15 @@ class Shell(App[None]):
         return dict((DARK if self.current_theme.dark else LIGHT).variables)
 
     # -- the palette --------------------------------------------------------------------------------------------
+
+    def action_command_palette(self) -> None:
+        """Open it."""
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette(id="--command-palette"))
+
+    def search_themes(self) -> None:
+        """The palette of themes."""
+        self.push_screen(Palette([ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key is a command as well."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -27,7 +28,6 @@ from specscope.trace.capture import line_json
 from specscope.trace.checked import decoded
 from specscope.trace.schema import plain_error
 from specscope.trace.spans import Encoder, Span, resource_attributes
-from specscope.vllm.console import VllmCommands
 from specscope.vllm.guard import log
 
 LONGEST = 2**16  # bytes of a line
@@ -85,7 +85,7 @@ class DebugServer:
     ) -> None:
         """`commands`: makes a client's, vLLM's by default; `forks`: whether they fork here. Raises OSError."""
         self._path, self._debugger, self._greeting = path, debugger, greeting
-        self._commands = commands or (lambda: VllmCommands(debugger))  # type: ignore[arg-type]
+        self._commands = commands or partial(_vllm_commands, debugger)
         self._forks = forks
         self._free = threading.Lock()  # held while a client is there
         self._socket = _listen(path)
@@ -153,6 +153,12 @@ class DebugServer:
             lines.put(None)
 
 
+def _vllm_commands(debugged: Any) -> Commands:
+    from specscope.vllm.console import VllmCommands  # it imports torch, which a server's flags do not need
+
+    return VllmCommands(debugged)
+
+
 def _message(raw: bytes) -> DebugMessage | UserError:
     """What a line says, or why it cannot be read."""
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
@@ -197,6 +203,15 @@ def _send(client: socket.socket, **message: Any) -> None:
     client.sendall(json.dumps(message).encode() + b"\n")
 
 
+def check_socket(path: str, flag: str) -> None:
+    """Refuse a socket that no debugger could open, before a model is loaded. Raises UserError."""
+    try:
+        _listen(Path(path)).close()
+        os.unlink(path)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+
+
 def _listen(path: Path) -> socket.socket:
     """A socket that none but this user can open. One that a process left behind is taken away."""
     made = socket.socket(socket.AF_UNIX)
@@ -205,6 +220,8 @@ def _listen(path: Path) -> socket.socket:
             if probe.connect_ex(str(path)) == 0:
                 raise OSError(f"another process listens on {path}")
         path.unlink()
+    elif path.exists():
+        raise OSError("it exists and is no socket: give another name")
     made.bind(str(path))
     os.chmod(path, 0o600)  # before anybody can connect: it does not listen yet
     made.listen(4)

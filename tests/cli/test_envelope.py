@@ -97,12 +97,21 @@ def test_the_envelope(verb, folder):
         assert (any("cut" in file for file in files)) <= bool(found["warnings"]), words
 
 
-def test_bad_input_prints_no_json(folder):
+def test_what_is_refused_is_an_envelope_too(folder):
     for verb, words in words_of(folder).items():
         if verb != "doctor":
             code, out, err = run_here([verb, str(folder / "none.jsonl"), *words[0][1:], "--json"])
-            assert (code, out) == (2, ""), verb
-            assert err.count("\n") == 1
+            found = json.loads(out)
+            assert (code, found["exit"], found["schema"]) == (2, 2, f"specscope.{verb}/1")
+            assert str(folder / "none.jsonl") in found["source"] or verb == "compare"
+            errors = [one["error"] for one in found.get("captures", [found])]
+            assert err == f"specscope: error: {errors[0]}\n"
+
+
+def test_a_page_that_cannot_be_written_is_said_in_json_too(folder):
+    code, out, err = run_here(["report", EAGLE, "--html", "/dev/full", "--json"])
+    assert (code, json.loads(out)["error"]) == (2, "cannot write /dev/full: No space left on device")
+    assert err == "specscope: error: cannot write /dev/full: No space left on device\n"
 
 
 def test_a_file_whose_name_is_not_text(tmp_path):

@@ -7,16 +7,20 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from specscope import Engine, SamplingParams
+from specscope.cli import main as cli
 from specscope.errors import UserError
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.reading import read_capture
 from specscope.trace.spans import SpanLevel
 from tests.bad_inputs import PLANTED
 from tests.test_bad_input import run_here
+
+BAD = {"regex": "("}
 
 
 @pytest.fixture
@@ -243,15 +247,35 @@ def test_a_form_that_is_none_is_refused_before_a_model_is_looked_for(form, tmp_p
     assert not out.exists()
 
 
-def test_requests_that_failed_are_counted_with_their_reason(old, capture, tmp_path):
-    """Of many forms the first are looked at before the model is loaded: the last fails in its request."""
-    forms = [*(f"a{{{number}}}" for number in range(1, 17)), "("]
+def test_every_form_is_looked_at_before_a_model_is(old, tmp_path):
+    forms = [*(f"a{{{number}}}" for number in range(1, 20)), "("]
     lines = [json.dumps({"prompt": "abc", "structured_outputs": {"regex": form}}) for form in forms]
     (tmp_path / "p.txt").write_text("\n".join(lines))
-    code, _, err = capture(old)
+    code, _, err = run_here(["capture", str(tmp_path / "p.txt"), "-o", str(old), "--target", "/no/such"])
+    assert code == 2
+    assert err.startswith("specscope: error: structured_outputs: regex cannot be used: ")
+
+
+@pytest.mark.parametrize("verb", ["capture", "debug"])
+def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_check_forms", lambda specs: None)  # so that one fails in its request
+    lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    (tmp_path / "script").write_text("continue\n")
+    how = ["-o", str(old)] if verb == "capture" else ["--commands", str(tmp_path / "script")]
+    words = [verb, str(tmp_path / "p.jsonl"), *how, "--raw", "--target", str(tiny), "--kv-memory", "0.01"]
+    code, _, err = run_here(words)
     assert code == 1
-    assert "specscope: warning: 1 of 17 requests failed: structured_outputs: regex cannot be used: " in err
-    assert len(read_capture(old).history.requests) == 17
+    assert "specscope: warning: 1 of 2 requests failed: structured_outputs: regex cannot be used: " in err
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_before_anything_is_decoded(old, capture, tmp_path):
+    before = Path(old).read_bytes()
+    for name, value in (("logit_bias", {"300000": 1}), ("stop_token_ids", [300000])):
+        (tmp_path / "p.txt").write_text(f'{{"prompt": "abc"}}\n{json.dumps({"prompt": "abc", name: value})}')
+        code, _, err = capture(old)
+        assert (code, Path(old).read_bytes()) == (2, before)
+        assert err.startswith(f"specscope: error: prompt 2: {name}")
 
 
 @pytest.mark.parametrize("happens", ["deleted", "replaced", "nothing"])

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import stat
 import subprocess
 import threading
@@ -11,6 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from specscope.cli.serve import SHUTDOWN_SECONDS
+from specscope.serve.server import HAND_BACK_SECONDS
+from specscope.serve.service import ServeOptions
 from specscope.trace.outputs import OutputOptions, Outputs
 from specscope.trace.reading import read_capture
 from specscope.trace.spans import SpanLevel
@@ -106,6 +110,26 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
     history, ended = roots(tmp_path / "run.jsonl")
     assert Counter(end.reason.value for end in ended.values()) == {"cancelled": 2}
     assert len(history.requests) == 2
+
+
+def test_by_default_it_has_stopped_within_five_seconds():
+    """Whatever its clients do: what it waits for, one after the other."""
+    assert ServeOptions().shutdown_seconds == SHUTDOWN_SECONDS
+    assert SHUTDOWN_SECONDS + 2 * HAND_BACK_SECONDS <= 4  # then the engine's last step
+
+
+def test_a_client_that_reads_nothing_does_not_hold_it(command, tmp_path):
+    running = command()
+    body = json.dumps({**BODY, "stream": True, "max_tokens": 480, "n": 8}).encode()
+    port = int(running.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode())
+        silent.sendall(b"Content-Type: application/json\r\n\r\n" + body)
+        assert wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 50_000)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(HANG_SECONDS) == 0
+    _, ended = roots(tmp_path / "run.jsonl")
+    assert len(ended) == 8
 
 
 def test_a_second_signal_does_not_wait(command, tmp_path):

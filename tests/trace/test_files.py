@@ -1,6 +1,8 @@
-"""Files that are read whole: bounded, and never of a device or a pipe. Captures: what may be replaced, and by whom."""
+"""Files that are read whole: bounded. Files that are written: whole or not at all, and what each may replace."""
 
+import contextlib
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.capture import CaptureWriter
-from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture, read_whole
+from specscope.trace.files import CAPTURE, Existing, TakenError, check_output, open_capture, read_whole, write_whole
 from specscope.trace.reading import read_capture
 from specscope.trace.vocabulary import Vocabulary
 from tests.test_bad_input import run_here
@@ -186,3 +188,39 @@ def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_l
     assert code == 2
     assert err.endswith(f"{path} exists and was not written by this command: remove it, or give another name\n")
     assert path.read_bytes() == OTHERS[name]
+
+
+@contextlib.contextmanager
+def a_full_disk(size):
+    """No file grows beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("older", ["<!doctype html>older", None])
+@pytest.mark.parametrize("words", [["report", "--html", "page.html"], ["tune", "--no-costs", "--plot", "page.svg"]])
+def test_a_page_on_a_full_disk_leaves_what_was_there(words, older, tmp_path, monkeypatch):
+    verb, *flags, name = words
+    older = older and older.replace("<!doctype html>", "<?xml") if name.endswith("svg") else older
+    monkeypatch.chdir(tmp_path)
+    if older is not None:
+        (tmp_path / name).write_text(older)
+    with a_full_disk(1000):
+        code, _, err = run_here([verb, PLANTED, *flags, name])
+    assert (code, err) == (2, f"specscope: error: cannot write {name}: File too large\n")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == ({} if older is None else {name: older})
+
+
+def test_a_file_is_replaced_with_its_mode_and_behind_its_link(tmp_path):
+    (tmp_path / "page").write_text("older")
+    (tmp_path / "page").chmod(0o640)
+    (tmp_path / "link").symlink_to("page")
+    write_whole(tmp_path / "link", b"newer")
+    assert (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "page").read_bytes(), (tmp_path / "page").stat().st_mode & 0o777) == (b"newer", 0o640)
+    write_whole(tmp_path / "new", b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "new", "page"]

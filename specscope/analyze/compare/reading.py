@@ -48,9 +48,14 @@ def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = N
     else:
         sides = [read_side(path, progress) for path in paths]
     for path, side in zip(paths, sides, strict=True):
-        if not side.steps["judged"].any():
-            raise NoStepsError(f"{path} holds no decode steps: there is nothing to compare")
+        need_decode_steps(side, path)
     return joined(sides[: len(a)]), joined(sides[len(a) :])
+
+
+def need_decode_steps(side: Side, name: str) -> None:
+    """Raises NoStepsError where there are none."""
+    if not side.steps["judged"].any():
+        raise NoStepsError(f"{name} holds no decode steps: there is nothing to compare")
 
 
 def _size(path: str) -> int:

@@ -8,6 +8,8 @@ from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.reading import NoStepsError, need_decode_steps
+from specscope.analyze.compare.result import Comparison
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.naming import diagnose
@@ -47,10 +49,21 @@ def examine(
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
             again = rerun(history, trial, audited, options, progress, problems)
-    beside = None if good is None else compare(from_history(good, "good"), from_history(history, source))
+    beside = None if good is None else _beside(good, history, source, problems)
     return diagnose(
         history, verify=trial, audit=audited, compare=beside, again=again, left_out=problems, declined=declined
     )
+
+
+def _beside(good: History, history: History, source: str, problems: list[str]) -> Comparison | None:
+    sides = from_history(good, "good"), from_history(history, source)
+    try:
+        for side, name in zip(sides, ("the good capture", source), strict=True):
+            need_decode_steps(side, name)
+    except NoStepsError as error:
+        problems.append(f"compare: {error}")
+        return None
+    return compare(*sides)
 
 
 def rerun(

@@ -28,7 +28,6 @@ from specscope.trace.structured import StructuredOutputs
 from specscope.trace.vocabulary import Vocabulary
 
 KEPT, KEPT_BYTES = 256, 256 * 2**20  # compiled grammars, of all engines
-MOST_CHECKED = 16  # forms that are compiled before a model is loaded
 WALL = 300.0  # seconds that an answer may take on a machine that is busy with other things
 
 
@@ -176,10 +175,10 @@ class Grammars:
 def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
     """Refuse what no model could hold to, before one is loaded: a vocabulary of single bytes can write any text.
 
-    Of many forms the first few are looked at. Raises UserError.
+    Raises UserError.
     """
     letters = Tokens("bytes", (*(bytes([byte]) for byte in range(256)), b""), (256,), frozenset({256}))
-    for form in list(dict.fromkeys(form for form in forms if form is not None))[:MOST_CHECKED]:
+    for form in dict.fromkeys(form for form in forms if form is not None):
         library()
         check_form(form)
         outcome, text = _WORKER.compile(letters, form)

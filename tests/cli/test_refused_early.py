@@ -1,0 +1,93 @@
+"""What can be known before torch is imported is refused before: that import takes seconds, and a model more."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_bad_input import run_here
+from tests.waiting import HANG_SECONDS
+
+TRACES = Path(__file__).parents[2] / "traces"
+EAGLE, PLANTED = str(TRACES / "eagle.jsonl"), str(TRACES / "planted.jsonl")
+CAPTURE = ["capture", "p.txt", "-o", "o.jsonl"]
+TRAIN = ["train", "eagle3", "-o", "new"]
+CASES = {
+    "debug socket in no folder": (["serve", "--debug-socket", "/nope/x"], "--debug-socket /nope/x: no such file or"),
+    "debug socket that is a file": (["serve", "--debug-socket", "p.txt"], "--debug-socket p.txt: it exists and is no"),
+    "debug socket with a long name": (["serve", "--debug-socket", "x" * 120], "af_unix path too long"),
+    "debug socket of vLLM": (["vllm", "--debug", "/nope/x", "--", "serve"], "--debug /nope/x: no such file or"),
+    "debug without prompts": (["debug"], "nothing to debug: give a prompt"),
+    "a script that is not there": (["debug", "hi", "--commands", "nope"], "cannot read the commands in nope: No such"),
+    "hub name": ([*CAPTURE, "--target", "no/body"], "cannot load no/body: it is not a folder, is not in the cache"),
+    "draft model": ([*CAPTURE, "--drafter", "draft_model", "--draft-model", "no/body"], "cannot load no/body"),
+    "all layers": ([*CAPTURE, "--target", "TINY", "--draft-model", "self:3"], "takes 1 to 2 layers of"),
+    "more than all": (["run", "hi", "--target", "TINY", "--draft-model", "self:99"], "takes 1 to 2 layers of"),
+    "context": ([*CAPTURE, "--target", "TINY", "--max-context", "9999"], "max_context must be between 2 and 512"),
+    "costs": ([*CAPTURE, "--costs", "p.txt"], "p.txt holds no costs"),
+    "metrics port": ([*CAPTURE, "--metrics-port", "PORT"], "choose another port if this one is in use"),
+    "training data": ([*TRAIN, "--data", "bad.jsonl"], 'bad.jsonl, line 2: give "text", "prompt" and "response"'),
+    "training data of none": ([*TRAIN, "--data", "empty"], "empty holds no text"),
+    "a target to train for": ([*TRAIN, "--data", "p.txt", "--target", "no/body"], "cannot load no/body"),
+    "audit": (["audit", EAGLE, "--target", "no/body"], "cannot load no/body"),
+    "audit's head": (["audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
+    "diagnose": (["diagnose", EAGLE, "--target", "./none"], "no model at ./none"),
+    "tune": (["tune", EAGLE, "--target", "./none"], "no model at ./none"),
+    "tune's prompts": (["tune", EAGLE, "--check", "--prompts", "none"], "cannot read the prompts none"),
+}
+RUN = """
+import json, sys
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise RuntimeError("torch is imported")
+sys.meta_path.insert(0, NoTorch())
+from tests.test_bad_input import run_here
+print(json.dumps([run_here(words) for words in json.load(sys.stdin)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tiny, tmp_path_factory):
+    """(exit code, standard output, standard error) of each, in one process in which torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("early")
+    (folder / "p.txt").write_text("a prompt\n")
+    (folder / "bad.jsonl").write_text('{"text": "a text"}\n{"texts": 1}\n')
+    (folder / "empty").write_text("\n")
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(TRACES.parent)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        swap = {"TINY": str(tiny), "PORT": str(taken.getsockname()[1])}
+        given = json.dumps([[swap.get(word, word) for word in words] for words, _ in CASES.values()])
+        done = subprocess.run(
+            [sys.executable, "-c", RUN], input=given, capture_output=True, text=True, env=env, cwd=folder,
+            timeout=HANG_SECONDS, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(folder)) == ["bad.jsonl", "empty", "p.txt"]
+    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_before_torch_is_imported(ended, name):
+    code, _, err = ended[name]
+    assert (code, err.count("\n")) == (2, 1), err
+    assert CASES[name][1] in err
+
+
+def test_a_flag_without_effect_is_refused():
+    """`debug --over` takes nothing of an engine, `--attach` nothing of requests."""
+    for words, flag in (
+        (["--over", PLANTED, "--tree", "3"], "--over debugs a recording as it is: leave out --tree"),
+        (["--over", PLANTED, "--temperature", "0"], "leave out --temperature"),
+        (["--over", PLANTED, "--raw"], "leave out --raw"),
+        (["--attach", "none", "--stop", "x"], "--attach debugs what runs there: leave out --stop"),
+    ):
+        code, _, err = run_here(["debug", *words])
+        assert (code, err) == (2, f"specscope: error: {err.split('error: ')[1]}")
+        assert flag in err
