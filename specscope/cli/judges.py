@@ -29,6 +29,8 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     run = history.run
     if run is None:
         raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
+    if not run.tells_tokens:
+        raise UserError(f"{run.privacy.lack}: models cannot be fed what was decided")
     notes: list[str] = []
     name = target_named(run, target)
     judge = _source(name, run.target, run.target_digest, "--target", notes, given=target is not None)

@@ -11,12 +11,14 @@ from urllib.parse import urlsplit
 import click
 
 from specscope.cli.numbers import Number, whole_from
+from specscope.cli.streams import say
 from specscope.engine.config import Context, Count, EngineConfig, Gib, Shared, StepTokens, Threads
 from specscope.errors import UserError
 from specscope.trace.checked import Port, short
 from specscope.trace.files import CAPTURE, check_output, read_lines
 from specscope.trace.outputs import OutputOptions
 from specscope.trace.params import MOST_LOGPROBS, PARAM_TYPES, SamplingParams, TokenId
+from specscope.trace.privacy import Privacy
 from specscope.trace.rules import RULES
 from specscope.trace.spans import SpanLevel
 from specscope.trace.structured import LONGEST_SCHEMA, StructuredOutputs
@@ -226,7 +228,14 @@ _OUTPUT = [
         help="What is sent to the endpoint; captures always hold trees.",
     ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
-    click.option("--no-text", is_flag=True, help="Leave prompts and output text out of captures and spans."),
+]
+_PRIVACY = [
+    click.option(
+        "--no-text",
+        is_flag=True,
+        help="Leave out prompts, output and all other text, wherever records go. Token ids stay.",
+    ),
+    click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
 _SAMPLED = [
     click.option(
@@ -267,7 +276,12 @@ def sampling_options(function: F) -> F:
 
 def output_options(function: F) -> F:
     """Flags that decide where records go, and whose."""
-    return _apply([*_OUTPUT, *_SAMPLED], function)
+    return _apply([*_OUTPUT, *_PRIVACY, *_SAMPLED], function)
+
+
+def privacy_options(function: F) -> F:
+    """Flags that decide what is left out of what is recorded."""
+    return _apply(_PRIVACY, function)
 
 
 def trace_sampling_options(function: F) -> F:
@@ -327,8 +341,16 @@ def output_settings(flags: dict[str, Any], capture: str | None, inputs: Iterable
         otlp_protocol=flags.pop("otlp_protocol"),
         level=SpanLevel(flags.pop("trace_level")),
         metrics_port=flags.pop("metrics_port"),
-        text=not flags.pop("no_text"),
+        privacy=asked_privacy(flags),
     )
+
+
+def asked_privacy(flags: dict[str, Any]) -> Privacy:
+    """Take the flags of privacy out of `flags`; what a level does not do is said."""
+    asked = Privacy.of(no_text=flags.pop("no_text"), no_tokens=flags.pop("no_tokens"))
+    if asked.remark:
+        say(asked.remark)
+    return asked
 
 
 def trace_sampling(flags: dict[str, Any], *, capture: bool, sent: bool) -> TraceSampling:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -132,7 +132,6 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         speculation_level=flags.pop("spec_metrics"),
         times=flags.pop("times"),
         debug_socket=flags.pop("debug_socket"),
-        text=not flags["no_text"],
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20)),
     )
     if options.api_key is not None and not (options.api_key.isascii() and options.api_key.isprintable()):
@@ -140,7 +139,8 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
     if options.api_key == "":
         raise UserError("--api-key is empty: give a key, or leave it out")
     config = engine_config(flags)
-    return ServeRun(config, output_settings(flags, output, (config.target, config.draft_model)), options)
+    outputs = output_settings(flags, output, (config.target, config.draft_model))
+    return ServeRun(config, outputs, replace(options, privacy=outputs.privacy))
 
 
 def run_server(run: ServeRun, lifetime: Lifetime) -> int:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from msgspec import Meta
 
 from specscope.cli.captures import FILE
 from specscope.cli.numbers import Number
+from specscope.cli.options import asked_privacy, checked_endpoint, privacy_options
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.trace.privacy import Privacy
 from specscope.trace.vocabulary import shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specscope.trace.bus import Bus
-    from specscope.trace.outputs import Outputs
+    from specscope.trace.outputs import OutputOptions, Outputs
     from specscope.trace.records import RunInfo, StepRecord
     from specscope.watch.source import Source
     from specscope.watch.watching import EngineRun, OpenOutputs, Watch
@@ -53,10 +56,12 @@ POLL = 0.05  # seconds between two looks at what has come
 )
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
+@privacy_options
 @click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
 @click.pass_obj
 def watch(
     lifetime: Lifetime,
+    /,
     sources: tuple[str, ...],
     interval: float,
     capture: str | None,
@@ -65,6 +70,7 @@ def watch(
     headless: bool,
     follow: bool,
     seconds: float | None,
+    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
 
@@ -76,15 +82,18 @@ def watch(
     The kind of FILE is recognised from its content. The capture works with replay, report and compare. It has no trees,
     so verify, audit and diagnose cannot judge it.
     """
-    from specscope.cli.options import checked_endpoint
+    from specscope.trace.outputs import OutputOptions
+    from specscope.trace.spans import SpanLevel
 
+    privacy = max(Privacy.NO_TEXT, asked_privacy(flags))  # counts have no text
     if follow and not headless:
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
     endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
     with ends_at_once():
-        opened, open_outputs = _opened(sources, interval, capture, endpoint, otlp_protocol, follow or not headless)
+        options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, privacy)
+        opened, open_outputs = _opened(sources, interval, options, follow=follow or not headless)
         if not headless:
             need_terminal(f"specscope watch {' '.join(map(shell_word, sources))} --headless")
         from specscope.watch.watching import Watch
@@ -96,23 +105,17 @@ def watch(
 
 
 def _opened(
-    texts: tuple[str, ...],
-    interval: float,
-    capture: str | None,
-    endpoint: str | None,
-    protocol: str | None,
-    follow: bool,
+    texts: tuple[str, ...], interval: float, options: OutputOptions, *, follow: bool
 ) -> tuple[list[Source], OpenOutputs]:
     """The sources, servers read once, and what opens the outputs of an engine. Raises UserError."""
     from specscope.trace.files import CAPTURE, check_output
-    from specscope.trace.outputs import OutputOptions, Outputs
-    from specscope.trace.spans import SpanLevel
+    from specscope.trace.outputs import Outputs
     from specscope.trace.vocabulary import Vocabulary
     from specscope.watch.source import Server, open_source
 
     files = [text for text in texts if "://" not in text]
-    if capture is not None:
-        check_output(capture, "-o", files, CAPTURE)
+    if options.capture is not None:
+        check_output(options.capture, "-o", files, CAPTURE)
     sources = [open_source(text, interval, follow=follow) for text in texts]
     for source in sources:
         if isinstance(source, Server):
@@ -120,11 +123,10 @@ def _opened(
             say(f"{source.name}: {source.recognised}")
 
     def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> tuple[Outputs, str | None]:
-        path = None if capture is None else numbered(capture, number)
+        path = None if options.capture is None else numbered(options.capture, number)
         if path is not None and number:
             check_output(path, "-o", files, CAPTURE)
-        options = OutputOptions(path, endpoint, protocol, SpanLevel.TREES, None, text=False)
-        return Outputs(options, bus, run, Vocabulary(), None, engine=engine), path
+        return Outputs(replace(options, capture=path), bus, run, Vocabulary(), None, engine=engine), path
 
     return sources, open_outputs
 

@@ -11,6 +11,7 @@ from specscope.errors import UserError
 from specscope.trace.bus import Bus, Subscription
 from specscope.trace.capture import CaptureWriter
 from specscope.trace.params import SamplingParams
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.trace.spans import SpanLevel
 from specscope.trace.trace_sampling import TraceSampling
@@ -41,7 +42,7 @@ class OutputOptions:
     otlp_protocol: str | None
     level: SpanLevel
     metrics_port: int | None
-    text: bool
+    privacy: Privacy = Privacy.EVERYTHING
     sampling: TraceSampling = field(default_factory=TraceSampling)
 
 
@@ -63,7 +64,7 @@ class Outputs:
         engine: str = "0",
     ) -> None:
         """`params`: the default ones, None where they are not known; `engine`: the metrics' label."""
-        run = dataclasses.replace(run, text=options.text)
+        run = dataclasses.replace(run, privacy=options.privacy)
         if params is not None:
             run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
         self._bus = bus

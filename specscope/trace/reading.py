@@ -143,6 +143,7 @@ class CaptureReader:
     def _part(self, resource: Mapping[str, Any], spans: Spans) -> list[StepRecord]:
         if self.history.run is None:
             self.history.run = run_info(resource)
+            self._decoder.privacy = self.history.run.privacy
         run = resource.get("specscope.run.id")
         if not isinstance(run, str):
             raise DamagedError("the resource does not name its run")
@@ -178,6 +179,8 @@ class CaptureReader:
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
             self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
+        if history.run is not None and not history.run.tells_tokens:
+            self.warnings.append(history.run.privacy.lack)
         if history.run is not None and history.run.sampling:
             asked = printable(history.run.sampling)
             self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")

@@ -14,6 +14,7 @@ from specscope.errors import UserError
 from specscope.trace.bus import Bus
 from specscope.trace.interval import interval_record
 from specscope.trace.outputs import Outputs
+from specscope.trace.privacy import Privacy
 from specscope.trace.records import RunInfo, StepRecord
 from specscope.watch.source import Source
 from specscope.watch.told import Told
@@ -171,5 +172,5 @@ def _info(told: Told) -> RunInfo:
         params={},
         versions={"specscope": specscope.__version__},
         evidence="counts",
-        text=False,
+        privacy=Privacy.NO_TEXT,
     )
